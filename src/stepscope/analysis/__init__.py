@@ -1,0 +1,1 @@
+"""Plain functions from a trace to a table."""

@@ -1,0 +1,1 @@
+"""From tables to reasons: rules, findings and their ranking."""

@@ -1,0 +1,67 @@
+"""The answer to "why is this step slow": what reports show and the JSON report is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from stepscope.diagnosis.finding import Finding, NotAnswered
+from stepscope.trace import Metadata, TraceWarning
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSummary:
+    """How one device's window was spent; see `stepscope.analysis.device_time` for the definitions."""
+
+    device: str
+    name: str | None
+    window_ns: int
+    busy_ns: int
+    idle_ns: int
+    compute_ns: int
+    communication_ns: int
+    copy_ns: int
+    exposed_communication_ns: int
+    exposed_copy_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Everything a report needs; tables are small (already cut to the top rows).
+
+    Attributes:
+        metadata: of the trace.
+        warnings: of the trace.
+        step_source: "annotation", "inferred" or "none".
+        steps: columns index, start_ns, duration_ns, complete (bool: fully inside the recording).
+        step_ns: the typical (median) step's duration, or the length of the window where there are no steps.
+        step_count: number of steps that `step_ns` and the savings are about; 1 where there are none.
+        devices: one summary a device; empty for a trace without a device.
+        idle: columns device, cause, trigger, ns, share (of the device's window); sums to idle_ns, device by device.
+        host: columns cause, ns, share: how the main host thread's time went, by the same causes.
+        operators: the top of `stepscope.analysis.operators.operator_table`.
+        operator_count: how many rows the whole table has.
+        kernels: the top of `stepscope.analysis.kernels.kernel_table`.
+        kernel_count: how many rows the whole table has.
+        findings: in order of saving, the largest first.
+        hidden: number of findings below the share that is worth showing.
+        not_answered: questions this trace leaves open.
+    """
+
+    metadata: Metadata
+    warnings: tuple[TraceWarning, ...]
+    step_source: str
+    steps: pl.DataFrame
+    step_ns: int
+    step_count: int
+    devices: tuple[DeviceSummary, ...]
+    idle: pl.DataFrame
+    host: pl.DataFrame
+    operators: pl.DataFrame
+    operator_count: int
+    kernels: pl.DataFrame
+    kernel_count: int
+    findings: tuple[Finding, ...]
+    hidden: int
+    not_answered: tuple[NotAnswered, ...]

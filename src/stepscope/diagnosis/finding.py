@@ -1,0 +1,112 @@
+"""What a diagnosis consists of: findings with their evidence, place and remedy, and what could not be answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+Severity: TypeAlias = Literal["high", "medium", "low", "note"]
+Confidence: TypeAlias = Literal["high", "medium", "low"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number behind a finding.
+
+    Attributes:
+        name: what was measured, in words.
+        value: the number.
+        unit: "ns", "bytes", "share" (0 to 1), "count" or "".
+        threshold: the limit it was held against, in the same unit, where there was one.
+    """
+
+    name: str
+    value: float | int
+    unit: Literal["ns", "bytes", "share", "count", ""] = ""
+    threshold: float | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A stretch of the trace that shows the finding, for looking it up in a timeline."""
+
+    start_ns: int
+    duration_ns: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Figures and examples behind a finding."""
+
+    figures: tuple[Figure, ...] = ()
+    intervals: tuple[Interval, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place in the user's code.
+
+    Attributes:
+        line: the line of the function's definition when `exact_line` is false, of the statement when true.
+        share: how much of the finding's cost this place carries, 0 to 1.
+        call_path: the user's frames that lead there, outermost first.
+    """
+
+    file: str
+    line: int
+    function: str
+    share: float = 1.0
+    exact_line: bool = False
+    call_path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What to change: a sentence, and the change as code."""
+
+    text: str
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One reason why the step is slow.
+
+    Attributes:
+        rule: identifier of the rule, such as "input-bound".
+        title: one sentence with the number that matters.
+        saving_ns_per_step: time a step would lose if the cause were gone; 0 for a note. Never more than the step.
+        saving_share: the same as a share of the step, 0 to 1.
+        saving_basis: how the saving was obtained, in words.
+        where: places in the user's code, the costliest first; empty when the trace cannot tell.
+    """
+
+    rule: str
+    title: str
+    severity: Severity
+    saving_ns_per_step: int
+    saving_share: float
+    saving_basis: str
+    confidence: Confidence
+    evidence: Evidence
+    remedy: Remedy
+    where: tuple[Location, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NotAnswered:
+    """A question the trace cannot answer, why, and how to record one that can."""
+
+    question: str
+    why: str
+    how: str
+    rule: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleResult:
+    """What one rule says about one trace."""
+
+    findings: tuple[Finding, ...] = ()
+    not_answered: tuple[NotAnswered, ...] = field(default=())

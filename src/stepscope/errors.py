@@ -1,0 +1,52 @@
+"""Every error that stepscope raises on purpose.
+
+    StepscopeError                 a user's mistake or a bad file: one sentence, exit code 2
+    ├── UsageError                 an option, a selection or a query that cannot be carried out
+    ├── TraceError                 the trace cannot be used
+    │   ├── NotATraceError         the file is something else, or nothing; the message says what it is
+    │   ├── UnreadableTraceError   the file cannot be opened or holds no readable event
+    │   └── InconsistentTraceError the tables contradict each other (raised by Trace.check)
+    └── CacheError                 the cache directory cannot be read or written
+
+Anything else that comes out of the package is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CacheError",
+    "InconsistentTraceError",
+    "NotATraceError",
+    "StepscopeError",
+    "TraceError",
+    "UnreadableTraceError",
+    "UsageError",
+]
+
+
+class StepscopeError(Exception):
+    """Base of the tree above; the message is one sentence for the user."""
+
+
+class UsageError(StepscopeError):
+    """An option, a selection or a query that cannot be carried out."""
+
+
+class TraceError(StepscopeError):
+    """The trace cannot be used."""
+
+
+class NotATraceError(TraceError):
+    """The file is something else than a trace, or nothing; the message says what was found."""
+
+
+class UnreadableTraceError(TraceError):
+    """The file cannot be opened, or nothing in it could be read."""
+
+
+class InconsistentTraceError(TraceError):
+    """The tables of a trace contradict each other."""
+
+
+class CacheError(StepscopeError):
+    """The cache directory cannot be read or written."""

@@ -1,0 +1,121 @@
+"""A trace as a directory of Parquet files.
+
+    store.json                      version, metadata, warnings, rows of each table
+    operators-00000.parquet, ...    the tables, in parts, in row order
+
+A store is written into a temporary directory beside its place and renamed when complete.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import polars as pl
+
+from stepscope.errors import CacheError, UnreadableTraceError
+from stepscope.trace.model import Metadata, Trace, TraceWarning
+from stepscope.trace.tables import SCHEMAS, empty
+
+VERSION: Final = 1
+PART_ROWS: Final = 500_000
+_MANIFEST: Final = "store.json"
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """The content of store.json; fields added later have defaults, so that older stores can be read."""
+
+    version: int
+    metadata: Metadata
+    warnings: tuple[TraceWarning, ...] = ()
+    parts: dict[str, int] = {}
+
+
+class StoreWriter:
+    """Writes tables part by part into `directory`, which must exist; complete once `finish` was called."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._parts: dict[str, int] = {}
+
+    def write_part(self, table: str, frame: pl.DataFrame) -> None:
+        """Append rows to a table; they must follow those already written."""
+        number = self._parts.get(table, 0)
+        frame.write_parquet(
+            self.directory / f"{table}-{number:05}.parquet", compression="lz4", row_group_size=PART_ROWS
+        )
+        self._parts[table] = number + 1
+
+    def finish(self, metadata: Metadata, warnings: tuple[TraceWarning, ...]) -> None:
+        """Write the manifest, which makes the store valid."""
+        manifest = Manifest(version=VERSION, metadata=metadata, warnings=warnings, parts=self._parts)
+        (self.directory / _MANIFEST).write_bytes(msgspec.json.encode(manifest))
+
+
+def is_store(directory: Path) -> bool:
+    """Whether the directory holds a complete store."""
+    return (directory / _MANIFEST).is_file()
+
+
+def open_store(directory: Path, owner: object = None) -> Trace:
+    """The trace in a directory that `StoreWriter` or `Trace.save` filled; tables are read when asked for.
+
+    Raises:
+        UnreadableTraceError: no store, a damaged one, or one of a newer version.
+    """
+    try:
+        manifest = msgspec.json.decode((directory / _MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UnreadableTraceError(f"{directory} holds no stored trace that can be read: {error}") from error
+    if manifest.version > VERSION:
+        raise UnreadableTraceError(
+            f"{directory} was written by a newer stepscope (store version {manifest.version}, this one reads {VERSION})"
+        )
+
+    def load(table: str) -> pl.LazyFrame:
+        paths = [directory / f"{table}-{number:05}.parquet" for number in range(manifest.parts.get(table, 0))]
+        if not paths:
+            return empty(table).lazy()
+        missing = next((path for path in paths if not path.is_file()), None)
+        if missing is not None:
+            raise UnreadableTraceError(f"the stored trace {directory} lacks its file {missing.name}")
+        return pl.scan_parquet(paths, glob=False).select(list(SCHEMAS[table]))
+
+    return Trace(manifest.metadata, manifest.warnings, load, {}, owner)
+
+
+def save(trace: Trace, directory: str | Path) -> None:
+    """Write a trace into a new directory, complete or not at all.
+
+    Raises:
+        CacheError: the directory exists already or cannot be written.
+    """
+    target = Path(directory)
+    if target.exists():
+        raise CacheError(f"{target} exists already; a trace is saved into a new directory")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise CacheError(f"cannot write {target}: {error.strerror}") from error
+    try:
+        writer = StoreWriter(temporary)
+        for table in SCHEMAS:
+            for part in _parts(trace.table(table)):
+                writer.write_part(table, part)
+        writer.finish(trace.metadata, trace.warnings)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise CacheError(f"cannot write {target}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _parts(frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    for first in range(0, frame.height, PART_ROWS):
+        yield frame.slice(first, PART_ROWS)

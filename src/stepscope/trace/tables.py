@@ -1,0 +1,180 @@
+"""The tables of a trace: their columns, types and vocabulary.
+
+Every time is an int64 number of nanoseconds from the start of the trace. A row's identity within its table is
+its position (`row`), and tables are sorted by `start_ns`, longer slices first, so `parent` always points backwards.
+What a format cannot tell is null and is never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+import polars as pl
+
+Schema: TypeAlias = Mapping[str, type[pl.DataType]]
+
+_SLICE: Final[dict[str, type[pl.DataType]]] = {
+    "start_ns": pl.Int64,
+    "duration_ns": pl.Int64,
+    "name": pl.String,
+    "lane": pl.Int32,
+}
+
+LANE_KINDS: Final = ("host_thread", "queue", "other")
+LAUNCH_KINDS: Final = (
+    "launch",  # gives a device one kernel
+    "graph_launch",  # gives a device many kernels at once
+    "copy",
+    "set",
+    "synchronise",  # the host waits for a device
+    "queue_wait",  # a queue is told to wait for another one; the host goes on
+    "event",  # an event is recorded or created
+    "allocate",
+    "compile",
+    "other",
+)
+DEVICE_WORK_KINDS: Final = ("compute", "copy_in", "copy_out", "copy_on_device", "set", "communication", "other")
+ANNOTATION_KINDS: Final = ("host", "device", "overhead", "profiler")
+SYNCHRONISATION_KINDS: Final = ("queue_wait", "event", "queue", "device", "other")
+LINK_KINDS: Final = ("forward_backward",)
+
+SCHEMAS: Final[Mapping[str, Schema]] = {
+    # Where things happen. `lane` is the row's own number, which the other tables' `lane` refers to.
+    "lanes": {
+        "lane": pl.Int32,
+        "kind": pl.String,  # one of LANE_KINDS
+        "process": pl.String,
+        "process_name": pl.String,
+        "thread": pl.String,
+        "name": pl.String,
+        "rank": pl.Int32,
+        "device": pl.String,  # of a queue
+        "queue": pl.String,  # of a queue
+    },
+    # Framework operators, such as aten::mm.
+    "operators": {
+        **_SLICE,
+        "parent": pl.UInt32,  # row in operators: the innermost operator of the same lane around this one
+        "sequence_number": pl.Int64,
+        "forward_thread": pl.Int64,
+        "external_id": pl.Int64,
+        "input_shapes": pl.String,  # JSON
+        "input_types": pl.String,  # JSON
+        "call_stack": pl.String,  # "file(line): function", innermost first, separated by ";"
+    },
+    # Calls of a device's API on the host.
+    "launches": {
+        **_SLICE,
+        "kind": pl.String,  # one of LAUNCH_KINDS
+        "correlation": pl.Int64,
+        "external_id": pl.Int64,
+        "bytes": pl.Int64,
+        "operator": pl.UInt32,  # row in operators: the innermost operator around the call
+    },
+    # What a device did.
+    "device_work": {
+        **_SLICE,
+        "kind": pl.String,  # one of DEVICE_WORK_KINDS
+        "device": pl.String,
+        "queue": pl.String,
+        "correlation": pl.Int64,
+        "launch": pl.UInt32,  # row in launches: the call that gave the device this work
+        "external_id": pl.Int64,
+        "bytes": pl.Int64,
+        "grid": pl.String,  # "x,y,z"
+        "block": pl.String,  # "x,y,z"
+        "registers": pl.Int32,  # per thread
+        "shared_memory_bytes": pl.Int64,
+        "occupancy": pl.Float64,  # estimated, 0 to 1
+        "blocks_per_multiprocessor": pl.Float64,
+        "collective": pl.String,
+        "group": pl.String,
+        "group_size": pl.Int64,
+        "message_elements": pl.Int64,
+        "message_type": pl.String,
+    },
+    # Python frames.
+    "frames": {
+        **_SLICE,
+        "parent": pl.UInt32,  # row in frames
+        "python_id": pl.Int64,
+        "file": pl.String,
+        "line": pl.Int32,  # of the function's definition, which is what the profiler records
+        "function": pl.String,
+        "module": pl.String,  # of an nn.Module call
+    },
+    # User and step annotations, on the host and on devices; what the profiler says of itself.
+    "annotations": {
+        **_SLICE,
+        "kind": pl.String,  # one of ANNOTATION_KINDS
+        "step": pl.Int64,  # of a step annotation
+    },
+    # A device's own record of a wait.
+    "synchronisations": {
+        **_SLICE,
+        "kind": pl.String,  # one of SYNCHRONISATION_KINDS
+        "correlation": pl.Int64,
+        "device": pl.String,
+        "queue": pl.String,
+        "waited_queue": pl.String,
+        "waited_correlation": pl.Int64,  # of the event's record call
+    },
+    "memory": {
+        "start_ns": pl.Int64,
+        "lane": pl.Int32,
+        "device": pl.String,  # "cpu" or the device's number
+        "address": pl.Int64,
+        "bytes": pl.Int64,  # negative when freed
+        "total_allocated": pl.Int64,
+        "total_reserved": pl.Int64,
+    },
+    "counters": {
+        "start_ns": pl.Int64,
+        "lane": pl.Int32,
+        "name": pl.String,
+        "series": pl.String,
+        "value": pl.Float64,
+    },
+    # Slice to slice, both rows in operators for "forward_backward".
+    "links": {
+        "kind": pl.String,  # one of LINK_KINDS
+        "source": pl.UInt32,
+        "target": pl.UInt32,
+    },
+}
+
+VOCABULARY: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
+    ("lanes", "kind"): LANE_KINDS,
+    ("launches", "kind"): LAUNCH_KINDS,
+    ("device_work", "kind"): DEVICE_WORK_KINDS,
+    ("annotations", "kind"): ANNOTATION_KINDS,
+    ("synchronisations", "kind"): SYNCHRONISATION_KINDS,
+    ("links", "kind"): LINK_KINDS,
+}
+
+REFERENCES: Final[tuple[tuple[str, str, str], ...]] = (
+    ("operators", "parent", "operators"),
+    ("launches", "operator", "operators"),
+    ("device_work", "launch", "launches"),
+    ("frames", "parent", "frames"),
+    ("links", "source", "operators"),
+    ("links", "target", "operators"),
+)
+"""(table, column, table the column's row numbers point into)."""
+
+SLICE_TABLES: Final = ("operators", "launches", "device_work", "frames", "annotations", "synchronisations")
+
+
+def empty(table: str) -> pl.DataFrame:
+    """The table without rows."""
+    return pl.DataFrame(schema=dict(SCHEMAS[table]))
+
+
+def conform(table: str, frame: pl.DataFrame) -> pl.DataFrame:
+    """`frame` with exactly the table's columns, in order and cast; columns it lacks are null."""
+    columns = [
+        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in SCHEMAS[table].items()
+    ]
+    return frame.select(columns) if frame.width else empty(table)
