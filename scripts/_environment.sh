@@ -1,0 +1,70 @@
+# Sourced by scripts/demo and scripts/test: the virtual environment that both use, .venv in the repository.
+# Needs only bash and a Python 3.10 or newer: python3, or what PYTHON names.
+
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+environment=$repository/.venv
+# Three lines: what is installed (runtime, dev, or unfinished), from which pyproject.toml, and where.
+stamp=$environment/.stepscope
+python=${PYTHON:-python3}
+
+fail() {
+    printf '%s\n' "$*" >&2
+    exit 2
+}
+
+# prepare_environment runtime|dev: have .venv ready, installing only what is missing or out of date.
+prepare_environment() {
+    local wanted=$1 have="" from="" place="" current
+    current=$(cksum <"$repository/pyproject.toml")
+    if [ -f "$stamp" ]; then
+        { read -r have && read -r from && read -r place; } <"$stamp" || have=unfinished
+    fi
+    [ "$have" = dev ] && wanted=dev
+    if [ "$have" = unfinished ] || [ "${place:-$environment}" != "$environment" ] || ! environment_runs; then
+        make_environment
+    elif [ "$have" = "$wanted" ] && [ "$from" = "$current" ]; then
+        return
+    fi
+    install_package "$wanted"
+    printf '%s\n%s\n%s\n' "$wanted" "$current" "$environment" >"$stamp"
+}
+
+environment_runs() {
+    "$environment/bin/python" -c 'import pip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
+}
+
+make_environment() {
+    require_python
+    rm -rf "$environment"
+    mkdir "$environment"
+    echo unfinished >"$stamp"
+    "$python" -m venv "$environment" || fail "$python could not make the virtual environment $environment."
+}
+
+# require_python: end with one sentence unless there is a Python that can make virtual environments.
+require_python() {
+    local version advice="install Python 3.10 or newer (on Debian and Ubuntu: apt-get install python3 python3-venv)"
+    version=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null) ||
+        fail "stepscope needs Python, and $python could not be run: $advice."
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+        fail "stepscope needs Python 3.10 or newer, and $python is $version: $advice, or name another with PYTHON=..."
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$python cannot make virtual environments, as its module venv or ensurepip is missing:" \
+            "install it (on Debian and Ubuntu: apt-get install python3-venv)."
+}
+
+# install_package runtime|dev: what pip says is shown only when it fails.
+install_package() {
+    local requirement=$repository what="stepscope" log=$environment/install.log
+    if [ "$1" = dev ]; then
+        requirement="$repository[dev]"
+        what="stepscope, its development tools and PyTorch"
+    fi
+    printf 'Installing %s into .venv; later runs reuse it.\n' "$what" >&2
+    echo unfinished >"$stamp"
+    if ! "$environment/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+        --editable "$requirement" >"$log" 2>&1; then
+        cat "$log" >&2
+        fail "pip could not install $what into .venv; what it said stands above."
+    fi
+}
