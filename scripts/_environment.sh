@@ -38,7 +38,9 @@ make_environment() {
     rm -rf "$environment"
     mkdir "$environment"
     echo unfinished >"$stamp"
-    "$python" -m venv "$environment" || fail "$python could not make the virtual environment $environment."
+    "$python" -m venv "$environment" >/dev/null ||
+        fail "$python could not make a virtual environment: install its module venv" \
+            "(on Debian and Ubuntu: apt-get install python3-venv)."
 }
 
 # require_python: end with one sentence unless there is a Python that can make virtual environments.

@@ -1,0 +1,84 @@
+"""What the repository promises beside its code: its scripts, its licence, its version and its discretion."""
+
+import gzip
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import stepscope
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NOT_OURS = {".git", ".venv", "build", "dist", "node_modules", "__pycache__"}
+# People who exist only in examples; a path in their home tells nothing.
+INVENTED_USERS = {"alice", "bob", "user"}
+HOME_PATH = re.compile(r"(?<![\w.\-/])/(?:(?:home|Users)/(?P<user>[A-Za-z][\w.-]*)|root)/")
+
+
+def repository_files() -> Iterator[Path]:
+    for folder, folders, names in os.walk(REPOSITORY):
+        folders[:] = [name for name in folders if name not in NOT_OURS and not name.endswith(("_cache", ".egg-info"))]
+        yield from (Path(folder, name) for name in names)
+
+
+def text_of(path: Path) -> str:
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        content = gzip.decompress(content)
+    return content.decode("utf-8", errors="ignore")
+
+
+def real_home_paths(text: str) -> list[str]:
+    return [match[0] for match in HOME_PATH.finditer(text) if match["user"] not in INVENTED_USERS]
+
+
+@pytest.mark.parametrize("script", ["scripts/demo", "scripts/test", "scripts/record_samples.py", ".ci/run"])
+def test_script_is_executable(script: str) -> None:
+    assert os.access(REPOSITORY / script, os.X_OK)
+
+
+def test_licence_is_apache_2() -> None:
+    text = " ".join((REPOSITORY / "LICENSE").read_text().split())
+
+    assert text.startswith("Apache License Version 2.0, January 2004")
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_version_is_the_same_in_the_metadata_and_the_package() -> None:
+    project = (REPOSITORY / "pyproject.toml").read_text()
+
+    assert re.findall(r'^version = "(.+)"$', project, flags=re.MULTILINE) == [stepscope.__version__]
+
+
+def test_bundled_sample_is_small() -> None:
+    sample = REPOSITORY / "src/stepscope/data/gpt2_per_token_loss_cpu.json.gz"
+
+    assert 0 < sample.stat().st_size < 600_000
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        ("a fraction 1/root/2, https://example.org/home/someone/x and examples/home/someone/x", []),
+        ("File /home/alice/train.py", []),
+        ("File /" + "home/someone/train.py", ["/" + "home/someone/"]),
+        ('"/' + 'root/train.py"', ["/" + "root/"]),
+        ("in /" + "Users/someone/train.py", ["/" + "Users/someone/"]),
+    ],
+)
+def test_home_paths_are_recognised(text: str, expected: list[str]) -> None:
+    assert real_home_paths(text) == expected
+
+
+def test_no_file_names_a_home_directory_or_this_folder() -> None:
+    here = f"{REPOSITORY}{os.sep}"
+    found = {
+        str(path.relative_to(REPOSITORY)): real_home_paths(text) or [here]
+        for path in repository_files()
+        if real_home_paths(text := text_of(path)) or here in text
+    }
+
+    assert found == {}
