@@ -1,0 +1,94 @@
+"""How numbers are written for people: one way for the terminal, Markdown and HTML."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+_DURATIONS: Final = ((1_000_000_000, "s", 2), (1_000_000, "ms", 1), (1_000, "us", 1), (1, "ns", 0))
+_SIZES: Final = ((1 << 40, "TiB", 2), (1 << 30, "GiB", 2), (1 << 20, "MiB", 1), (1 << 10, "KiB", 1), (1, "B", 0))
+_IDENTIFIERS: Final = frozenset(
+    {"index", "step", "rank", "line", "lane", "device", "queue", "row", "correlation", "address", "python_id", "parent"}
+)
+_SHARES: Final = ("share", "occupancy", "utilisation")
+_UNKNOWN: Final = "-"
+
+
+def duration(ns: float) -> str:
+    """A time in nanoseconds as "1.23 s", "54.1 ms", "8.3 us" or "540 ns"."""
+    return _scaled(ns, _DURATIONS)
+
+
+def size(bytes: float) -> str:
+    """An amount of memory as "1.50 GiB", "23.4 MiB", "1.5 KiB" or "512 B"."""
+    return _scaled(bytes, _SIZES)
+
+
+def share(x: float) -> str:
+    """A share from 0 to 1 as "47.2 %"; what would round to nothing is "<0.1 %"."""
+    if not math.isfinite(x):
+        return _UNKNOWN
+    if 0 < x < 0.0005:
+        return "<0.1 %"
+    return f"{x * 100 + 0.0:,.1f} %"
+
+
+def count(n: float) -> str:
+    """A number of things as "1,234,567"; fractions keep up to three digits."""
+    if not math.isfinite(n):
+        return _UNKNOWN
+    if n == int(n):
+        return f"{int(n):,}"
+    return f"{n:,.0f}" if abs(n) >= 1000 else f"{n:.3g}"
+
+
+def cell(column_name: str, value: object) -> str:
+    """A value of a table, its unit taken from the column's name; null is empty, and strings are made printable.
+
+    Columns ending in `_ns` are times, in `bytes` amounts of memory, in `share`, `occupancy` or `utilisation` shares;
+    `start_ns` keeps microseconds, so that a moment can be found again.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return _number(column_name, value)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(cell(column_name, item) for item in value)
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    r"""The text with every control, invisible or direction-changing character written out, such as \x1b.
+
+    Names come from traces, which may be anyone's: printed raw, they could move the cursor or recolour the terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in text)
+
+
+def _number(column_name: str, value: float) -> str:
+    if column_name in _IDENTIFIERS:
+        return str(value)
+    if column_name == "start_ns":
+        return f"{value / 1e6:,.3f} ms"
+    if column_name.endswith("_ns") or column_name == "ns":
+        return duration(value)
+    if column_name.endswith("bytes"):
+        return size(value)
+    if column_name.endswith(_SHARES):
+        return share(value)
+    return count(value)
+
+
+def _scaled(value: float, units: tuple[tuple[int, str, int], ...]) -> str:
+    if not math.isfinite(value):
+        return _UNKNOWN
+    for position, (unit, word, digits) in enumerate(units):
+        # A unit is used from where its smaller neighbour would round up to it: 999.96 ms is "1.00 s".
+        smaller = units[min(position + 1, len(units) - 1)]
+        if round(abs(value) / smaller[0], smaller[2]) * smaller[0] >= unit or position == len(units) - 1:
+            return f"{value / unit:,.{digits}f} {word}"
+    raise AssertionError("the last unit takes every value")
