@@ -1,0 +1,321 @@
+"""One step as a drawing: what host threads and device queues did, and why a device had nothing to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.trace.intervals import union
+from stepscope.trace.model import Trace
+from stepscope.trace.nesting import clipped_ends, parents
+from stepscope.trace.window import Window
+
+MAXIMUM_THREADS: Final = 12
+MAXIMUM_QUEUES: Final = 32
+NAME_LENGTH: Final = 300
+"""Characters of a slice's name that are kept: a C++ kernel can have tens of thousands."""
+
+_HOST_TABLES: Final = (
+    ("annotations", "annotation"),
+    ("frames", "frame"),
+    ("operators", "operator"),
+    ("launches", "launch"),
+)
+"""Table and kind of slice. Of slices with the same times, those of the earlier table stand outside."""
+_WORKING_KINDS: Final = ("operator", "launch")
+_SLICE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "lane": pl.Int32,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+    "name": pl.String,
+    "kind": pl.String,
+}
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PictureLane:
+    """A host thread or a device's queue.
+
+    Attributes:
+        label: its name for the user.
+        device: of a queue; "" for a host thread.
+        rows: depth of the deepest slice that is kept, plus one.
+        around: Python frames that were open during the whole window, outermost first; they are not drawn.
+    """
+
+    label: str
+    kind: Literal["host", "queue"]
+    device: str
+    rows: int
+    around: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PictureSlice:
+    """Something that happened.
+
+    Attributes:
+        lane: position in the picture's lanes.
+        depth: number of slices around it on its lane.
+        start_ns: from the start of the window.
+        kind: "annotation", "frame", "operator", "launch", or a kind of device work.
+    """
+
+    lane: int
+    depth: int
+    start_ns: int
+    duration_ns: int
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class PictureGap:
+    """A stretch in which a device was idle for one cause; `start_ns` is from the start of the window."""
+
+    device: str
+    start_ns: int
+    duration_ns: int
+    cause: str
+    trigger: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How much of something is drawn.
+
+    Attributes:
+        kept: how many are drawn.
+        total: how many there are in the window.
+        shortest_ns: duration of the shortest one drawn; 0 where there is none.
+    """
+
+    kept: int
+    total: int
+    shortest_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPicture:
+    """What happened in a window, ready to draw.
+
+    Attributes:
+        start_ns: of the window, from the start of the trace.
+        duration_ns: of the window.
+        lanes: host threads, the busiest first, then queues, device by device.
+        slices: by lane, then start, outer ones first.
+        gaps: every idle stretch, device by device; none is ever left out.
+        host_slices: how many slices of the drawn threads are drawn.
+        device_slices: how many slices of the drawn queues are drawn.
+        threads: how many of the threads with slices are drawn.
+        queues: how many of the queues with work are drawn.
+    """
+
+    start_ns: int
+    duration_ns: int
+    lanes: tuple[PictureLane, ...]
+    slices: tuple[PictureSlice, ...]
+    gaps: tuple[PictureGap, ...]
+    host_slices: Shown
+    device_slices: Shown
+    threads: Shown
+    queues: Shown
+
+    @property
+    def dropped(self) -> int:
+        """How many slices of the drawn lanes are not drawn because they are short."""
+        return sum(shown.total - shown.kept for shown in (self.host_slices, self.device_slices))
+
+
+@dataclass(frozen=True)
+class _Nested:
+    """Slices of one kind of lane with their depth, and the frames around the whole window by lane."""
+
+    slices: pl.DataFrame
+    order: list[int]
+    around: dict[int, tuple[str, ...]]
+    lane_total: int
+
+
+def step_picture(trace: Trace, window: Window, idle: pl.DataFrame, maximum_slices: int = 6000) -> StepPicture:
+    """The picture of a window, cut at its edges.
+
+    Host threads and queues share `maximum_slices`: each may fill half, and what the other leaves. Beyond that the
+    shortest slices are left out, and counted.
+
+    Args:
+        idle: columns device, start_ns, duration_ns (nanoseconds from the start of the trace), cause, trigger;
+            further columns are ignored.
+    """
+    host = _host(trace, window)
+    queues = _queues(trace, window)
+    queue_room = min(queues.slices.height, max(maximum_slices // 2, maximum_slices - host.slices.height))
+    host_kept, host_shown = _longest(host.slices, maximum_slices - queue_room)
+    queue_kept, queue_shown = _longest(queues.slices, queue_room)
+    kept = pl.concat([host_kept, queue_kept])
+    order = host.order + queues.order
+    return StepPicture(
+        start_ns=window.start_ns,
+        duration_ns=window.duration_ns,
+        lanes=_lanes(trace, kept, order, host.around),
+        slices=_slices(kept, order, window),
+        gaps=_gaps(idle, window),
+        host_slices=host_shown,
+        device_slices=queue_shown,
+        threads=Shown(len(host.order), host.lane_total),
+        queues=Shown(len(queues.order), queues.lane_total),
+    )
+
+
+def _host(trace: Trace, window: Window) -> _Nested:
+    tables = [_inside(trace, table, kind, window) for table, kind in _HOST_TABLES]
+    threads = trace.lanes.filter(pl.col("kind") == "host_thread")["lane"]
+    slices = pl.concat(tables).filter(pl.col("lane").is_in(threads.implode()))
+    busy = _covered(slices.filter(pl.col("kind").is_in(_WORKING_KINDS)), window)
+    covered = _covered(slices, window)
+    order = sorted(covered, key=lambda lane: (-busy.get(lane, 0), -covered[lane], lane))
+    shown = order[:MAXIMUM_THREADS]
+    nested = _with_depth(slices.filter(pl.col("lane").is_in(shown)), clip=True)
+    drawn, around = _without_frames_around(nested, window)
+    return _Nested(drawn, shown, around, len(order))
+
+
+def _queues(trace: Trace, window: Window) -> _Nested:
+    slices = _inside(trace, "device_work", None, window)
+    covered = _covered(slices, window)
+    busiest = sorted(covered, key=lambda lane: (-covered[lane], lane))[:MAXIMUM_QUEUES]
+    lanes = trace.lanes.filter(pl.col("lane").is_in(busiest)).sort("device", "lane")
+    nested = _with_depth(slices.filter(pl.col("lane").is_in(busiest)), clip=False)
+    return _Nested(_cut(nested.drop("parent"), window), lanes["lane"].to_list(), {}, len(covered))
+
+
+def _inside(trace: Trace, table: str, kind: str | None, window: Window) -> pl.DataFrame:
+    """Slices of a table that touch the window, uncut; `kind` None takes the table's own."""
+    start, end = pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
+    touches = (start < window.end_ns) & ((end > window.start_ns) | (start >= window.start_ns))
+    columns = [
+        pl.col("lane"),
+        start,
+        end.alias("end_ns"),
+        pl.col("name").fill_null("").str.head(NAME_LENGTH),
+        (pl.col("kind") if kind is None else pl.lit(kind)).alias("kind"),
+    ]
+    return trace.scan(table).filter(touches).select(columns).cast(_SLICE_SCHEMA).collect()  # type: ignore[arg-type]
+
+
+def _covered(slices: pl.DataFrame, window: Window) -> dict[int, int]:
+    """Nanoseconds of the window that the slices of each lane cover together."""
+    result: dict[int, int] = {}
+    for (lane,), rows in slices.group_by("lane"):
+        covered = union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
+        result[int(str(lane))] = covered.clip(window.start_ns, window.end_ns).total_ns
+    return result
+
+
+def _with_depth(slices: pl.DataFrame, *, clip: bool) -> pl.DataFrame:
+    """Adds `parent` (-1 for none) and `depth`; with `clip`, ends are cut at those of the slices around."""
+    lanes, starts = slices["lane"].to_numpy(), slices["start_ns"].to_numpy()
+    durations = slices["end_ns"].to_numpy() - starts
+    parent = parents(lanes, starts, durations)
+    ends = clipped_ends(parent, starts, durations) if clip else starts + durations
+    return slices.with_columns(
+        pl.Series("end_ns", ends, pl.Int64),
+        pl.Series("parent", parent, pl.Int64),
+        pl.Series("depth", _depths(parent), pl.Int64),
+    )
+
+
+def _depths(parent: Rows) -> Rows:
+    depth = np.zeros(len(parent), np.int64)
+    above = parent.copy()
+    while (active := np.flatnonzero(above >= 0)).size:
+        depth[active] += 1
+        above[active] = parent[above[active]]
+    return depth
+
+
+def _without_frames_around(nested: pl.DataFrame, window: Window) -> tuple[pl.DataFrame, dict[int, tuple[str, ...]]]:
+    """Leaves out frames that hold the whole window in an inner frame: forty rows of them would show nothing."""
+    whole = (pl.col("kind") == "frame") & (pl.col("start_ns") <= window.start_ns) & (pl.col("end_ns") >= window.end_ns)
+    lane, depth = nested["lane"].to_numpy(), nested["depth"].to_numpy()
+    above, outer = np.zeros(nested.height, np.int64), np.zeros(nested.height, np.bool_)
+    around: dict[int, tuple[str, ...]] = {}
+    for (key,), rows in nested.filter(whole).sort("depth").group_by("lane", maintain_order=True):
+        number, levels = int(str(key)), rows["depth"].to_numpy()[:-1]
+        here = lane == number
+        above[here] = np.searchsorted(levels, depth[here])
+        outer |= here & np.isin(depth, levels)
+        around[number] = tuple(rows["name"][:-1])
+    lifted = nested.with_columns(pl.Series("depth", depth - above, pl.Int64)).drop("parent")
+    return _cut(lifted.filter(pl.Series(~outer)), window), around
+
+
+def _cut(slices: pl.DataFrame, window: Window) -> pl.DataFrame:
+    return slices.with_columns(pl.col("start_ns").clip(window.start_ns), pl.col("end_ns").clip(None, window.end_ns))
+
+
+def _longest(slices: pl.DataFrame, room: int) -> tuple[pl.DataFrame, Shown]:
+    kept = slices
+    if slices.height > room:
+        rows = (slices["end_ns"] - slices["start_ns"]).arg_sort(descending=True).head(room).sort()
+        kept = slices[rows]
+    shortest = int((kept["end_ns"] - kept["start_ns"]).to_numpy().min()) if kept.height else 0
+    return kept, Shown(kept.height, slices.height, shortest)
+
+
+def _lanes(
+    trace: Trace, kept: pl.DataFrame, order: list[int], around: dict[int, tuple[str, ...]]
+) -> tuple[PictureLane, ...]:
+    described = {row["lane"]: row for row in trace.lanes.filter(pl.col("lane").is_in(order)).iter_rows(named=True)}
+    deepest = dict(kept.group_by("lane").agg(pl.col("depth").max() + 1).iter_rows())
+    processes = {row["process"] for row in described.values() if row["kind"] == "host_thread"}
+    lanes = []
+    for number in order:
+        row, rows = described[number], int(deepest.get(number, 1))
+        if row["kind"] == "host_thread":
+            label = row["name"] or f"thread {row['thread'] or number}"
+            if len(processes) > 1:
+                label += f" ({row['process_name'] or 'process'} {row['process'] or ''})".replace(" )", ")")
+            lanes.append(PictureLane(label, "host", "", rows, around.get(number, ())))
+        else:
+            label = row["name"] or f"queue {row['queue'] or number}"
+            lanes.append(PictureLane(label, "queue", row["device"] or "", rows))
+    return tuple(lanes)
+
+
+def _slices(kept: pl.DataFrame, order: list[int], window: Window) -> tuple[PictureSlice, ...]:
+    position = pl.DataFrame({"lane": order, "position": range(len(order))}, {"lane": pl.Int32, "position": pl.Int64})
+    start = pl.col("start_ns") - window.start_ns
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    placed = kept.join(position, on="lane").sort("position", "start_ns", "depth")
+    columns = placed.select("position", "depth", start, duration.alias("duration_ns"), "name", "kind")
+    return tuple(PictureSlice(*row) for row in columns.iter_rows())
+
+
+def _gaps(idle: pl.DataFrame, window: Window) -> tuple[PictureGap, ...]:
+    """The idle stretches in the window; touching ones with the same cause and trigger are one."""
+    gaps: list[PictureGap] = []
+    start, end = pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
+    inside = (
+        idle.select(
+            "device", start.clip(window.start_ns), end.clip(None, window.end_ns).alias("end_ns"), "cause", "trigger"
+        )
+        .filter(pl.col("end_ns") > start)
+        .sort("device", "start_ns")
+    )
+    for device, begins, ends, cause, trigger in inside.iter_rows():
+        first, length = begins - window.start_ns, ends - begins
+        if gaps:
+            last = gaps[-1]
+            same = (last.device, last.cause, last.trigger) == (device, cause, trigger)
+            if same and last.start_ns + last.duration_ns == first:
+                gaps.pop()
+                first, length = last.start_ns, last.duration_ns + length
+        gaps.append(PictureGap(device, first, length, cause, trigger))
+    return tuple(gaps)
