@@ -95,3 +95,33 @@ def clipped_ends(parent: Rows, starts: Times, durations: Times) -> Times:
         ends[active] = np.minimum(ends[active], (starts + durations)[above[active]])
         above[active] = parent[above[active]]
     return np.asarray(np.maximum(ends, starts), np.int64)
+
+
+def innermost_at(
+    query_lanes: npt.NDArray[np.int32],
+    query_times: Times,
+    lanes: npt.NDArray[np.int32],
+    starts: Times,
+    durations: Times,
+    parent: Rows,
+) -> Rows:
+    """Row of the innermost slice open at each time on its lane, -1 where none is; shape of `query_times`.
+
+    Args:
+        query_lanes, query_times: the questions, shape (m,).
+        lanes, starts, durations, parent: the slices, as `parents` takes and gives them.
+    """
+    order = nesting_order(lanes, starts, durations)
+    result = np.full(len(query_times), -1, np.int64)
+    for number in np.unique(query_lanes):
+        asked = query_lanes == number
+        first, last = np.searchsorted(lanes[order], [number, number + 1])
+        found = np.searchsorted(starts[order[first:last]], query_times[asked], side="right") - 1
+        result[asked] = np.where(found >= 0, order[first + np.maximum(found, 0)], -1) if last > first else -1
+    ends = starts + durations
+    while True:
+        over = np.flatnonzero(result >= 0)
+        over = over[(ends[result[over]] <= query_times[over]) & (starts[result[over]] < query_times[over])]
+        if not over.size:
+            return result
+        result[over] = parent[result[over]]

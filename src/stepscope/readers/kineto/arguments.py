@@ -1,0 +1,135 @@
+"""The `args` of each kind of event: only the fields that are wanted, typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Optional, TypeVar, Union
+
+import msgspec
+
+from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, Event
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+OptionalInt = Optional[Int64]
+OptionalNumber = Union[Int64, float, None]
+OptionalIdentifier = Union[Int64, str, None]
+MISSING: Final = msgspec.Raw(b"null")
+
+
+class Operator(msgspec.Struct, gc=False):
+    sequence_number: OptionalInt = msgspec.field(default=None, name="Sequence number")
+    forward_thread: OptionalInt = msgspec.field(default=None, name="Fwd thread id")
+    external_id: OptionalInt = msgspec.field(default=None, name="External id")
+    input_shapes: msgspec.Raw = msgspec.field(default=MISSING, name="Input Dims")
+    input_types: msgspec.Raw = msgspec.field(default=MISSING, name="Input type")
+    call_stack: Optional[str] = msgspec.field(default=None, name="Call stack")
+
+
+class Launch(msgspec.Struct, gc=False):
+    correlation: OptionalInt = None
+    external_id: OptionalInt = msgspec.field(default=None, name="External id")
+    old_external_id: OptionalInt = msgspec.field(default=None, name="external id")
+    bytes: OptionalIdentifier = None
+
+
+class DeviceWork(msgspec.Struct, gc=False):
+    device: OptionalIdentifier = None
+    stream: OptionalIdentifier = None
+    correlation: OptionalInt = None
+    external_id: OptionalInt = msgspec.field(default=None, name="External id")
+    old_external_id: OptionalInt = msgspec.field(default=None, name="external id")
+    bytes: OptionalIdentifier = None
+    size: OptionalInt = None
+    direction: Optional[str] = None
+    grid: msgspec.Raw = MISSING
+    block: msgspec.Raw = MISSING
+    registers: OptionalNumber = msgspec.field(default=None, name="registers per thread")
+    shared_memory: OptionalNumber = msgspec.field(default=None, name="shared memory")
+    occupancy: OptionalNumber = msgspec.field(default=None, name="est. achieved occupancy %")
+    blocks_per_multiprocessor: OptionalNumber = msgspec.field(default=None, name="blocks per SM")
+    collective: Optional[str] = msgspec.field(default=None, name="Collective name")
+    group: OptionalIdentifier = msgspec.field(default=None, name="Process Group Name")
+    group_size: OptionalInt = msgspec.field(default=None, name="Group size")
+    message_elements: OptionalInt = msgspec.field(default=None, name="In msg nelems")
+    message_type: Optional[str] = msgspec.field(default=None, name="dtype")
+
+
+class Synchronisation(msgspec.Struct, gc=False):
+    kind: Optional[str] = msgspec.field(default=None, name="cuda_sync_kind")
+    correlation: OptionalInt = None
+    device: OptionalIdentifier = None
+    stream: OptionalIdentifier = None
+    waited_stream: OptionalIdentifier = msgspec.field(default=None, name="wait_on_stream")
+    waited_correlation: OptionalInt = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
+
+
+class Frame(msgspec.Struct, gc=False):
+    python_id: OptionalInt = msgspec.field(default=None, name="Python id")
+
+
+class Memory(msgspec.Struct, gc=False):
+    device_type: OptionalInt = msgspec.field(default=None, name="Device Type")
+    device_id: OptionalInt = msgspec.field(default=None, name="Device Id")
+    address: OptionalInt = msgspec.field(default=None, name="Addr")
+    bytes: OptionalInt = msgspec.field(default=None, name="Bytes")
+    total_allocated: OptionalInt = msgspec.field(default=None, name="Total Allocated")
+    total_reserved: OptionalInt = msgspec.field(default=None, name="Total Reserved")
+
+
+class Name(msgspec.Struct, gc=False):
+    """Of the metadata events process_name, process_labels and thread_name."""
+
+    name: Optional[str] = None
+    labels: Optional[str] = None
+
+
+Arguments = TypeVar("Arguments", bound=msgspec.Struct)
+
+
+def decode(events: Sequence[Event], kind: type[Arguments], damage: Damage) -> list[Arguments]:
+    """The arguments of each event; fields of a wrong type are left out and counted."""
+    try:
+        found = msgspec.json.decode(b"[%b]" % b",".join([event.args for event in events]), type=list[Optional[kind]])
+    except DECODE_ERRORS:
+        return [_salvage(event.args, kind, damage) for event in events]
+    if None in found:
+        return [kind() if one is None else one for one in found]
+    return found  # type: ignore[return-value]
+
+
+def _salvage(raw: msgspec.Raw, kind: type[Arguments], damage: Damage) -> Arguments:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except DECODE_ERRORS:
+        pass
+    try:
+        values = json.loads(bytes(raw), strict=False, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        values = None
+    result = kind()
+    if not isinstance(values, dict):
+        damage["damaged_arguments"] += values is not None
+        return result
+    for field in msgspec.structs.fields(kind):
+        if field.encode_name in values:
+            try:
+                setattr(result, field.name, _convert(values[field.encode_name], field.type))
+            except (msgspec.MsgspecError, ValueError):
+                damage["damaged_argument"] += 1
+    return result
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    if kind is msgspec.Raw:
+        return msgspec.Raw(json.dumps(value).encode("utf-8", "replace"))
+    return msgspec.convert(value, kind)
+
+
+def counter_values(raw: msgspec.Raw) -> dict[str, float]:
+    """The series of a counter event that are numbers."""
+    try:
+        values = msgspec.json.decode(raw, type=dict[str, Any])
+    except DECODE_ERRORS:
+        return {}
+    return {name: float(v) for name, v in values.items() if isinstance(v, (int, float)) and abs(v) < 1e300}

@@ -1,0 +1,250 @@
+"""From gathered rows to the tables of a trace: times from zero, sorted, nested and linked, written part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.errors import UsageError
+from stepscope.readers.kineto import names
+from stepscope.readers.kineto.columns import Columns
+from stepscope.readers.kineto.spill import Spill
+from stepscope.trace.nesting import innermost_at, parents
+from stepscope.trace.store import PART_ROWS, StoreWriter
+from stepscope.trace.tables import SCHEMAS, conform
+from stepscope.trace.window import StepRange, Window
+
+_LAUNCHING: Final = ("launch", "graph_launch", "copy", "set")
+
+
+class Assembly:
+    """Writes every table of one file; call `write` once, after the last batch."""
+
+    def __init__(
+        self, columns: Columns, spill: Spill, writer: StoreWriter, window: Window | None, steps: StepRange | None
+    ) -> None:
+        self._columns = columns
+        self._spill = spill
+        self._writer = writer
+        self._origin_ns = columns.origin_ns or 0
+        self._strings = columns.pool.strings()
+        self._steps = steps
+        self.window = window
+
+    def write(self) -> None:
+        """Write all tables.
+
+        Raises:
+            UsageError: steps were asked for that the trace does not have.
+        """
+        annotations = self._take("annotations")
+        if self._steps is not None:
+            self.window = self._window_of_steps(annotations, self._steps)
+        self._write_table("annotations", self._inside(annotations), self._describe_annotations)
+        self._write_table("synchronisations", self._inside(self._take("synchronisations")))
+        self._write_table("counters", self._inside(self._take("counters")))
+        self._write_table("memory", self._inside(self._take("memory")))
+        self._write_table("frames", self._inside(self._take("frames")), self._describe_frames)
+        self._write_launches_and_work()
+        self._write_lanes()
+
+    def _take(self, table: str) -> pl.DataFrame:
+        """The table's rows in their final order, with times from the start of the trace."""
+        frame = self._spill.take(table)
+        if frame is None:
+            return pl.DataFrame()
+        frame = frame.with_columns(pl.col("start_ns") - self._origin_ns)
+        early = frame.filter(pl.col("start_ns") < 0).height
+        if early:  # an instant or a flow just before the first slice
+            self._columns.damage["instant_before_start"] += early
+            frame = frame.with_columns(pl.col("start_ns").clip(lower_bound=0))
+        by, descending = (["start_ns", "duration_ns"], [False, True]) if "duration_ns" in frame.columns else (["start_ns"], [False])
+        if not _is_sorted(frame):
+            frame = frame.sort(by, descending=descending, maintain_order=True)
+        return frame
+
+    def _inside(self, frame: pl.DataFrame) -> pl.DataFrame:
+        return frame.filter(self._is_inside(frame)) if self.window and frame.width else frame
+
+    def _is_inside(self, frame: pl.DataFrame) -> pl.Expr:
+        if self.window is None:
+            return pl.lit(True)
+        end = pl.col("start_ns") + (pl.col("duration_ns") if "duration_ns" in frame.columns else 0)
+        return (pl.col("start_ns") < self.window.end_ns) & (
+            (end > self.window.start_ns) | (pl.col("start_ns") >= self.window.start_ns)
+        )
+
+    def _window_of_steps(self, annotations: pl.DataFrame, steps: StepRange) -> Window:
+        if annotations.width:
+            described = self._describe_annotations(annotations).filter(
+                (self._strings.gather(annotations["kind"]) == "host") & pl.col("step").is_not_null()
+            )
+            chosen = described.filter(pl.col("step").is_between(steps.first, steps.last))
+            if chosen.height:
+                end = (chosen["start_ns"] + chosen["duration_ns"]).max()
+                return Window(int(chosen["start_ns"].min()), int(end))  # type: ignore[arg-type]
+            if described.height:
+                have = f"it has steps {described['step'].min()} to {described['step'].max()}"
+                raise UsageError(f"no step of the trace is in the range asked for: {have}")
+        raise UsageError("the trace has no step annotations to choose steps by: use a window of time instead")
+
+    def _write_table(
+        self, table: str, frame: pl.DataFrame, describe: Callable[[pl.DataFrame], pl.DataFrame] | None = None
+    ) -> None:
+        """Write rows whose strings are codes; `describe` adds columns to a part."""
+        text_columns = [name for name, dtype in SCHEMAS[table].items() if dtype is pl.String]
+        if frame.width and table in ("operators", "frames") and "parent" not in frame.columns:
+            frame = frame.with_columns(parent=_parent_rows(frame))
+        for first in range(0, frame.height, PART_ROWS):
+            part = frame.slice(first, PART_ROWS)
+            if describe is not None:
+                part = describe(part)
+            coded = [name for name in text_columns if name in part.columns and part.schema[name] == pl.UInt32]
+            part = part.with_columns([self._strings.gather(part[name]).alias(name) for name in coded])
+            self._writer.write_part(table, conform(table, part))
+
+    def _describe_annotations(self, part: pl.DataFrame) -> pl.DataFrame:
+        return self._by_name(part, {"step": pl.Int64}, lambda name: (names.step_number(name),))
+
+    def _describe_frames(self, part: pl.DataFrame) -> pl.DataFrame:
+        schema = {"file": pl.String, "line": pl.Int32, "function": pl.String, "module": pl.String}
+        return self._by_name(part, schema, names.frame)
+
+    def _by_name(
+        self, part: pl.DataFrame, schema: dict[str, type[pl.DataType]], function: Callable[[str], tuple[object, ...]]
+    ) -> pl.DataFrame:
+        """The part with columns that follow from the name, worked out once for each name."""
+        codes = part["name"].unique()
+        rows = [function(name) for name in self._strings.gather(codes)]
+        found = pl.DataFrame(rows, schema=schema, orient="row").with_columns(name=codes)
+        return part.join(found, on="name", how="left", maintain_order="left")
+
+    def _write_launches_and_work(self) -> None:
+        launches = self._with_launch_kind(self._take("launches"))
+        work = self._take("device_work")
+        if self.window and work.width:
+            launched_inside = (
+                self._inside(launches)["correlation"].drop_nulls() if launches.width else pl.Series([], dtype=pl.Int64)
+            )
+            work = work.filter(self._is_inside(work) | pl.col("correlation").is_in(launched_inside.implode()))
+            if launches.width:
+                of_work = work["correlation"].drop_nulls().implode()
+                launches = launches.filter(self._is_inside(launches) | pl.col("correlation").is_in(of_work))
+        else:
+            launches = self._inside(launches)
+        flows = self._take("flows")
+        operators = self._inside(self._take("operators"))
+        if operators.width:
+            operators = operators.with_columns(parent=_parent_rows(operators))
+            if launches.width:
+                launches = launches.with_columns(operator=_operator_rows(launches, operators))
+        self._write_table("operators", operators)
+        self._write_forward_backward(flows, operators)
+        del operators
+        if work.width and launches.width:
+            work = work.with_columns(launch=_launch_rows(work, launches, flows))
+            before = work["start_ns"] < launches["start_ns"].gather(work["launch"])
+            self._columns.damage["work_before_launch"] += int(before.sum() or 0)
+        self._write_table("launches", launches)
+        self._write_table("device_work", work)
+
+    def _with_launch_kind(self, launches: pl.DataFrame) -> pl.DataFrame:
+        if not launches.width:
+            return launches
+        return self._by_name(launches, {"kind": pl.String}, lambda name: (names.launch_kind(name),))
+
+    def _write_forward_backward(self, flows: pl.DataFrame, operators: pl.DataFrame) -> None:
+        if not flows.width or not operators.width:
+            return
+        ends = flows.with_columns(end=self._strings.gather(flows["end"]), category=self._strings.gather(flows["category"]))
+        ends = ends.filter(pl.col("category").is_in(names.FORWARD_BACKWARD_FLOWS))
+        starting = operators.with_row_index("row").select("row", "lane", "start_ns", "sequence_number")
+        rows = ends.join(starting, on=["lane", "start_ns"], how="inner")
+        pairs = rows.filter(pl.col("end") == "source").join(rows.filter(pl.col("end") == "target"), on="flow", suffix="_target")
+        same = pl.col("sequence_number").eq_missing(pl.col("sequence_number_target"))
+        pairs = pairs.sort(same, "row", "row_target", descending=[True, True, True]).unique("flow", keep="first")
+        lost = ends.filter(pl.col("end") == "source")["flow"].n_unique() - pairs.height
+        if lost > 0 and self.window is None:
+            self._columns.damage["unmatched_forward_backward"] += lost
+        links = pairs.select(kind=pl.lit("forward_backward"), source="row", target="row_target").sort("source", "target")
+        self._write_table("links", links)
+
+    def _write_lanes(self) -> None:
+        columns = self._columns
+        rows = []
+        for (process, thread), lane in columns.lanes.items():
+            device, queue = columns.queues.get(lane, (None, None))
+            label = columns.process_labels.get(process, "")
+            if device is not None:
+                kind = "queue"
+            else:
+                kind = "host_thread" if process.isdecimal() and label in ("", "CPU") else "other"
+            rows.append(
+                {
+                    "lane": lane,
+                    "kind": kind,
+                    "process": process,
+                    "process_name": columns.process_names.get(process),
+                    "thread": thread,
+                    "name": columns.thread_names.get((process, thread)) or f"{process} {thread}".strip(),
+                    "device": device,
+                    "queue": queue,
+                }
+            )
+        if rows:
+            self._writer.write_part("lanes", conform("lanes", pl.DataFrame(rows, infer_schema_length=None)))
+
+
+def _is_sorted(frame: pl.DataFrame) -> bool:
+    start = frame["start_ns"]
+    if not start.is_sorted():
+        return False
+    if "duration_ns" not in frame.columns:
+        return True
+    tied = start.diff() == 0
+    return not bool((tied & (frame["duration_ns"].diff() > 0)).any())
+
+
+def _arrays(frame: pl.DataFrame) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    return frame["lane"].to_numpy(), frame["start_ns"].to_numpy(), frame["duration_ns"].to_numpy()
+
+
+def _rows_or_null(rows: npt.NDArray[np.int64]) -> pl.Series:
+    found = pl.Series(rows)
+    return pl.select(pl.when(found >= 0).then(found)).to_series().cast(pl.UInt32)
+
+
+def _parent_rows(frame: pl.DataFrame) -> pl.Series:
+    return _rows_or_null(parents(*_arrays(frame)))
+
+
+def _operator_rows(launches: pl.DataFrame, operators: pl.DataFrame) -> pl.Series:
+    lanes, starts, _ = _arrays(launches)
+    parent = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    return _rows_or_null(innermost_at(lanes, starts, *_arrays(operators), parent))
+
+
+def _launch_rows(work: pl.DataFrame, launches: pl.DataFrame, flows: pl.DataFrame) -> pl.Series:
+    """Row of the call that gave each work: by correlation number, or by flow in files without such numbers."""
+    if work["correlation"].null_count() < work.height:
+        calls = (
+            launches.lazy()
+            .with_row_index("launch")
+            .select("launch", "correlation", preferred=pl.col("kind").is_in(_LAUNCHING))
+            .filter(pl.col("correlation").is_not_null())
+            .sort("preferred", "launch", descending=[True, False])
+            .unique("correlation", keep="first")
+            .select("launch", "correlation")
+        )
+        return work.lazy().select("correlation").join(calls, on="correlation", how="left", maintain_order="left").collect()["launch"]
+    if not flows.width:
+        return pl.Series([None] * work.height, dtype=pl.UInt32)
+    keys = ["lane", "start_ns"]
+    calls = launches.lazy().with_row_index("launch").select("launch", *keys)
+    sources = flows.lazy().join(calls, on=keys).select("flow", "launch").unique("flow", keep="first")
+    targets = flows.lazy().select("flow", *keys).join(sources, on="flow").select(*keys, "launch").unique(keys, keep="first")
+    return work.lazy().select(keys).join(targets, on=keys, how="left", maintain_order="left").collect()["launch"]

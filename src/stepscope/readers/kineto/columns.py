@@ -1,0 +1,426 @@
+"""Batches of rows from decoded events: one data frame a table, its strings as codes of a pool.
+
+Times are int64 nanoseconds as the file counts them; `assemble` moves them to the start of the trace.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.readers.kineto import arguments, names
+from stepscope.readers.kineto.events import Damage, Event
+
+Batch: TypeAlias = dict[str, pl.DataFrame]
+_ZERO_TIME_LIMIT_NS: Final = 10**12
+_FAR_FUTURE: Final = 2**62
+
+
+class _Codes(dict[Any, int]):
+    """Numbers keys in order of first use."""
+
+    def __missing__(self, key: Any) -> int:
+        code = self[key] = len(self)
+        return code
+
+
+class StringPool:
+    """Strings kept once and referred to by number."""
+
+    def __init__(self) -> None:
+        self._codes = _Codes()
+        self._raw_codes: dict[bytes, int | None] = {b"null": None}
+
+    def codes(self, strings: Sequence[str]) -> pl.Series:
+        """The number of each string; UInt32."""
+        known = self._codes
+        return pl.Series([known[string] for string in strings], dtype=pl.UInt32)
+
+    def optional_codes(self, strings: Sequence[Any]) -> pl.Series:
+        """The number of each string or integer, null for None; UInt32."""
+        known = self._codes
+        return pl.Series([None if s is None else known[str(s)] for s in strings], dtype=pl.UInt32)
+
+    def raw_codes(self, raws: Sequence[Any]) -> pl.Series:
+        """The number of each piece of JSON text, null for JSON's null; UInt32."""
+        known = self._raw_codes
+        result: list[int | None] = []
+        for raw in map(bytes, raws):
+            if raw not in known:
+                known[raw] = self._codes[raw.decode("utf-8", "replace")]
+            result.append(known[raw])
+        return pl.Series(result, dtype=pl.UInt32)
+
+    def strings(self) -> pl.Series:
+        """Every string, in order of its number."""
+        return pl.Series([str(key) for key in self._codes], dtype=pl.String)
+
+
+class Columns:
+    """Turns events into batches; what belongs to the whole file is gathered in its attributes.
+
+    Attributes:
+        pool: the strings behind the batches' code columns.
+        lanes: (process, thread) -> number of the lane.
+        queues: lane -> (device, queue), of lanes on which devices worked.
+        process_names, process_labels, thread_names: from the metadata events.
+        events, complete_events: counts.
+        origin_ns: the earliest complete event's start, None before the first.
+        damage: what was skipped or repaired.
+    """
+
+    def __init__(self, damage: Damage, keep_until_ns: int = _FAR_FUTURE) -> None:
+        self.pool = StringPool()
+        self.lanes = _Codes()
+        self._lane_of = _LaneCache(self.lanes)
+        self.queues: dict[int, tuple[str, str]] = {}
+        self.process_names: dict[str, str] = {}
+        self.process_labels: dict[str, str] = {}
+        self.thread_names: dict[tuple[str, str], str] = {}
+        self.events = 0
+        self.complete_events = 0
+        self.origin_ns: int | None = None
+        self.damage = damage
+        self._keep_until_ns = keep_until_ns
+        self._seen_names: set[tuple[str, Any, Any]] = set()
+        self._has_correlation = False
+
+    def batch(self, events: list[Event]) -> Batch:
+        """The rows of these events, by table."""
+        self.events += len(events)
+        complete: defaultdict[str, list[Event]] = defaultdict(list)
+        others: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in events:
+            if event.ph == "X":
+                complete[event.cat].append(event)
+            else:
+                others[event.ph].append(event)
+        batch: Batch = {}
+        for category, group in complete.items():
+            self._complete(category.lower(), group, batch)
+        self._memory(others.pop("i", []) + others.pop("I", []), batch)
+        self._flows(others.pop("s", []), others.pop("f", []), batch)
+        self._counters(others.pop("C", []), batch)
+        self._names(others.pop("M", []))
+        for phase in ("t", "P", "N", "O", "D", "R", "c"):  # flow steps and marks nothing here is made of
+            others.pop(phase, None)
+        for phase, group in others.items():
+            self.damage[f"unsupported_phase:{phase[:8]}"] += len(group)
+        return batch
+
+    def _complete(self, category: str, group: list[Event], batch: Batch) -> None:
+        timed = [event for event in group if event.ts is not None and event.dur is not None]
+        if len(timed) < len(group):
+            self.damage["incomplete_event"] += len(group) - len(timed)
+        self.complete_events += len(timed)
+        kept, start, duration = self._times(timed)
+        if not kept:
+            return
+        table, build = self._builder(category, kept)
+        if table == "operators" and any(names.is_annotation(name) for name in {event.name for event in kept}):
+            mask = np.fromiter((names.is_annotation(event.name) for event in kept), np.bool_, len(kept))
+            marks = [event for event, is_mark in zip(kept, mask, strict=True) if is_mark]
+            _append(batch, "annotations", self._slices(marks, start[mask], duration[mask], self._annotations(marks)))
+            kept = [event for event, is_mark in zip(kept, mask, strict=True) if not is_mark]
+            start, duration = start[~mask], duration[~mask]
+        if kept:
+            _append(batch, table, self._slices(kept, start, duration, build(kept)))
+
+    def _builder(self, category: str, group: list[Event]) -> tuple[str, Any]:
+        if category in names.OPERATOR_CATEGORIES or (not category and group[0].pid == "CPU functions"):
+            return "operators", self._operators
+        if category in names.LAUNCH_CATEGORIES:
+            return "launches", self._launches
+        if category in names.DEVICE_CATEGORIES or (not category and group[0].pid == "CUDA functions"):
+            return "device_work", lambda events: self._device_work(category, events)
+        if category in names.FRAME_CATEGORIES:
+            return "frames", self._frames
+        if category in names.SYNCHRONISATION_CATEGORIES:
+            return "synchronisations", self._synchronisations
+        if category not in names.ANNOTATION_CATEGORIES:
+            self.damage[f"unknown_category:{category[:40]}"] += len(group)
+        kind = names.ANNOTATION_CATEGORIES.get(category, "host")
+        return "annotations", lambda events: self._annotations(events, kind)
+
+    def _times(self, events: list[Event]) -> tuple[list[Event], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Events whose times are usable, their starts and durations; what is outside the wanted window is left out."""
+        start, start_fits = _nanoseconds([event.ts for event in events])
+        duration, duration_fits = _nanoseconds([event.dur for event in events])
+        usable = start_fits & duration_fits
+        self._count("time_out_of_range", ~usable)
+        unset = usable & (start == 0) & (duration == 0)
+        if unset.any() and (start[usable].max() > _ZERO_TIME_LIMIT_NS or (self.origin_ns or 0) > _ZERO_TIME_LIMIT_NS):
+            self._count("event_without_time", unset)
+            usable &= ~unset
+        self._count("negative_duration", usable & (duration < 0))
+        duration = np.maximum(duration, 0)
+        if usable.any():
+            earliest = int(start[usable].min())
+            self.origin_ns = earliest if self.origin_ns is None else min(self.origin_ns, earliest)
+            usable &= start - self.origin_ns < self._keep_until_ns
+        if not usable.all():
+            events = [event for event, keep in zip(events, usable.tolist(), strict=True) if keep]
+        return events, start[usable], duration[usable]
+
+    def _count(self, kind: str, which: npt.NDArray[np.bool_]) -> None:
+        if count := int(which.sum()):
+            self.damage[kind] += count
+
+    def _slices(
+        self,
+        events: list[Event],
+        start: npt.NDArray[np.int64],
+        duration: npt.NDArray[np.int64],
+        columns: dict[str, pl.Series],
+    ) -> pl.DataFrame:
+        return pl.DataFrame(
+            {
+                "start_ns": start,
+                "duration_ns": duration,
+                "name": self.pool.codes([event.name for event in events]),
+                "lane": self._lane_codes(events),
+                **columns,
+            }
+        )
+
+    def _lane_codes(self, events: list[Event]) -> pl.Series:
+        lane_of = self._lane_of
+        return pl.Series([lane_of[event.pid, event.tid] for event in events], dtype=pl.Int32)
+
+    def _operators(self, events: list[Event]) -> dict[str, pl.Series]:
+        args = arguments.decode(events, arguments.Operator, self.damage)
+        return {
+            "sequence_number": _integers([a.sequence_number for a in args]),
+            "forward_thread": _integers([a.forward_thread for a in args]),
+            "external_id": _integers([a.external_id for a in args]),
+            "input_shapes": self.pool.raw_codes([a.input_shapes for a in args]),
+            "input_types": self.pool.raw_codes([a.input_types for a in args]),
+            "call_stack": self.pool.optional_codes([a.call_stack for a in args]),
+        }
+
+    def _launches(self, events: list[Event]) -> dict[str, pl.Series]:
+        args = arguments.decode(events, arguments.Launch, self.damage)
+        return {
+            "correlation": _integers([a.correlation for a in args]),
+            "external_id": _integers([a.old_external_id if a.external_id is None else a.external_id for a in args]),
+            "bytes": _integers([_integer(a.bytes) for a in args]),
+        }
+
+    def _device_work(self, category: str, events: list[Event]) -> dict[str, pl.Series]:
+        args = arguments.decode(events, arguments.DeviceWork, self.damage)
+        devices = [str(e.pid if a.device is None else a.device) for e, a in zip(events, args, strict=True)]
+        queues = [_queue(e.tid if a.stream is None else a.stream) for e, a in zip(events, args, strict=True)]
+        for event, device, queue in zip(events, devices, queues, strict=True):
+            self.queues.setdefault(self._lane_of[event.pid, event.tid], (device, queue))
+        kinds = _Kinds(category)
+        self._has_correlation = self._has_correlation or any(a.correlation is not None for a in args)
+        return {
+            "kind": self.pool.codes([kinds[e.name, a.direction] for e, a in zip(events, args, strict=True)]),
+            "device": self.pool.codes(devices),
+            "queue": self.pool.codes(queues),
+            "correlation": _integers([a.correlation for a in args]),
+            "external_id": _integers([a.old_external_id if a.external_id is None else a.external_id for a in args]),
+            "bytes": _integers([a.size if a.bytes is None else _integer(a.bytes) for a in args]),
+            "grid": self.pool.raw_codes([a.grid for a in args]),
+            "block": self.pool.raw_codes([a.block for a in args]),
+            "registers": _integers([_integer(a.registers) for a in args]),
+            "shared_memory_bytes": _integers([_integer(a.shared_memory) for a in args]),
+            "occupancy": pl.Series([a.occupancy for a in args], dtype=pl.Float64, strict=False) / 100,
+            "blocks_per_multiprocessor": pl.Series(
+                [a.blocks_per_multiprocessor for a in args], dtype=pl.Float64, strict=False
+            ),
+            "collective": self.pool.optional_codes([a.collective for a in args]),
+            "group": self.pool.optional_codes([a.group for a in args]),
+            "group_size": _integers([a.group_size for a in args]),
+            "message_elements": _integers([a.message_elements for a in args]),
+            "message_type": self.pool.optional_codes([a.message_type for a in args]),
+        }
+
+    def _frames(self, events: list[Event]) -> dict[str, pl.Series]:
+        args = arguments.decode(events, arguments.Frame, self.damage)
+        return {"python_id": _integers([a.python_id for a in args])}
+
+    def _annotations(self, events: list[Event], kind: str = "host") -> dict[str, pl.Series]:
+        return {"kind": self.pool.codes([kind] * len(events))}
+
+    def _synchronisations(self, events: list[Event]) -> dict[str, pl.Series]:
+        args = arguments.decode(events, arguments.Synchronisation, self.damage)
+        kinds = [
+            names.synchronisation_kind(a.kind if a.kind is not None else e.name)
+            for e, a in zip(events, args, strict=True)
+        ]
+        return {
+            "kind": self.pool.codes(kinds),
+            "correlation": _integers([a.correlation for a in args]),
+            "device": self.pool.optional_codes([a.device for a in args]),
+            "queue": self.pool.optional_codes([_real_queue(a.stream) for a in args]),
+            "waited_queue": self.pool.optional_codes([_real_queue(a.waited_stream) for a in args]),
+            "waited_correlation": _integers(
+                [None if a.waited_correlation == -1 else a.waited_correlation for a in args]
+            ),
+        }
+
+    def _memory(self, instants: list[Event], batch: Batch) -> None:
+        events = [event for event in instants if event.name == "[memory]" and event.ts is not None]
+        if not events:
+            return
+        start, fits = _nanoseconds([event.ts for event in events])
+        args = arguments.decode(events, arguments.Memory, self.damage)
+        frame = pl.DataFrame(
+            {
+                "start_ns": start,
+                "lane": self._lane_codes(events),
+                "device": self.pool.codes([_memory_device(a) for a in args]),
+                "address": _integers([a.address for a in args]),
+                "bytes": _integers([a.bytes for a in args]),
+                "total_allocated": _integers([a.total_allocated for a in args]),
+                "total_reserved": _integers([a.total_reserved for a in args]),
+            }
+        )
+        self._count("time_out_of_range", ~fits)
+        _append(batch, "memory", frame.filter(pl.Series(fits)))
+
+    def _flows(self, starts: list[Event], ends: list[Event], batch: Batch) -> None:
+        """Forward-backward flows always; others only while no correlation number was seen."""
+        for kind, group in (("source", starts), ("target", ends)):
+            events = [
+                event
+                for event in group
+                if event.ts is not None
+                and (event.cat in names.FORWARD_BACKWARD_FLOWS or not self._has_correlation)
+            ]
+            if not events:
+                continue
+            start, fits = _nanoseconds([event.ts for event in events])
+            frame = pl.DataFrame(
+                {
+                    "start_ns": start,
+                    "lane": self._lane_codes(events),
+                    "end": self.pool.codes([kind] * len(events)),
+                    "category": self.pool.codes([event.cat for event in events]),
+                    "flow": self.pool.optional_codes([event.id for event in events]),
+                }
+            )
+            _append(batch, "flows", frame.filter(pl.Series(fits)))
+
+    def _counters(self, events: list[Event], batch: Batch) -> None:
+        rows: list[tuple[int, int, str, str, float]] = []
+        timed = [event for event in events if event.ts is not None]
+        start, fits = _nanoseconds([event.ts for event in timed])
+        for event, start_ns, fit in zip(timed, start.tolist(), fits.tolist(), strict=True):
+            for series, value in arguments.counter_values(event.args).items():
+                if fit:
+                    rows.append((start_ns, self._lane_of[event.pid, event.tid], event.name, series, value))
+        if rows:
+            start_column, lane, name, series_column, value_column = zip(*rows, strict=True)
+            frame = pl.DataFrame(
+                {
+                    "start_ns": pl.Series(start_column, dtype=pl.Int64),
+                    "lane": pl.Series(lane, dtype=pl.Int32),
+                    "name": self.pool.codes(name),
+                    "series": self.pool.codes(series_column),
+                    "value": pl.Series(value_column, dtype=pl.Float64),
+                }
+            )
+            _append(batch, "counters", frame)
+
+    def _names(self, events: list[Event]) -> None:
+        fresh: list[Event] = []
+        for event in events:
+            key = (event.name, event.pid, event.tid)
+            if key not in self._seen_names:
+                self._seen_names.add(key)
+                fresh.append(event)
+        for event, args in zip(fresh, arguments.decode(fresh, arguments.Name, self.damage), strict=True):
+            process = str(event.pid)
+            if event.name == "process_name" and args.name is not None:
+                self.process_names[process] = args.name
+            elif event.name == "process_labels" and args.labels is not None:
+                self.process_labels[process] = args.labels
+            elif event.name == "thread_name" and args.name is not None:
+                self.thread_names[process, _queue(event.tid)] = args.name
+
+
+class _LaneCache(dict[tuple[Any, Any], int]):
+    """Lane of (process, thread) as written; 7, "7" and "stream 7" are one thread."""
+
+    def __init__(self, lanes: _Codes) -> None:
+        self._lanes = lanes
+
+    def __missing__(self, key: tuple[Any, Any]) -> int:
+        lane = self[key] = self._lanes[str(key[0]), _queue(key[1])]
+        return lane
+
+
+class _Kinds(dict[tuple[str, Any], str]):
+    """Kind of device work by name and direction, worked out once each."""
+
+    def __init__(self, category: str) -> None:
+        self._category = category
+
+    def __missing__(self, key: tuple[str, Any]) -> str:
+        kind = self[key] = names.device_work_kind(self._category, *key)
+        return kind
+
+
+def _append(batch: Batch, table: str, frame: pl.DataFrame) -> None:
+    batch[table] = pl.concat([batch[table], frame]) if table in batch else frame
+
+
+def _integers(values: list[int | None]) -> pl.Series:
+    return pl.Series(values, dtype=pl.Int64)
+
+
+def _integer(value: int | float | str | None) -> int | None:
+    if value is None or isinstance(value, int):
+        return value
+    try:
+        number = int(float(value))
+    except (ValueError, OverflowError):
+        return None
+    return number if abs(number) < 2**63 else None
+
+
+def _queue(thread: Any) -> str:
+    return str(thread).removeprefix("stream ").strip()
+
+
+def _real_queue(stream: Any) -> str | None:
+    return None if stream is None or str(stream) in ("-1", "4294967295") else _queue(stream)
+
+
+def _memory_device(args: arguments.Memory) -> str:
+    return "cpu" if args.device_type in (0, None) or args.device_id in (-1, None) else str(args.device_id)
+
+
+def _nanoseconds(microseconds: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Exact int64 nanoseconds, and which of them fit; the input's numbers are int, Decimal, or float below 2**41."""
+    if not microseconds:
+        return np.zeros(0, np.int64), np.zeros(0, np.bool_)
+    first = type(microseconds[0])
+    if first is float or first is int:
+        try:
+            values = np.array(microseconds)
+        except (ValueError, OverflowError):
+            values = np.zeros(0, np.object_)
+        if values.dtype == np.int64 and np.abs(values).max() < 2**63 // 1000:
+            return values * 1000, np.ones(len(values), np.bool_)
+        if values.dtype == np.float64 and np.abs(values).max() < 2.0**41:
+            return np.rint(values * 1000).astype(np.int64), np.ones(len(values), np.bool_)
+    exact = [_exact_nanoseconds(value) for value in microseconds]
+    fits = np.array([value is not None for value in exact])
+    return np.array([0 if value is None else value for value in exact], np.int64), fits
+
+
+def _exact_nanoseconds(value: Any) -> int | None:
+    try:
+        number = int((Decimal(value) * 1000).to_integral_value())
+    except (ArithmeticError, ValueError):
+        return None
+    return number if abs(number) < _FAR_FUTURE else None

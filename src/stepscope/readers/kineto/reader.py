@@ -1,0 +1,172 @@
+"""Reading a Kineto file into a trace store."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from stepscope.errors import UnreadableTraceError
+from stepscope.readers.kineto.assemble import Assembly
+from stepscope.readers.kineto.chunks import EventStream
+from stepscope.readers.kineto.columns import Columns
+from stepscope.readers.kineto.events import Damage
+from stepscope.readers.kineto.spill import Spill
+from stepscope.readers.source import ByteSource
+from stepscope.trace.model import Device, Metadata, TraceWarning
+from stepscope.trace.store import StoreWriter
+from stepscope.trace.window import StepRange, Window
+
+_RECORDED: Final = {
+    "with_stack": "stacks",
+    "record_shapes": "shapes",
+    "profile_memory": "memory",
+    "with_modules": "modules",
+    "with_flops": "flops",
+}
+_UNIX_EPOCH_LIMIT_NS: Final = 10**18
+
+EXPLANATIONS: Final = {
+    "truncated": "the file ends in the middle of its list of events; what was written before that was read",
+    "compressed_data": "{}; what could be unpacked was read",
+    "damaged_event": "events that are no valid JSON were skipped",
+    "repaired_event": "events next to damaged text were read one by one",
+    "damaged_arguments": "events' arguments could not be read and were left out",
+    "damaged_argument": "single arguments of a wrong type were left out",
+    "invalid_utf8": "bytes that are no UTF-8 were replaced",
+    "incomplete_event": "events without a start or a duration were skipped",
+    "event_without_time": "events with start and duration 0 were skipped",
+    "negative_duration": "events with a negative duration were given the duration 0",
+    "time_out_of_range": "events with an impossible time were skipped",
+    "oversized_event": "text without an event boundary for 64 MiB was skipped",
+    "instant_before_start": "instants recorded before the first slice were moved to the start of the trace",
+    "work_before_launch": "device work starts before its launch was called: host and device clocks disagree",
+    "unmatched_forward_backward": "links from forward to backward operators point at nothing",
+    "damaged_header": "what the file says about itself could not be read",
+    "unknown_category": "events of an unknown category were kept as annotations: {}",
+    "unsupported_phase": "events of a phase this reader does not use were skipped: {}",
+}
+
+
+def recognises(head: bytes) -> bool:
+    """Whether decompressed text begins like a Chrome trace: an object, or a list of objects with a phase."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text.startswith(b"["):
+        return re.match(rb"\[\s*(?:\{|$)", text) is not None and (b'"ph"' in text or len(text) < len(head) // 2)
+    return text.startswith(b"{")
+
+
+def read(
+    source: ByteSource,
+    writer: StoreWriter,
+    *,
+    window: Window | None = None,
+    steps: StepRange | None = None,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> tuple[Metadata, tuple[TraceWarning, ...]]:
+    """Read the events of `source` into `writer`'s tables, and say what the file is and what was repaired.
+
+    Raises:
+        NotATraceError: the file holds no list of trace events.
+        UnreadableTraceError: it holds one, but nothing in it could be read.
+        UsageError: steps were asked for that the trace does not have.
+    """
+    stream = EventStream(source)
+    columns = Columns(stream.damage, window.end_ns if window else 2**62)
+    spill = Spill(writer.directory)
+    for events in stream.chunks():
+        spill.add(columns.batch(events))
+        if progress is not None:
+            progress(source.read_bytes, source.total_bytes)
+    if not columns.complete_events:
+        raise UnreadableTraceError(f"{source.name} is a trace without a single event that has a start and a duration")
+    header = _header(stream.before, stream.after, stream.damage)
+    assembly = Assembly(columns, spill, writer, window, steps)
+    assembly.write()
+    spill.clean()
+    if not stream.closed:
+        stream.damage["truncated"] += 1
+    if source.damage:
+        stream.damage[f"compressed_data:{source.damage}"] += 1
+    return _metadata(source.name, header, columns, assembly.window), _warnings(stream.damage)
+
+
+def _header(before: bytes, after: bytes, damage: Damage) -> dict[str, Any]:
+    """The document's keys other than the events."""
+    found: dict[str, Any] = {}
+    texts = []
+    if opened := before.strip().rstrip(b",").strip().removeprefix(b"{").strip():
+        texts.append(b"{" + opened + b"}")
+    if closed := after.strip().removeprefix(b"]").strip().removeprefix(b",").strip().rstrip(b"\0").strip():
+        texts.append(b"{" + closed if closed != b"}" else b"{}")
+    for text in texts:
+        try:
+            value = json.loads(text.decode("utf-8", "replace"), strict=False)
+        except (ValueError, RecursionError):
+            damage["damaged_header"] += 1
+            continue
+        found.update({key: item for key, item in value.items() if key not in found} if isinstance(value, dict) else {})
+    if "traceEvents" in found:
+        damage["repeated_events"] += 1
+    return found
+
+
+def _metadata(path: str, header: dict[str, Any], columns: Columns, window: Window | None) -> Metadata:
+    distributed = header.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    recorded = tuple(word for key, word in _RECORDED.items() if header.get(key))
+    origin_ns = columns.origin_ns or 0
+    base_ns = _whole_number(header.get("baseTimeNanoseconds"))
+    unix_ns = origin_ns + base_ns if base_ns else (origin_ns if origin_ns > _UNIX_EPOCH_LIMIT_NS else None)
+    return Metadata(
+        path=path,
+        format="kineto",
+        events=columns.events,
+        complete_events=columns.complete_events,
+        rank=_whole_number(distributed.get("rank")),
+        world_size=_whole_number(distributed.get("world_size")),
+        backend=_text(distributed.get("backend")),
+        origin_unix_ns=unix_ns if unix_ns is None or unix_ns < 2**63 else None,
+        host=_text(header.get("host_name")),
+        devices=_devices(header.get("deviceProperties")),
+        recorded=recorded or None,
+        window=window,
+    )
+
+
+def _devices(properties: Any) -> tuple[Device, ...]:
+    if not isinstance(properties, list):
+        return ()
+    found = []
+    for item in properties:
+        if isinstance(item, dict) and "id" in item:
+            major, minor = _whole_number(item.get("computeMajor")), _whole_number(item.get("computeMinor"))
+            found.append(
+                Device(
+                    device=str(item["id"]),
+                    name=_text(item.get("name")) or None,
+                    memory_bytes=_whole_number(item.get("totalGlobalMem")),
+                    compute_capability=None if major is None or minor is None else f"{major}.{minor}",
+                    multiprocessors=_whole_number(item.get("numSms")),
+                )
+            )
+    return tuple(found)
+
+
+def _whole_number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**62 else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _warnings(damage: Damage) -> tuple[TraceWarning, ...]:
+    """The damage in words, the most frequent last; repairs that follow from damage are told after it."""
+    result = []
+    for key, count in sorted(damage.items()):
+        kind, _, detail = key.partition(":")
+        if count:
+            result.append(TraceWarning(kind, count, EXPLANATIONS.get(kind, kind).format(detail)))
+    return tuple(result)

@@ -1,0 +1,49 @@
+"""Batches of rows kept until the whole file was seen: in memory while they are few, on disk beyond that."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+MEMORY_BYTES: Final = 96 * 2**20
+
+
+class Spill:
+    """Rows of several tables in the order they were added; `take` gives a table back and forgets it."""
+
+    def __init__(self, directory: Path, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._directory = directory
+        self._limit = memory_bytes
+        self._held: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
+        self._files: defaultdict[str, list[Path]] = defaultdict(list)
+        self._size = 0
+
+    def add(self, batch: dict[str, pl.DataFrame]) -> None:
+        """Append a batch."""
+        for table, frame in batch.items():
+            self._held[table].append(frame)
+            self._size += int(frame.estimated_size())
+        if self._size > self._limit:
+            self._write()
+
+    def _write(self) -> None:
+        for table, frames in self._held.items():
+            path = self._directory / f"spill-{table}-{len(self._files[table]):05}.arrow"
+            pl.concat(frames).write_ipc(path)
+            self._files[table].append(path)
+        self._held.clear()
+        self._size = 0
+
+    def take(self, table: str) -> pl.DataFrame | None:
+        """All rows of a table, None if there were none."""
+        frames = [pl.read_ipc(path, memory_map=False) for path in self._files.pop(table, [])]
+        frames += self._held.pop(table, [])
+        return pl.concat(frames, rechunk=True) if frames else None
+
+    def clean(self) -> None:
+        """Remove the files."""
+        for path in self._directory.glob("spill-*.arrow"):
+            path.unlink()

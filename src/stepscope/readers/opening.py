@@ -1,0 +1,104 @@
+"""Opening whatever a user points at: which reader, from the cache or from the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from stepscope.errors import NotATraceError, UnreadableTraceError
+from stepscope.readers import kineto
+from stepscope.readers.other_formats import what_it_is
+from stepscope.readers.source import ByteSource
+from stepscope.trace.cache import TraceCache, content_key, temporary_store
+from stepscope.trace.model import Metadata, Trace, TraceWarning
+from stepscope.trace.store import StoreWriter, is_store, open_store
+from stepscope.trace.window import StepRange, Window
+
+READERS: Final[tuple[ModuleType, ...]] = (kineto,)
+"""Every format, asked in this order whether a file is its own."""
+
+Progress = Callable[[int, "int | None"], None]
+_SUFFIXES: Final = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz")
+
+
+def open_trace(
+    path: str | Path,
+    *,
+    window: Window | None = None,
+    steps: StepRange | None = None,
+    cache: TraceCache | None = None,
+    progress: Progress | None = None,
+) -> Trace:
+    """Read a trace of any known format.
+
+    Args:
+        path: a trace file (plain, gzip or zstd), "-" for standard input, or a folder written by `Trace.save`.
+        window: read only what happens in this stretch of time.
+        steps: read only these annotated steps; not together with `window`.
+        cache: where to keep what was read, and to look for it first; None reads the file anew.
+        progress: called with the packed bytes read so far and in all.
+
+    Raises:
+        NotATraceError: the file is something else; the message says what.
+        UnreadableTraceError: the file cannot be opened, or nothing in it can be read.
+        UsageError: the steps asked for do not exist.
+    """
+    if str(path) != "-" and is_store(Path(path)):
+        return open_store(Path(path))
+    if cache is None or window is not None or steps is not None or str(path) == "-":
+        return temporary_store(lambda writer: _read(path, writer, window, steps, progress))
+    key = content_key(_existing_file(path))
+    found = cache.lookup(key)
+    if found is None:
+        found = cache.add(key, lambda writer: _read(path, writer, None, None, progress))
+    return _renamed(found, str(path))
+
+
+def trace_files(path: str | Path) -> list[Path]:
+    """The trace files a path stands for: itself, or those in a folder, sorted by name.
+
+    Raises:
+        UnreadableTraceError: a folder without trace files, or nothing at that path.
+    """
+    place = Path(path)
+    if str(path) == "-" or is_store(place) or not place.is_dir():
+        return [place]
+    found = sorted(child for child in place.iterdir() if child.is_file() and child.name.endswith(_SUFFIXES))
+    if not found:
+        raise UnreadableTraceError(f"the folder {place} holds no trace file ({', '.join(_SUFFIXES)})")
+    return found
+
+
+def _existing_file(path: str | Path) -> Path:
+    ByteSource(path).close()  # says what is wrong with a missing, empty or unreadable file
+    return Path(path)
+
+
+def _renamed(trace: Trace, path: str) -> Trace:
+    """The same trace under the name the user gave: equal files share a cache entry."""
+    return trace if trace.metadata.path == path else replace(trace, metadata=replace(trace.metadata, path=path))
+
+
+def _read(
+    path: str | Path,
+    writer: StoreWriter,
+    window: Window | None,
+    steps: StepRange | None,
+    progress: Progress | None,
+) -> tuple[Metadata, tuple[TraceWarning, ...]]:
+    source = ByteSource(path)
+    try:
+        head = source.peek()
+        known = what_it_is(head)
+        if known is not None:
+            raise NotATraceError(f"{source.name} is {known}")
+        for reader in READERS:
+            if reader.recognises(head):
+                metadata, warnings = reader.read(source, writer, window=window, steps=steps, progress=progress)
+                return metadata, warnings
+        raise NotATraceError(f"{source.name} is not a trace: it begins with neither a JSON object nor a list of events")
+    finally:
+        source.close()

@@ -1,0 +1,50 @@
+"""Files that are often taken for a trace, told by their first bytes, and what to do instead."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+HEAD_BYTES: Final = 65536
+
+_BY_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
+    (b"SQLite format 3\0", "an SQLite database, not a trace this version reads"),
+    (b"PAR1", "a Parquet file, not a trace"),
+    (b"PK\x03\x04", "a zip archive: unpack it and give the trace inside"),
+    (b"\x7fELF", "a program, not a trace"),
+    (b"\x89PNG", "a picture, not a trace"),
+    (b"\x80\x02", "a Python pickle (a torch memory snapshot?), not a trace"),
+    (b"\x80\x03", "a Python pickle (a torch memory snapshot?), not a trace"),
+    (b"\x80\x04", "a Python pickle (a torch memory snapshot?), not a trace"),
+    (b"\x80\x05", "a Python pickle (a torch memory snapshot?), not a trace"),
+    (b"BZh", "packed with bzip2: unpack it, or pack it with gzip or zstd"),
+    (b"\xfd7zXZ\0", "packed with xz: unpack it, or pack it with gzip or zstd"),
+    (b"%PDF", "a PDF document, not a trace"),
+)
+_BY_TEXT: Final[tuple[tuple[re.Pattern[bytes], str], ...]] = (
+    (
+        re.compile(rb'\A\{\s*"schema"\s*:\s*"[^"]*chakra|"nodes"\s*:\s*\['),
+        "a PyTorch execution trace (a graph of operators without device times), not a profiler trace: "
+        "record one with torch.profiler.profile and export_chrome_trace",
+    ),
+    (
+        re.compile(rb"\A\[\s*\[\s*-?\d"),
+        "a memory timeline (lists of times and sizes), not a profiler trace: "
+        "record one with torch.profiler.profile and export_chrome_trace",
+    ),
+    (re.compile(rb'"\$schema"\s*:\s*"https://www\.speedscope\.app'), "a speedscope profile, not a trace"),
+    (re.compile(rb'\A\{\s*"rocprofiler-sdk-tool"'), "a rocprofv3 profile, which this version does not read"),
+    (re.compile(rb'\A\{\s*"nbformat"|\A\{\s*"cells"\s*:\s*\['), "a Jupyter notebook, not a trace"),
+    (re.compile(rb"\A<(?:!doctype|html|\?xml)", re.IGNORECASE), "a web page or XML document, not a trace"),
+)
+
+
+def what_it_is(head: bytes) -> str | None:
+    """What a file that is no trace is, from its first unpacked bytes; None where that cannot be told."""
+    for magic, name in _BY_MAGIC:
+        if head.startswith(magic):
+            return name
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if b'"traceEvents"' in text:
+        return None
+    return next((name for pattern, name in _BY_TEXT if pattern.search(text)), None)

@@ -1,0 +1,147 @@
+"""Bytes of a trace file, decompressed block by block, whatever its packing and however it ends."""
+
+from __future__ import annotations
+
+import io
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import zstandard
+from isal import igzip
+
+from stepscope.errors import NotATraceError, UnreadableTraceError
+
+BLOCK_BYTES: Final = 4 * 2**20
+_DAMAGE_STEP_BYTES: Final = 2**16
+_BOMB_BYTES: Final = 2**30
+_BOMB_RATIO: Final = 300
+"""Real traces shrink 10 to 40 times; a file that grows more than this past one GiB is made to exhaust a machine."""
+
+GZIP_MAGIC: Final = b"\x1f\x8b"
+ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+
+
+class ByteSource:
+    """A file, or standard input ("-"), as decompressed blocks.
+
+    Attributes:
+        name: for messages.
+        damage: how the compressed data was broken, one sentence; None if it ended well.
+        read_bytes: packed bytes taken from the file so far, for showing progress.
+        total_bytes: packed size of the file; None where it is not known.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.name = "standard input" if str(path) == "-" else str(path)
+        self.damage: str | None = None
+        self._raw = _open(path)
+        self.total_bytes = None if str(path) == "-" else Path(path).stat().st_size
+        self._peeked = self._raw.read(4)
+        if not self._peeked:
+            raise NotATraceError(f"{self.name} is empty")
+        self._counted = _CountingReader(self._peeked, self._raw)
+        self._stream = self._unpacker()
+        self._head: bytes | None = None
+
+    @property
+    def read_bytes(self) -> int:
+        """Packed bytes taken so far."""
+        return self._counted.count
+
+    def blocks(self) -> Iterator[bytes]:
+        """The content, in order; ends early, with `damage` set, where the packed data breaks.
+
+        Raises:
+            NotATraceError: the file unpacks to far more than any trace does.
+        """
+        unpacked = 0
+        while block := self._next_block():
+            unpacked += len(block)
+            if unpacked > _BOMB_BYTES and unpacked > _BOMB_RATIO * self.read_bytes:
+                raise NotATraceError(
+                    f"{self.name} unpacks to more than {_BOMB_RATIO} times its size, which no trace does: not read"
+                )
+            yield block
+
+    def peek(self) -> bytes:
+        """The first unpacked block, which `blocks` will still give; empty if none could be unpacked."""
+        if self._head is None:
+            self._head = self._read()
+        return self._head
+
+    def _next_block(self) -> bytes:
+        block, self._head = (self._head, b"") if self._head else (self._read(), b"")
+        return block
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._raw is not sys.stdin.buffer:
+            self._raw.close()
+
+    def _unpacker(self) -> BinaryIO:
+        if self._peeked.startswith(GZIP_MAGIC):
+            return igzip.IGzipFile(fileobj=self._counted)
+        if self._peeked.startswith(ZSTD_MAGIC):
+            return zstandard.ZstdDecompressor().stream_reader(self._counted, read_across_frames=True)  # type: ignore[arg-type, return-value]
+        return self._counted
+
+    def _read(self) -> bytes:
+        """Up to a block; in small steps, so that what precedes damage is kept."""
+        parts: list[bytes] = []
+        size = 0
+        step = BLOCK_BYTES if self._stream is self._counted else _DAMAGE_STEP_BYTES
+        while size < BLOCK_BYTES and self.damage is None:
+            try:
+                part = self._stream.read(step)
+            except EOFError:
+                self.damage = "the compressed data ends early"
+                break
+            except (zlib.error, igzip.BadGzipFile, zstandard.ZstdError, OSError) as error:
+                self.damage = f"the compressed data is damaged ({error})"
+                break
+            if not part:
+                break
+            parts.append(part)
+            size += len(part)
+        return b"".join(parts)
+
+
+class _CountingReader(io.RawIOBase):
+    """The file with its first bytes put back, counting what is taken."""
+
+    def __init__(self, first: bytes, rest: BinaryIO) -> None:
+        self._first = first
+        self._rest = rest
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        taken = self._first if size < 0 else self._first[:size]
+        self._first = self._first[len(taken) :]
+        if size < 0 or len(taken) < size:
+            taken += self._rest.read(size if size < 0 else size - len(taken))
+        self.count += len(taken)
+        return taken
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _open(path: str | Path) -> BinaryIO:
+    if str(path) == "-":
+        return sys.stdin.buffer
+    try:
+        if Path(path).is_dir():
+            raise NotATraceError(f"{path} is a folder without a trace file, not a trace")
+        return open(path, "rb")  # noqa: SIM115 - closed by ByteSource.close
+    except FileNotFoundError:
+        raise UnreadableTraceError(f"there is no file {path}") from None
+    except OSError as error:
+        raise UnreadableTraceError(f"cannot read {path}: {error.strerror}") from error
