@@ -1,0 +1,120 @@
+"""A table as text for a terminal, CSV, JSON or Parquet."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Final, Literal, TypeAlias, get_args
+
+import msgspec
+import polars as pl
+from rich.cells import cell_len, set_cell_size
+
+from stepscope.report.format import cell, printable
+
+TableFormat: TypeAlias = Literal["table", "csv", "json", "parquet"]
+FORMATS: Final[tuple[str, ...]] = get_args(TableFormat)
+
+_GAP: Final = 2
+_NARROWEST_TEXT: Final = 16
+_UNIT_SUFFIX: Final = re.compile(r"_(ns|bytes|share)$")
+
+
+def table_bytes(frame: pl.DataFrame, table_format: TableFormat, *, width: int = 120) -> bytes:
+    """The table in one of the formats, in UTF-8 where it is text.
+
+    CSV and JSON hold the exact values; what is no number (NaN) is empty in CSV and null in JSON, and nested values
+    are JSON in CSV.
+    """
+    match table_format:
+        case "csv":
+            return _flat(frame).write_csv().encode()
+        case "json":
+            rows = b",\n".join(msgspec.json.encode(row, enc_hook=str) for row in frame.iter_rows(named=True))
+            return b"[\n" + rows + b"\n]\n" if rows else b"[]\n"
+        case "parquet":
+            buffer = io.BytesIO()
+            frame.write_parquet(buffer)
+            return buffer.getvalue()
+        case "table":
+            return ("\n".join(table_lines(frame, width=width)) + "\n").encode()
+
+
+def table_lines(frame: pl.DataFrame, *, width: int) -> list[str]:
+    """The table as lines of text, the heading first: numbers right, long names cut with an ellipsis.
+
+    Columns that do not fit are left out from the right, and a last line says which.
+    """
+    columns = [_Column(name, frame[name]) for name in frame.columns]
+    shown = _fitting(columns, width)
+    lines = [
+        (" " * _GAP).join(column.line(position) for column in shown).rstrip() for position in range(frame.height + 1)
+    ]
+    left_out = [column.name for column in columns[len(shown) :]]
+    if left_out:
+        lines.append(f"(no room for {', '.join(left_out)}; a wider terminal or --format csv shows them)")
+    return lines
+
+
+def showing(shown: int, total: int, things: str) -> str:
+    """What was cut from a table and how to see it; empty where nothing was."""
+    return "" if shown >= total else f"showing {shown:,} of {total:,} {things}, --top 0 for all"
+
+
+def heading(column_name: str) -> str:
+    """What stands above a column: its name without the unit, which its cells carry."""
+    return "time" if column_name == "ns" else printable(_UNIT_SUFFIX.sub("", column_name).replace("_", " "))
+
+
+class _Column:
+    """One column's heading and cells as text."""
+
+    def __init__(self, name: str, values: pl.Series) -> None:
+        self.name = name
+        self.is_text = not (values.dtype.is_numeric() or values.dtype in (pl.Boolean, pl.Null))
+        self.cells = [heading(name), *(cell(name, value) for value in values)]
+        self.wanted = max(cell_len(text) for text in self.cells)
+        self.width = self.wanted
+
+    def line(self, position: int) -> str:
+        text = self.cells[position]
+        length = cell_len(text)
+        if length > self.width:
+            return set_cell_size(text, self.width - 1) + "…"
+        padding = " " * (self.width - length)
+        return text + padding if self.is_text else padding + text
+
+
+def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
+    """As many columns from the left as fit, with their widths set: text gives way first, the widest most."""
+    shown = list(columns)
+    while len(shown) > 1 and _least_width(shown) > width:
+        shown.pop()
+    excess = sum(column.wanted for column in shown) + _GAP * (len(shown) - 1) - width
+    while excess > 0:
+        widest = max((column for column in shown if column.is_text), key=lambda column: column.width, default=None)
+        if widest is None or widest.width <= 2:
+            break
+        widest.width -= 1
+        excess -= 1
+    return shown
+
+
+def _least_width(columns: Sequence[_Column]) -> int:
+    least = (min(column.wanted, _NARROWEST_TEXT) if column.is_text else column.wanted for column in columns)
+    return sum(least) + _GAP * (len(columns) - 1)
+
+
+def _flat(frame: pl.DataFrame) -> pl.DataFrame:
+    nested = [
+        pl.Series(
+            name,
+            [None if value is None else msgspec.json.encode(value).decode() for value in frame[name].to_list()],
+            pl.String,
+        )
+        for name, dtype in frame.schema.items()
+        if dtype.is_nested()
+    ]
+    floats = [pl.col(name).fill_nan(None) for name, dtype in frame.schema.items() if dtype.is_float()]
+    return frame.with_columns(nested).with_columns(floats)

@@ -1,0 +1,158 @@
+import dataclasses
+import re
+
+import polars as pl
+import pytest
+
+from stepscope.diagnosis.diagnosis import DeviceSummary
+from stepscope.report.text import headline, idle_by_cause, text_report, text_reports
+from stepscope.trace import Metadata
+from tests.unit.hand_built import FULL, HOST, IDLE, empty, full
+
+EMPTY_TEXT = """\
+No device was recorded; 0 ns recorded, without steps.
+
+Nothing was found that would save a noticeable part of the step.
+"""
+
+FULL_TEXT = """\
+Rank 3, device 0 (NVIDIA H100): a step takes 120.3 ms (median of 10, annotated), idle 47.2 %, busy
+52.8 %; biggest cause: the host was loading data (33.2 %).
+
+1. The device waits 40.0 ms a step for the DataLoader
+   saves  40.0 ms of 120.3 ms per step (33.2 %); the idle time with the cause input; confidence high
+   where  /home/jane doe/project/train.py:88 main (90.0 % of it)
+          /opt/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py:12 __next__ (10.0 %
+          of it)
+   rule   input-bound (stepscope explain input-bound)
+   change Load batches in worker processes.
+
+          loader = DataLoader(
+              dataset, num_workers=8
+          )
+
+2. The profiler \\x1b[31mitself [bold]took[/bold] 3 % | <b>of</b> the time @all
+   note   counted; confidence low
+   rule   profiler-overhead (stepscope explain profiler-overhead)
+   change Record without stacks.
+
+2 more findings save less than 1 % of the step; --all shows them.
+
+Why device 0 was idle: 568.0 ms of 1.20 s (47.2 %)
+  input    ███████               33.2 %  400.0 ms the host was loading data
+  python   ███                   13.8 %  166.0 ms the host was running Python code between operators
+  2 others                        0.2 %    2.0 ms
+
+Kernels, the costliest first
+  name       duration    time
+  gemm<a|b>   50.0 ms  40.0 %
+
+Operators, the costliest first
+  name      calls     self
+  aten::mm  1,000  50.0 ms
+  showing 1 of 431 operators, --top 0 for all
+
+What this trace cannot answer
+  - Is memory fragmented? No allocations were recorded.
+   record profile_memory=True
+
+While reading the trace
+  - 1 x truncated: /home/jane doe/runs/trace.json ends early
+"""
+
+RANKS_TEXT = """\
+2 ranks
+rank      step    busy    idle  exposed communication  top finding
+3     120.3 ms  52.8 %  47.2 %                  0.6 %  The device waits 40.0 ms a step for the Data…
+4        90 ns
+
+Below: rank 3, which can save most. -v shows every rank.
+
+== rank 3
+
+"""
+
+
+def test_the_empty_diagnosis() -> None:
+    assert text_report(empty(), width=100, colour=False, top=5) == EMPTY_TEXT
+
+
+def test_the_whole_report() -> None:
+    assert text_report(full(), width=100, colour=False, top=1) == FULL_TEXT
+
+
+def test_several_ranks_begin_with_a_table_and_show_the_one_that_can_save_most() -> None:
+    ranks = [full(), empty(metadata=Metadata(rank=4), step_ns=90, step_source="inferred")]
+    assert text_reports(ranks, width=100, colour=False, top=1) == RANKS_TEXT + FULL_TEXT
+    every = text_reports(ranks, width=100, colour=False, top=1, every=True)
+    assert "== rank 3\n" in every
+    assert every.endswith(
+        "== rank 4\n\n"
+        + EMPTY_TEXT.replace("0 ns recorded, without steps", "a step takes 90 ns (1 step, inferred from what repeats)")
+    )
+
+
+def test_colour_adds_nothing_but_colour_and_lets_no_escape_of_the_trace_through() -> None:
+    coloured = text_report(full(), width=100, colour=True, top=1)
+    assert "\x1b[1;31m1. The device" in coloured
+    plain = re.sub(r"\x1b\[[\d;]*m", "", coloured)
+    assert [line.rstrip() for line in plain.splitlines()] == FULL_TEXT.splitlines()
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 79, 200])
+def test_every_width_keeps_what_matters(width: int) -> None:
+    report = " ".join(text_report(full(), width=width, colour=False, top=0).split())
+    for words in ("1. The device waits 40.0 ms", "40.0 ms of 120.3 ms per step", "33.2 %", "num_workers=8"):
+        assert words in report
+    if width >= 60:
+        lines = text_report(full(), width=width, colour=False, top=0).splitlines()
+        assert max(len(line) for line in lines) <= width
+
+
+def test_hostile_names_stay_one_line_of_ordinary_characters() -> None:
+    name = "a\nb\x1b]0;title\x07\u202e[/red]:bomb:\x9b2J"
+    device = dataclasses.replace(FULL["devices"][0], name=name, device=name)
+    report = text_report(
+        full(
+            devices=(device,),
+            idle=pl.DataFrame([(name, name, None, 568_000_000, 0.472)], schema=IDLE, orient="row"),
+            kernels=pl.DataFrame({"name": [name], name: [1]}),
+        ),
+        width=300,
+        colour=False,
+        top=0,
+    )
+    written = "a\\nb\\x1b]0;title\\x07\\u202e[/red]:bomb:\\x9b2J"
+    assert report.count(written) == 7
+    assert all(character.isprintable() or character == "\n" for character in report)
+
+
+def test_the_headline_names_the_most_idle_device() -> None:
+    busy = DeviceSummary("1", None, 1_203_000_000, 1_200_000_000, 3_000_000, 1_200_000_000, 0, 0, 0, 0)
+    assert headline(full(devices=(busy, *FULL["devices"]), metadata=Metadata())).startswith(
+        "Device 0 (NVIDIA H100), the most idle of 2: a step takes 120.3 ms (median of 10, annotated), idle 47.2 %"
+    )
+    assert headline(full(devices=(busy,), metadata=Metadata())) == (
+        "Device 1: a step takes 120.3 ms (median of 10, annotated), idle 0.2 %, busy 99.8 %."
+    )
+
+
+def test_without_a_device_the_host_is_reported() -> None:
+    report = text_report(
+        empty(host=FULL["host"], step_ns=1_000_000_000, step_count=1, step_source="inferred"),
+        width=100,
+        colour=False,
+        top=0,
+    )
+    assert report.startswith(
+        "No device was recorded; a step takes 1.00 s (1 step, inferred from what repeats); most of the host's\n"
+        "time: the host was loading data (40.0 %).\n"
+    )
+    assert "Where the host's time went\n  compute ████████████" in report
+
+
+def test_idle_by_cause_keeps_every_nanosecond() -> None:
+    causes = idle_by_cause(FULL["idle"])
+    assert causes["cause"].to_list() == ["input", "python", "2 others"]
+    assert causes["ns"].sum() == FULL["idle"]["ns"].sum()
+    assert idle_by_cause(pl.DataFrame(schema=HOST)).is_empty()
