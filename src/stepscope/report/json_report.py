@@ -1,0 +1,95 @@
+"""The report for programs: schema 1, to which keys may be added and from which none is ever taken away."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import polars as pl
+
+from stepscope import __version__
+from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.diagnosis.finding import Finding
+
+SCHEMA: Final = 1
+
+
+def json_reports(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+    """The report of one trace, or of several as {"schema", "stepscope", "ranks": [a report each]}."""
+    if len(diagnoses) == 1:
+        return json_report(diagnoses[0])
+    return {"schema": SCHEMA, "stepscope": __version__, "ranks": [json_report(diagnosis) for diagnosis in diagnoses]}
+
+
+def json_report(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Everything in a diagnosis as plain values: times in integer nanoseconds, shares from 0 to 1, no NaN."""
+    return {
+        "schema": SCHEMA,
+        "stepscope": __version__,
+        "trace": _trace(diagnosis),
+        "devices": [_plain(device) for device in diagnosis.devices],
+        "steps": {
+            "source": diagnosis.step_source,
+            "typical_ns": diagnosis.step_ns,
+            "count": diagnosis.step_count,
+            "list": _rows(diagnosis.steps),
+        },
+        "idle": _rows(diagnosis.idle),
+        "host": _rows(diagnosis.host),
+        "operators": _rows(diagnosis.operators),
+        "operator_count": diagnosis.operator_count,
+        "kernels": _rows(diagnosis.kernels),
+        "kernel_count": diagnosis.kernel_count,
+        "findings": [_finding(finding) for finding in diagnosis.findings],
+        "findings_hidden": diagnosis.hidden,
+        "not_answered": [_plain(question) for question in diagnosis.not_answered],
+    }
+
+
+def json_bytes(report: dict[str, Any]) -> bytes:
+    """The report as indented UTF-8 text, one line break at the end."""
+    return msgspec.json.format(msgspec.json.encode(report, enc_hook=str), indent=2) + b"\n"
+
+
+def _trace(diagnosis: Diagnosis) -> dict[str, Any]:
+    metadata = diagnosis.metadata
+    return {
+        "path": metadata.path,
+        "format": metadata.format,
+        "events": metadata.events,
+        "rank": metadata.rank,
+        "world_size": metadata.world_size,
+        "origin_unix_ns": metadata.origin_unix_ns,
+        "host": metadata.host,
+        "window": _plain(metadata.window),
+        "warnings": [_plain(warning) for warning in diagnosis.warnings],
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    keys = ("rule", "title", "severity", "saving_ns_per_step", "saving_share", "saving_basis", "confidence")
+    report = {key: _plain(getattr(finding, key)) for key in keys}
+    report["evidence"] = _plain(finding.evidence)
+    report["where"] = _plain(finding.where)
+    report["remedy"] = _plain(finding.remedy)
+    return report
+
+
+def _rows(frame: pl.DataFrame) -> list[Any]:
+    return [_plain(row) for row in frame.iter_rows(named=True)]
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as objects, tuples as lists, and null for numbers that JSON has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value

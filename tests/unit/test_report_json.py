@@ -1,0 +1,177 @@
+import json
+import math
+
+import polars as pl
+
+import stepscope
+from stepscope.report.json_report import json_bytes, json_report, json_reports
+from stepscope.trace import Metadata, Window
+from tests.unit.hand_built import empty, full
+
+EMPTY_REPORT = {
+    "schema": 1,
+    "stepscope": stepscope.__version__,
+    "trace": {
+        "path": "",
+        "format": "",
+        "events": 0,
+        "rank": None,
+        "world_size": None,
+        "origin_unix_ns": None,
+        "host": None,
+        "window": None,
+        "warnings": [],
+    },
+    "devices": [],
+    "steps": {"source": "none", "typical_ns": 0, "count": 1, "list": []},
+    "idle": [],
+    "host": [],
+    "operators": [],
+    "operator_count": 0,
+    "kernels": [],
+    "kernel_count": 0,
+    "findings": [],
+    "findings_hidden": 0,
+    "not_answered": [],
+}
+
+FULL_REPORT = {
+    "schema": 1,
+    "stepscope": stepscope.__version__,
+    "trace": {
+        "path": "/home/jane doe/runs/trace.json",
+        "format": "kineto",
+        "events": 10,
+        "rank": 3,
+        "world_size": 8,
+        "origin_unix_ns": None,
+        "host": "node7",
+        "window": None,
+        "warnings": [{"kind": "truncated", "count": 1, "detail": "/home/jane doe/runs/trace.json ends early"}],
+    },
+    "devices": [
+        {
+            "device": "0",
+            "name": "NVIDIA H100",
+            "window_ns": 1_203_000_000,
+            "busy_ns": 635_000_000,
+            "idle_ns": 568_000_000,
+            "compute_ns": 600_000_000,
+            "communication_ns": 9_000_000,
+            "copy_ns": 8_000_000,
+            "exposed_communication_ns": 7_000_000,
+            "exposed_copy_ns": 6_000_000,
+        }
+    ],
+    "steps": {
+        "source": "annotation",
+        "typical_ns": 120_300_000,
+        "count": 10,
+        "list": [{"index": 1, "start_ns": 0, "duration_ns": 120_300_000, "complete": True}],
+    },
+    "idle": [
+        {"device": "0", "cause": "input", "trigger": None, "ns": 400_000_000, "share": 0.3325},
+        {"device": "0", "cause": "python", "trigger": "synchronisation", "ns": 60_000_000, "share": 0.0499},
+        {"device": "0", "cause": "python", "trigger": None, "ns": 106_000_000, "share": 0.0881},
+        {"device": "0", "cause": "launch_latency", "trigger": None, "ns": 1_500_000, "share": 0.00125},
+        {"device": "0", "cause": "unknown", "trigger": None, "ns": 500_000, "share": 0.000416},
+    ],
+    "host": [
+        {"cause": "compute", "ns": 600_000_000, "share": 0.6},
+        {"cause": "input", "ns": 400_000_000, "share": 0.4},
+    ],
+    "operators": [
+        {"name": "aten::mm", "calls": 1000, "self_ns": 50_000_000},
+        {"name": "aten::add", "calls": 20, "self_ns": 20_000},
+    ],
+    "operator_count": 431,
+    "kernels": [{"name": "gemm<a|b>", "duration_ns": 50_000_000, "time_share": 0.4}],
+    "kernel_count": 1,
+    "findings": [
+        {
+            "rule": "input-bound",
+            "title": "The device waits 40.0 ms a step for the DataLoader",
+            "severity": "high",
+            "saving_ns_per_step": 40_000_000,
+            "saving_share": 0.3325,
+            "saving_basis": "the idle time with the cause input",
+            "confidence": "high",
+            "evidence": {
+                "figures": [{"name": "idle, input", "value": 0.3325, "unit": "share", "threshold": 0.05}],
+                "intervals": [{"start_ns": 5, "duration_ns": 10, "what": "a wait for a batch"}],
+            },
+            "where": [
+                {
+                    "file": "/home/jane doe/project/train.py",
+                    "line": 88,
+                    "function": "main",
+                    "share": 0.9,
+                    "exact_line": True,
+                    "call_path": ["/home/jane doe/project/train.py:1 <module>"],
+                },
+                {
+                    "file": "/opt/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py",
+                    "line": 12,
+                    "function": "__next__",
+                    "share": 0.1,
+                    "exact_line": False,
+                    "call_path": [],
+                },
+            ],
+            "remedy": {
+                "text": "Load batches in worker processes.",
+                "code": "loader = DataLoader(\n    dataset, num_workers=8\n)",
+            },
+        },
+        {
+            "rule": "profiler-overhead",
+            "title": "The profiler \x1b[31mitself [bold]took[/bold] 3 % | <b>of</b> the time @all",
+            "severity": "note",
+            "saving_ns_per_step": 0,
+            "saving_share": 0.0,
+            "saving_basis": "counted",
+            "confidence": "low",
+            "evidence": {"figures": [], "intervals": []},
+            "where": [],
+            "remedy": {"text": "Record without stacks.", "code": ""},
+        },
+    ],
+    "findings_hidden": 2,
+    "not_answered": [
+        {
+            "question": "Is memory fragmented?",
+            "why": "No allocations were recorded.",
+            "how": "profile_memory=True",
+            "rule": "memory",
+        }
+    ],
+}
+
+
+def test_the_empty_diagnosis() -> None:
+    assert json_report(empty()) == EMPTY_REPORT
+
+
+def test_the_whole_report_survives_being_written() -> None:
+    assert json.loads(json_bytes(json_report(full()))) == json_report(full()) == FULL_REPORT
+
+
+def test_several_ranks_stand_in_one_report() -> None:
+    assert json_reports([empty(), full()]) == {
+        "schema": 1,
+        "stepscope": stepscope.__version__,
+        "ranks": [EMPTY_REPORT, FULL_REPORT],
+    }
+    assert json_reports([full()]) == FULL_REPORT
+
+
+def test_numbers_without_a_value_are_null_and_nested_values_plain() -> None:
+    report = json_report(
+        empty(
+            operators=pl.DataFrame({"name": ["a"], "share": [math.nan], "lines": [[1, 2]], "at": [{"x": math.inf}]}),
+            metadata=Metadata(window=Window(1, 2)),
+        )
+    )
+    assert report["operators"] == [{"name": "a", "share": None, "lines": [1, 2], "at": {"x": None}}]
+    assert report["trace"]["window"] == {"start_ns": 1, "end_ns": 2}
+    json.loads(json_bytes(report), parse_constant=lambda constant: 1 / 0)
