@@ -1,0 +1,147 @@
+"""The report for an issue, a pull request or a chat: GitHub's Markdown, with every name from the trace escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import polars as pl
+
+from stepscope.analysis.causes import CAUSES
+from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.diagnosis.finding import Finding
+from stepscope.report.format import cell, duration, printable, share
+from stepscope.report.tables import heading, showing
+from stepscope.report.text import (
+    headline,
+    hidden_sentence,
+    idle_by_cause,
+    place,
+    rank_name,
+    rank_table,
+    saving_sentence,
+    warning_sentences,
+)
+
+_SPECIAL = re.compile(r"([\\`*_\[\]#|~!$])")
+
+
+def markdown_reports(diagnoses: Sequence[Diagnosis], *, top: int) -> str:
+    """The report of one trace, or of several ranks: a table of them first."""
+    if len(diagnoses) == 1:
+        return markdown_report(diagnoses[0], top=top)
+    parts = [f"# stepscope: {len(diagnoses)} ranks\n", "\n".join(_table(rank_table(diagnoses))) + "\n"]
+    parts += [f"# {escape(rank_name(diagnosis))}\n\n{markdown_report(diagnosis, top=top)}" for diagnosis in diagnoses]
+    return "\n".join(parts)
+
+
+def markdown_report(diagnosis: Diagnosis, *, top: int) -> str:
+    """The whole report of one trace; `top` rows of the operators and kernels, 0 for all the diagnosis holds."""
+    lines = [f"**{escape(headline(diagnosis))}**", ""]
+    for number, finding in enumerate(diagnosis.findings, start=1):
+        lines += _finding(number, finding, diagnosis)
+    if not diagnosis.findings:
+        lines += ["Nothing was found that would save a noticeable part of the step.", ""]
+    if diagnosis.hidden:
+        lines += [hidden_sentence(diagnosis), ""]
+    lines += _times(diagnosis)
+    lines += _top(diagnosis.kernels, diagnosis.kernel_count, "kernels", top)
+    lines += _top(diagnosis.operators, diagnosis.operator_count, "operators", top)
+    lines += _endings(diagnosis)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def escape(text: str) -> str:
+    """The text with nothing in it that Markdown, HTML or a mention would make something of."""
+    text = _SPECIAL.sub(r"\\\1", printable(text))
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
+    return text.replace("://", "&#58;//")
+
+
+def code(text: str) -> str:
+    """The text as a span of code that its own backticks cannot end."""
+    text = printable(text)
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}" if text else ""
+
+
+def _finding(number: int, finding: Finding, diagnosis: Diagnosis) -> Iterator[str]:
+    yield f"## {number}. {escape(finding.title)}"
+    yield ""
+    saving = saving_sentence(finding, diagnosis)
+    basis = f"{escape(finding.saving_basis)}; confidence {finding.confidence}"
+    yield f"- **Saves** {saving}; {basis}" if saving else f"- **Note** {basis}"
+    for location in finding.where:
+        part = f" ({share(location.share)} of it)" if location.share < 1 else ""
+        yield f"- **Where** {code(place(location))}{part}"
+    yield f"- **Change** {escape(finding.remedy.text)}"
+    yield f"- **Rule** {code(finding.rule)}"
+    yield ""
+    if finding.remedy.code:
+        yield from _block(finding.remedy.code)
+        yield ""
+
+
+def _block(text: str) -> list[str]:
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return [f"{fence}python", *(printable(line) for line in text.expandtabs(4).splitlines()), fence]
+
+
+def _times(diagnosis: Diagnosis) -> Iterator[str]:
+    for device in diagnosis.devices:
+        idle = diagnosis.idle.filter(pl.col("device") == device.device)
+        total = f"{duration(device.idle_ns)} of {duration(device.window_ns)}"
+        yield f"## Why device {escape(device.device)} was idle: {total}"
+        yield ""
+        yield from _table(_with_meaning(idle))
+        yield ""
+    if not diagnosis.devices and diagnosis.host.height:
+        yield "## Where the host's time went"
+        yield ""
+        yield from _table(_with_meaning(diagnosis.host))
+        yield ""
+
+
+def _with_meaning(times: pl.DataFrame) -> pl.DataFrame:
+    causes = idle_by_cause(times)
+    meaning = pl.Series("what it means", [CAUSES.get(cause, "") for cause in causes["cause"]], pl.String)
+    return causes.with_columns(meaning)
+
+
+def _top(frame: pl.DataFrame, total: int, things: str, top: int) -> Iterator[str]:
+    if frame.is_empty():
+        return
+    shown = frame.head(top) if top else frame
+    yield f"## {things.capitalize()}, the costliest first"
+    yield ""
+    yield from _table(shown)
+    yield ""
+    cut = showing(shown.height, total, things)
+    if cut:
+        yield cut
+        yield ""
+
+
+def _table(frame: pl.DataFrame) -> Iterator[str]:
+    yield _row(escape(heading(name)) for name in frame.columns)
+    yield _row("---:" if dtype.is_numeric() else "---" for dtype in frame.dtypes)
+    for row in frame.iter_rows(named=True):
+        yield _row(escape(cell(name, value)) for name, value in row.items())
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _endings(diagnosis: Diagnosis) -> Iterator[str]:
+    if diagnosis.not_answered:
+        yield "## What this trace cannot answer"
+        yield ""
+        for question in diagnosis.not_answered:
+            yield f"- {escape(question.question)} {escape(question.why)} To record it: {escape(question.how)}"
+        yield ""
+    if diagnosis.warnings:
+        yield "## While reading the trace"
+        yield ""
+        yield from (f"- {escape(sentence)}" for sentence in warning_sentences(diagnosis))
