@@ -221,3 +221,14 @@ def test_names_are_cut_and_may_be_missing() -> None:
 
     # Then
     assert [len(each.name) for each in picture.slices] == [NAME_LENGTH, 0]
+
+
+def test_deep_stacks_keep_every_level() -> None:
+    # Given
+    trace = trace_of(lanes=[thread(0)], operators=[at(number, 100 - 2 * number, f"{number}") for number in range(37)])
+
+    # When
+    picture = step_picture(trace, Window(0, 100), idle_of())
+
+    # Then
+    assert [each.depth for each in picture.slices] == list(range(37))

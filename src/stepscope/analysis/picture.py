@@ -232,11 +232,11 @@ def _with_depth(slices: pl.DataFrame, *, clip: bool) -> pl.DataFrame:
 
 
 def _depths(parent: Rows) -> Rows:
-    depth = np.zeros(len(parent), np.int64)
-    above = parent.copy()
+    """How many slices stand around each one, by doubling the distance looked up at every turn."""
+    depth, above = (parent >= 0).astype(np.int64), parent.copy()
     while (active := np.flatnonzero(above >= 0)).size:
-        depth[active] += 1
-        above[active] = parent[above[active]]
+        depth[active] += depth[above[active]]
+        above[active] = above[above[active]]
     return depth
 
 
