@@ -104,24 +104,29 @@ def innermost_at(
     starts: Times,
     durations: Times,
     parent: Rows,
+    *,
+    closed: bool = True,
 ) -> Rows:
     """Row of the innermost slice open at each time on its lane, -1 where none is; shape of `query_times`.
 
     Args:
         query_lanes, query_times: the questions, shape (m,).
         lanes, starts, durations, parent: the slices, as `parents` takes and gives them.
+        closed: a slice of no length is open at its own time; if false, slices are half-open and it never is.
     """
     order = nesting_order(lanes, starts, durations)
+    ordered_lanes = lanes[order]
     result = np.full(len(query_times), -1, np.int64)
     for number in np.unique(query_lanes):
         asked = query_lanes == number
-        first, last = np.searchsorted(lanes[order], [number, number + 1])
+        first, last = np.searchsorted(ordered_lanes, [number, number + 1])
         found = np.searchsorted(starts[order[first:last]], query_times[asked], side="right") - 1
         result[asked] = np.where(found >= 0, order[first + np.maximum(found, 0)], -1) if last > first else -1
     ends = starts + durations
     while True:
         over = np.flatnonzero(result >= 0)
-        over = over[(ends[result[over]] <= query_times[over]) & (starts[result[over]] < query_times[over])]
+        past = ends[result[over]] <= query_times[over]
+        over = over[past & (starts[result[over]] < query_times[over]) if closed else past]
         if not over.size:
             return result
         result[over] = parent[result[over]]
