@@ -177,7 +177,8 @@ def test_copy_to_host_call_is_synchronisation() -> None:
     machine, main, queue = busy_until_ten()
     main.copy_to_host(8, queue, duration_ns=6, pageable=False, operator_ns=2, call_ns=14, latency_ns=4)
     launch(main, queue)
-    expected = [(16, 4, "synchronisation", None), (20, 2, "dispatch", None), (22, 4, "launch_latency", None)]
+    call = "cudaMemcpyAsync"
+    expected = [(16, 4, "synchronisation", call), (20, 2, "dispatch", call), (22, 4, "launch_latency", call)]
     assert said(machine) == expected
 
 

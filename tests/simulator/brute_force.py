@@ -49,7 +49,11 @@ def _say(machine: Machine, works: list[Work], now_ns: int) -> tuple[str, str | N
     if not candidates:
         return "unknown", None
     _, _, queue, launch = min(candidates, key=lambda candidate: candidate[:3])
-    calls = [slice_ for slice_ in launch.thread.slices if slice_.name in SYNCHRONISING[3:]]
+    calls = [
+        slice_
+        for slice_ in launch.thread.slices
+        if slice_.name in SYNCHRONISING[3:] or (slice_.name.startswith("cuda") and slice_.cause == "synchronisation")
+    ]
     waiting = [call for call in calls if call.start_ns <= gap_start_ns <= call.closed_ns]
     trigger = max(waiting, key=lambda call: call.start_ns).name if waiting else None
     if launch.start_ns <= gap_start_ns:

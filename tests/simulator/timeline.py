@@ -144,9 +144,10 @@ class Timeline:
             yield Stretch(start_ns, end_ns, None, "untraced")
 
     def synchronising_call_at(self, time_ns: int) -> str | None:
-        """The name of the last synchronising call that was in progress at ``time_ns``, both ends included."""
+        """The last synchronising call or copy to the host in progress at ``time_ns``, both ends included."""
         for slice_ in reversed(self.slices):
-            if slice_.name in SYNCHRONISING_CALLS and slice_.start_ns <= time_ns <= slice_.closed_ns:
+            waits = slice_.name in SYNCHRONISING_CALLS or slice_.category == CALL and slice_.cause == "synchronisation"
+            if waits and slice_.start_ns <= time_ns <= slice_.closed_ns:
                 return slice_.name
         return None
 

@@ -11,8 +11,8 @@ gap [g0, g1):
 * Before L it is the host's. It is cut where the innermost slice of the launching thread changes, and each piece
   has the cause the thread logged then. While that thread had no slice open at all, the main thread's log is read
   instead. What the profiler's overhead covers is ``profiler_overhead``.
-* Every piece of the gap carries the same trigger: the last synchronising call of the launching thread that was in
-  progress at g0.
+* Every piece of the gap carries the same trigger: the last synchronising call or copy to the host of the launching
+  thread that was in progress at g0.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ CAUSES: Final[dict[str, str]] = {
     "dependency": "launched work waited for another queue",
     "launch_latency": "launched work had not yet reached the device",
     "untraced": "nothing was recorded on the host thread",
-    "unknown": "the trace does not hold the launch of the work that followed",
+    "unknown": "the trace does not show what the work that followed was waiting for",
 }
 """Cause -> what it means. Those before "dependency" are the host's doing; "compute" is added for host time."""
 

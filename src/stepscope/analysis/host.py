@@ -18,7 +18,7 @@ from stepscope.analysis.causes import CAUSES
 from stepscope.analysis.naming import cause_of_name, is_user_file
 from stepscope.trace import Trace
 from stepscope.trace.intervals import Times
-from stepscope.trace.nesting import Rows, clipped_ends, innermost_at, parents
+from stepscope.trace.nesting import Rows, enclosing, innermost_at, parents
 
 TABLES: Final = ("annotations", "frames", "operators", "launches")
 """Where slices come from; of slices that coincide the earlier table's is outside."""
@@ -33,12 +33,13 @@ class HostActivity:
 
     Attributes:
         lane: lane of each slice.
-        start, end: nanoseconds; the end is cut where a slice around ends.
+        start, end: nanoseconds.
         table: index into TABLES.
         row: row in that table.
-        parent: index of the slice around, -1 for none.
+        parent: index of the innermost slice that is open when this one starts, -1 for none.
+        around: index of the nearest slice around that covers most of this one, -1 for none.
         cause: index into CAUSES, of the slice as innermost of its thread.
-        main_lanes: process -> lane of its main thread.
+        main_lanes: process -> lane of its main thread, where that is known.
     """
 
     lane: npt.NDArray[np.int32]
@@ -47,6 +48,7 @@ class HostActivity:
     table: npt.NDArray[np.int8]
     row: Rows
     parent: Rows
+    around: Rows
     cause: npt.NDArray[np.int16]
     main_lanes: dict[str, int]
     _trace: Trace
@@ -78,7 +80,7 @@ class HostActivity:
             is_user = frames["file"].is_in(users).fill_null(False).to_numpy()
             mine = self.table == _FRAME
             own[mine] = np.where(is_user[self.row[mine]], self.row[mine], -1)
-        return inherit(own, self.parent)
+        return inherit(own, self.around)
 
     def slices_of(self, table: str) -> Rows:
         """For each row of a table, the index of its slice, -1 where the row is on no host thread."""
@@ -116,13 +118,13 @@ class Timeline:
         return interval, piece_start, piece_end, self.slices[segment]
 
 
-def inherit(own: Rows, parent: Rows) -> Rows:
+def inherit(own: Rows, around: Rows) -> Rows:
     """Each slice's own value, or that of the nearest slice around it that has one; -1 means none."""
     result = own.copy()
-    above = parent.copy()
+    above = around.copy()
     while (active := np.flatnonzero((result < 0) & (above >= 0))).size:
         result[active] = own[above[active]]
-        above[active] = parent[above[active]]
+        above[active] = around[above[active]]
     return result
 
 
@@ -144,20 +146,22 @@ def host_activity(trace: Trace) -> HostActivity:
     lane, start = slices["lane"].to_numpy(), slices["start_ns"].to_numpy()
     duration, table_codes = slices["duration_ns"].to_numpy(), slices["table"].to_numpy()
     parent = parents(lane, start, duration)
+    around = enclosing(parent, start, duration)
     return HostActivity(
         lane=lane,
         start=start,
-        end=clipped_ends(parent, start, duration),
+        end=start + duration,
         table=table_codes,
         row=slices["row"].to_numpy(),
         parent=parent,
-        cause=_causes(trace, slices, table_codes, parent),
+        around=around,
+        cause=_causes(trace, slices, table_codes, around),
         main_lanes=_main_lanes(trace),
         _trace=trace,
     )
 
 
-def _causes(trace: Trace, slices: pl.DataFrame, table: npt.NDArray[np.int8], parent: Rows) -> npt.NDArray[np.int16]:
+def _causes(trace: Trace, slices: pl.DataFrame, table: npt.NDArray[np.int8], around: Rows) -> npt.NDArray[np.int16]:
     names = slices["name"].unique()
     known = pl.DataFrame(
         {"name": names, "own": [CAUSE_CODES.get(cause_of_name(name) or "", -1) for name in names]},
@@ -166,9 +170,9 @@ def _causes(trace: Trace, slices: pl.DataFrame, table: npt.NDArray[np.int8], par
     own = slices.select("name").join(known, on="name", how="left", maintain_order="left")["own"].to_numpy().copy()
     launches = np.flatnonzero(table == _LAUNCH)
     own[launches] = _launch_causes(trace)[slices["row"].to_numpy()[launches]]
-    definite = inherit(own, parent)
-    inside_operator = inherit(np.where((table == _OPERATOR) | (table == _LAUNCH), 1, -1), parent) > 0
-    inside_frame = inherit(np.where(table == _FRAME, 1, -1), parent) > 0
+    definite = inherit(own, around)
+    inside_operator = inherit(np.where((table == _OPERATOR) | (table == _LAUNCH), 1, -1), around) > 0
+    inside_frame = inherit(np.where(table == _FRAME, 1, -1), around) > 0
     fallback = np.where(
         inside_operator,
         CAUSE_CODES["dispatch"],
@@ -207,20 +211,22 @@ def _launch_causes(trace: Trace) -> Rows:
 
 
 def _main_lanes(trace: Trace) -> dict[str, int]:
-    """Each process's main thread: with step annotations, else the framework's, else its first, else the busiest."""
+    """Each process's main thread: the one with step annotations, else the framework's, else the process's first."""
     lanes = trace.lanes.filter(pl.col("kind") == "host_thread").select(
         "lane", "process", first=pl.col("thread") == pl.col("process")
     )
-    marks = trace.annotations.filter(pl.col("kind") == "host")
-    steps = marks.group_by("lane").agg(
-        steps=pl.col("step").is_not_null().sum(), marks=pl.col("name").str.contains("DataLoader|Optimizer").sum()
+    marks = (
+        trace.annotations.filter(pl.col("kind") == "host")
+        .group_by("lane")
+        .agg(
+            steps=pl.col("step").is_not_null().sum(), marks=pl.col("name").str.contains("DataLoader|Optimizer").sum()
+        )
     )
-    work = trace.operators.group_by("lane").agg(busy=pl.col("duration_ns").sum())
     ranked = (
-        lanes.join(steps, on="lane", how="left")
-        .join(work, on="lane", how="left")
-        .with_columns(pl.col("steps", "marks", "busy").fill_null(0), pl.col("first").fill_null(False))
-        .sort("steps", "marks", "first", "busy", "lane", descending=[True, True, True, True, False])
+        lanes.join(marks, on="lane", how="left")
+        .with_columns(pl.col("steps", "marks").fill_null(0), pl.col("first").fill_null(False))
+        .filter((pl.col("steps") > 0) | (pl.col("marks") > 0) | pl.col("first"))
+        .sort("steps", "marks", "first", "lane", descending=[True, True, True, False])
         .unique("process", keep="first", maintain_order=True)
     )
     return dict(zip(ranked["process"].to_list(), ranked["lane"].to_list(), strict=True))

@@ -38,6 +38,12 @@ IDLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 }
 
 
+UNEXPLAINED_WAIT_NS: Final = 1_500_000
+"""Launched work that stays away longer than this was held up by something the trace does not show.
+
+The limit is HolisticTraceAnalysis's for a kernel-to-kernel delay that hints at an unrecognised dependency."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Gaps:
     """The idle intervals of one device; arrays of shape (n,), rows -1 where there is none."""
@@ -47,6 +53,7 @@ class _Gaps:
     work: Rows
     launch: Rows
     launch_start: Times
+    launch_end: Times
     lane: npt.NDArray[np.int32]
     waits_for_queue: npt.NDArray[np.bool_]
 
@@ -125,7 +132,10 @@ def _gaps(trace: Trace, device: str, window: Window) -> _Gaps:
         .filter(pl.col("device") == device)
         .join(
             trace.launches.with_row_index("launch").select(
-                "launch", launch_start="start_ns", launch_lane="lane"
+                "launch",
+                launch_start="start_ns",
+                launch_end=pl.col("start_ns") + pl.col("duration_ns"),
+                launch_lane="lane",
             ),
             on="launch",
             how="left",
@@ -142,6 +152,7 @@ def _gaps(trace: Trace, device: str, window: Window) -> _Gaps:
         work=np.where(following >= 0, work["work"].to_numpy().astype(np.int64)[following], -1),
         launch=_gathered(work["launch"], following),
         launch_start=_gathered(work["launch_start"], following),
+        launch_end=_gathered(work["launch_end"], following),
         lane=_gathered(work["launch_lane"], following).astype(np.int32),
         waits_for_queue=_waits_for_queue(ends, queues, idle.starts, following),
     )
@@ -219,18 +230,23 @@ def _device_pieces(gaps: _Gaps) -> _Pieces:
     """What of each gap is the device's own: after the launch, or all of it where the launch is not in the trace."""
     launched = gaps.launch >= 0
     start = np.where(launched, np.clip(gaps.launch_start, gaps.start, gaps.end), gaps.start)
-    cause = np.where(
-        ~launched,
-        CAUSE_CODES["unknown"],
-        np.where(
-            (gaps.launch_start <= gaps.start) & gaps.waits_for_queue,
-            CAUSE_CODES["dependency"],
-            CAUSE_CODES["launch_latency"],
-        ),
+    called = np.where(launched, np.clip(gaps.launch_end, start, gaps.end), gaps.start)
+    explained = np.where(gaps.end - called > UNEXPLAINED_WAIT_NS, called, gaps.end)
+    explained = np.where(launched, explained, gaps.start)
+    waits = (gaps.launch_start <= gaps.start) & gaps.waits_for_queue
+    cause = np.where(waits, CAUSE_CODES["dependency"], CAUSE_CODES["launch_latency"])
+    unknown = np.full(len(cause), CAUSE_CODES["unknown"])
+    rows = np.arange(len(cause))
+    none = np.full(2 * len(rows), -1, np.int64)
+    pieces = _Pieces(
+        np.concatenate([rows, rows]),
+        np.concatenate([start, explained]),
+        np.concatenate([explained, gaps.end]),
+        np.concatenate([cause, unknown]).astype(np.int16),
+        none,
+        none.astype(np.int32),
     )
-    rows = np.flatnonzero(gaps.end > start)
-    none = np.full(len(rows), -1, np.int64)
-    return _Pieces(rows, start[rows], gaps.end[rows], cause[rows].astype(np.int16), none, none.astype(np.int32))
+    return _select(pieces, pieces.end > pieces.start)
 
 
 def _host_pieces(trace: Trace, gaps: _Gaps, activity: HostActivity) -> list[_Pieces]:
@@ -315,8 +331,8 @@ def _triggers(
     """
     launch_cause = activity.cause[activity.slices_of("launches")] if trace.launches.height else np.zeros(0, np.int16)
     waits = trace.launches.select("kind", "lane", "start_ns", "duration_ns").with_row_index("launch")
-    is_wait = np.isin(launch_cause, [CAUSE_CODES["synchronisation"], CAUSE_CODES["host_to_device_copy"]])
-    waits = waits.filter(pl.Series(is_wait, dtype=pl.Boolean) & (pl.col("kind").is_in(["synchronise", "copy"])))
+    copies_out = pl.Series(launch_cause == CAUSE_CODES["synchronisation"], dtype=pl.Boolean)
+    waits = waits.filter((pl.col("kind") == "synchronise") | ((pl.col("kind") == "copy") & copies_out))
     gap_trigger = np.full(len(gaps.start), -1, np.int64)
     gap_refill = np.zeros(len(gaps.start), np.bool_)
     late = np.where(gaps.launch >= 0, np.clip(gaps.launch_start, gaps.start, gaps.end) - gaps.start, 0)

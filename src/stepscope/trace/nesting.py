@@ -1,7 +1,7 @@
 """Which slice stands inside which: parents of the slices of each lane.
 
 A slice's parent is the innermost slice of its lane that is open when it starts; of two that start together the
-longer is outside. Profilers round and clip, so a child may end after its parent; `clipped_ends` cuts it there.
+longer is outside. Profilers round and clip, so a child may end after its parent.
 """
 
 from __future__ import annotations
@@ -95,6 +95,22 @@ def clipped_ends(parent: Rows, starts: Times, durations: Times) -> Times:
         ends[active] = np.minimum(ends[active], (starts + durations)[above[active]])
         above[active] = parent[above[active]]
     return np.asarray(np.maximum(ends, starts), np.int64)
+
+
+def enclosing(parent: Rows, starts: Times, durations: Times) -> Rows:
+    """The nearest slice around each that also covers most of it, -1 for none; shape (n,).
+
+    A slice that outlives its parent, as frames that were open when a profiler started do, is not that parent's doing.
+    """
+    ends = starts + durations
+    middle = starts + durations // 2
+    around = parent.copy()
+    while True:
+        above = np.flatnonzero(around >= 0)
+        above = above[ends[around[above]] < middle[above]]
+        if not above.size:
+            return around
+        around[above] = parent[around[above]]
 
 
 def innermost_at(
