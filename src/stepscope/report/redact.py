@@ -48,31 +48,42 @@ _WORDS: Final = frozenset(
 
 
 def redact(diagnosis: Diagnosis, names: Sequence[str] = ()) -> Diagnosis:
-    """The diagnosis without paths, host, user and process names.
-
-    Args:
-        names: more words to take out, such as this machine's and this user's name; users' names are also found in
-            the paths of home folders.
-    """
-    paths = tuple(_paths_in(diagnosis))
-    found = [match[1] for path in paths for match in _HOME.finditer(path)]
-    host = [diagnosis.metadata.host] if diagnosis.metadata.host else []
-    return cast(Diagnosis, _Redactor([*names, *found, *host], paths).value("", diagnosis))
+    """The diagnosis without paths, host, user and process names; `names` as `Redactor.of` takes them."""
+    return Redactor.of(diagnosis, names).redact(diagnosis)
 
 
 def redact_table(frame: pl.DataFrame, names: Sequence[str] = ()) -> pl.DataFrame:
     """The table with the same done to every text in it, nested ones included."""
-    return _Redactor(names, ()).table(frame)
+    return Redactor(names).redact(frame)
 
 
-class _Redactor:
-    def __init__(self, names: Sequence[str], paths: Sequence[str]) -> None:
-        words = sorted({name for name in names if len(name) > 2 and name.lower() not in _EVERYONE}, key=len)
-        self._names = (
-            re.compile(r"(?<!\w)(?:" + "|".join(map(re.escape, reversed(words))) + r")(?!\w)") if words else None
+class Redactor:
+    """Does the same to everything that is shared of one trace.
+
+    Args:
+        names: words to take out, such as this machine's and this user's name.
+        paths: paths to shorten as a whole, wherever they stand; others are recognised by their form.
+    """
+
+    def __init__(self, names: Sequence[str], paths: Sequence[str] = ()) -> None:
+        words = sorted(
+            {name for name in names if len(name) > 2 and name.lower() not in _EVERYONE}, key=len, reverse=True
         )
+        self._names = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)") if words else None
         # Known paths are replaced as a whole first: only of them can be told where a path with spaces ends.
         self._paths = sorted({path for path in paths if "/" in path or "\\" in path}, key=len, reverse=True)
+
+    @classmethod
+    def of(cls, diagnosis: Diagnosis, names: Sequence[str] = ()) -> Redactor:
+        """With the diagnosis's own paths and host, and the users' names in its paths of home folders."""
+        paths = tuple(_paths_in(diagnosis))
+        found = [match[1] for path in paths for match in _HOME.finditer(path)]
+        host = [diagnosis.metadata.host] if diagnosis.metadata.host else []
+        return cls([*names, *found, *host], paths)
+
+    def redact(self, thing: _T) -> _T:
+        """A table, or a dataclass such as a diagnosis or a picture with everything in it."""
+        return cast(_T, self.value("", thing))
 
     def text(self, text: str) -> str:
         for path in self._paths:

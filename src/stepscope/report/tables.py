@@ -73,7 +73,7 @@ class _Column:
     def __init__(self, name: str, values: pl.Series) -> None:
         self.name = name
         self.is_text = not (values.dtype.is_numeric() or values.dtype in (pl.Boolean, pl.Null))
-        self.cells = [heading(name), *(cell(name, value) for value in values)]
+        self.cells = [heading(name), *(cell(name, value) for value in values.to_list())]
         self.wanted = max(cell_len(text) for text in self.cells)
         self.width = self.wanted
 
