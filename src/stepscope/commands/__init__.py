@@ -1,0 +1,118 @@
+"""The `stepscope` command: one module a command, each with NAME, HELP, `prepare_parser(parser)` and `run(arguments)`.
+
+Nothing heavy is imported before `run`: help, completion and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Final
+
+from stepscope.commands import (
+    cache,
+    diagnose,
+    explain,
+    export,
+    idle,
+    kernels,
+    operators,
+    query,
+    rules,
+    steps,
+)
+from stepscope.commands._parser import CommandParser, unknown_command, unknown_options
+from stepscope.errors import StepscopeError
+from stepscope.report.format import printable
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: Final[tuple[ModuleType, ...]] = (
+    diagnose,
+    steps,
+    idle,
+    operators,
+    kernels,
+    query,
+    export,
+    rules,
+    explain,
+    cache,
+)
+"""Every command, in the order the help lists them."""
+
+_DESCRIPTION: Final = """\
+Explains why deep-learning training and inference steps are slow: what the accelerator waits for, which line of your
+code is to blame, what to change and how much time that saves. Reads the traces that profilers write; sends nothing
+anywhere."""
+_EXAMPLES: Final = """\
+examples:
+  stepscope diagnose trace.json              why are the steps slow?
+  stepscope diagnose traces/                 one trace a rank: compare them
+  stepscope explain input-bound              what a finding means and what to do
+  stepscope kernels trace.json --top 10      the costliest kernels
+  stepscope query trace.json "select name, count(*) from operators group by name"
+
+To record a trace with PyTorch:
+  with torch.profiler.profile(with_stack=True, record_shapes=True) as profiler:
+      for batch in loader:
+          train_step(batch)
+          profiler.step()
+  profiler.export_chrome_trace("trace.json")
+
+`stepscope COMMAND --help` explains a command.
+Exit codes: 0 done, 1 a finding above --fail-on, 2 a mistake or a file that cannot be used."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that `argv` (by default the process's arguments) asks for; returns the exit code."""
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except StepscopeError as error:
+        print(f"stepscope: {printable(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough; 141 is what a shell expects then
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(argv: list[str]) -> int:
+    parser, commands = _parsers()
+    if not argv:
+        parser.print_help()
+        return 0
+    if not argv[0].startswith("-") and argv[0] not in commands:
+        raise unknown_command(argv[0], list(commands))
+    try:
+        arguments, rest = parser.parse_known_args(argv)
+    except SystemExit as exit:  # --help and --version end this way
+        return int(exit.code or 0)
+    if rest or "run" not in arguments:
+        raise unknown_options(rest, commands.get(argv[0], parser))
+    if getattr(arguments, "verbose", False):
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="stepscope: %(message)s")
+    return int(arguments.run(arguments))
+
+
+def _parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
+    """The parser of everything, and those of the commands by name."""
+    from stepscope import __version__
+
+    parser = CommandParser(prog="stepscope", description=_DESCRIPTION, epilog=_EXAMPLES)
+    parser.add_argument("--version", action="version", version=f"stepscope {__version__}")
+    choices = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = {}
+    for module in COMMANDS:
+        command = choices.add_parser(module.NAME, help=module.HELP, description=module.HELP)
+        module.prepare_parser(command)
+        command.set_defaults(run=module.run)
+        commands[module.NAME] = command
+    return parser, commands

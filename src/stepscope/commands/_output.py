@@ -1,0 +1,92 @@
+"""Where results go: the terminal, a pipe, or a file that is written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from stepscope.errors import UsageError
+
+_PIPE_WIDTH: Final = 120
+_PLAIN_CHARACTERS: Final = str.maketrans({"█": "#", "…": "~"})
+
+
+def write_output(target: str, data: bytes) -> None:
+    """Write to a file, atomically, or to standard output where the target is "-"."""
+    if target != "-":
+        write_atomically(Path(target), data)
+        return
+    sys.stdout.flush()
+    buffer = getattr(sys.stdout, "buffer", None)
+    if buffer is None:
+        sys.stdout.write(data.decode())
+    else:
+        buffer.write(data)
+        buffer.flush()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that nobody ever sees half of it; links are followed and permissions kept.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    place = Path(os.path.realpath(path))
+    try:
+        if place.exists() and not place.is_file():  # /dev/null, a named pipe
+            place.write_bytes(data)
+            return
+        handle, temporary = tempfile.mkstemp(prefix=f".{place.name}-", dir=place.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.chmod(temporary, _permissions(place))
+            os.replace(temporary, place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def print_text(text: str) -> None:
+    """Print a report; a terminal that lacks its characters gets plain ones."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(_PLAIN_CHARACTERS).encode(encoding, "backslashreplace").decode(encoding)
+    sys.stdout.write(text)
+
+
+def width() -> int:
+    """Columns of the terminal; COLUMNS overrides, and a pipe has 120."""
+    return max(20, shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if sys.stdout.isatty() else _columns())
+
+
+def colour() -> bool:
+    """Whether to colour: only on a terminal, and not where NO_COLOR (https://no-color.org) is set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _columns() -> int:
+    try:
+        return int(os.environ.get("COLUMNS", "")) or _PIPE_WIDTH
+    except ValueError:
+        return _PIPE_WIDTH
+
+
+def _permissions(place: Path) -> int:
+    """Those of the file that is replaced, else what a new file gets."""
+    try:
+        return place.stat().st_mode & 0o777
+    except OSError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask

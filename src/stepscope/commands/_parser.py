@@ -1,0 +1,53 @@
+"""An argument parser whose complaints are one sentence, with a guess at what was meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from stepscope.errors import UsageError
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Raises `UsageError` instead of printing and exiting; options are never abbreviated."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **settings}
+        super().__init__(**settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Turn argparse's complaint into a `UsageError`."""
+        wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        guess = suggestion(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
+        raise UsageError(f"{message}{guess} (see {self.prog} --help)")
+
+    def options(self) -> list[str]:
+        """Every option this parser knows, such as "--top"."""
+        return list(self._option_string_actions)
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """A question such as "; did you mean --top?", or nothing where nothing is close."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def unknown_command(word: str, known: Sequence[str]) -> UsageError:
+    """What to say of a first word that is no command: most often a typo, or a trace without a command."""
+    if os.path.exists(word):
+        return UsageError(f"{word!r} is no command; to explain a trace: stepscope diagnose {word}")
+    guess = suggestion(word, known) or f"; the commands are {', '.join(known)}"
+    return UsageError(f"{word!r} is no command{guess}")
+
+
+def unknown_options(rest: Sequence[str], parser: CommandParser) -> UsageError:
+    """What to say of arguments that no parser took."""
+    word = next((word for word in rest if word.startswith("-")), None)
+    if word is None:
+        return UsageError(f"{rest[0]!r} is one argument too many (see {parser.prog} --help)")
+    option = word.split("=", 1)[0]
+    return UsageError(f"there is no option {option}{suggestion(option, parser.options())} (see {parser.prog} --help)")

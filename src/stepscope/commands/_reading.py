@@ -1,0 +1,88 @@
+"""What every command that reads a trace shares: options, opening, progress."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO
+
+from stepscope.report.format import printable, share, size
+
+if TYPE_CHECKING:
+    from stepscope.trace import Trace
+
+_QUIET_S: Final = 1.0
+_REDRAW_S: Final = 0.1
+
+
+def add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """--window, --steps, --no-cache and --verbose."""
+    group = parser.add_argument_group("reading")
+    part = group.add_mutually_exclusive_group()
+    part.add_argument("--window", metavar="START:END", help="only this stretch of the trace, such as 2s:4s or 150ms:")
+    part.add_argument("--steps", metavar="FIRST:LAST", help="only these steps, by the numbers they carry, such as 3:5")
+    group.add_argument("--no-cache", action="store_true", help="read the file anew and keep nothing of it")
+    group.add_argument("-v", "--verbose", action="store_true", help="say more: what the cache does, every rank")
+
+
+def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
+    """Open a trace as the options say, with progress on a terminal when it takes long."""
+    from stepscope.readers import open_trace
+    from stepscope.trace import Window
+    from stepscope.trace.cache import TraceCache
+    from stepscope.trace.window import StepRange
+
+    progress = Progress(str(path), sys.stderr)
+    try:
+        return open_trace(
+            path,
+            window=Window.parse(arguments.window) if arguments.window else None,
+            steps=StepRange.parse(arguments.steps) if arguments.steps else None,
+            cache=None if arguments.no_cache else TraceCache(),
+            progress=progress if sys.stderr.isatty() else None,
+        )
+    finally:
+        progress.clear()
+
+
+class Progress:
+    """One line that is rewritten, from the second second on."""
+
+    def __init__(self, name: str, stream: TextIO) -> None:
+        self._name = printable(name)
+        self._stream = stream
+        self._begun = time.monotonic()
+        self._drawn = 0.0
+        self._shown = False
+
+    def __call__(self, done: int, total: int | None) -> None:
+        """Show that `done` of `total` bytes were read."""
+        now = time.monotonic()
+        if now - self._begun < _QUIET_S or now - self._drawn < _REDRAW_S:
+            return
+        self._drawn = now
+        self._shown = True
+        how_far = f"{share(done / total)} of {size(total)}" if total else size(done)
+        self._stream.write(f"\r\x1b[Kreading {self._name}: {how_far}")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def local_names() -> list[str]:
+    """What --redact takes out of everything: this user's and this machine's names."""
+    import getpass
+    import platform
+
+    node = platform.node()
+    names = [node, node.split(".")[0], Path.home().name]
+    with contextlib.suppress(OSError, KeyError, ImportError):  # a process without a user, as in some containers
+        names.append(getpass.getuser())
+    return [name for name in names if name]

@@ -1,0 +1,102 @@
+"""`stepscope cache`: the traces that were read once and are kept."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING, Final
+
+from stepscope.commands import _output
+from stepscope.errors import UsageError
+from stepscope.report.format import count, size
+
+if TYPE_CHECKING:
+    from stepscope.trace.cache import TraceCache
+
+NAME: Final = "cache"
+HELP: Final = "List, clear or limit the traces that are kept for opening them again quickly."
+_EXAMPLES: Final = """\
+The cache lies in the user's cache folder, or where STEPSCOPE_CACHE_DIR says. The least recently used traces go first.
+
+examples:
+  stepscope cache                                            what is kept, and where
+  stepscope cache clear                                      remove it all
+  stepscope cache limit                                      how much is kept at most
+  stepscope cache limit 2GiB                                 keep at most that much; 0 keeps nothing
+"""
+_UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS_OF_1024: Final = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument("action", nargs="?", choices=("list", "clear", "limit"), default="list", help="default: list")
+    parser.add_argument("size", metavar="SIZE", nargs="?", help="with limit: the new limit, such as 2GiB")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what was asked for and say what came of it."""
+    from stepscope.trace.cache import TraceCache
+
+    if arguments.size is not None and arguments.action != "limit":
+        raise UsageError(f"stepscope cache {arguments.action} takes no {arguments.size!r}")
+    cache = TraceCache()
+    match arguments.action:
+        case "clear":
+            _clear(cache)
+        case "limit":
+            if arguments.size is not None:
+                cache.set_limit(parsed_size(arguments.size))
+            _output.print_text(f"The cache keeps at most {size(cache.limit())}.\n")
+        case _:
+            _list(cache)
+    return 0
+
+
+def parsed_size(text: str) -> int:
+    """Bytes from "2GiB", "500 MB" or "0".
+
+    Raises:
+        UsageError: the text is no size.
+    """
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)\s*", text.lower())
+    units = _UNITS | _UNITS_OF_1024
+    if match is None or match[2] not in units:
+        raise UsageError(f"{text!r} is no size: write a number with MB, GB, MiB or GiB, such as 2GiB")
+    return int(float(match[1]) * units[match[2]])
+
+
+def _clear(cache: TraceCache) -> None:
+    removed = cache.clear()
+    traces = "1 trace" if len(removed) == 1 else f"{count(len(removed))} traces"
+    _output.print_text(f"Removed {traces}, {size(sum(entry.bytes for entry in removed))}.\n")
+    kept = len(cache.entries())
+    if kept:
+        _output.print_text(f"{count(kept)} in use by another process {'stays' if kept == 1 else 'stay'}.\n")
+
+
+def _list(cache: TraceCache) -> None:
+    import polars as pl
+
+    from stepscope.report.tables import table_lines
+
+    entries = cache.entries()
+    taken = sum(entry.bytes for entry in entries)
+    _output.print_text(f"{cache.root}: {size(taken)} of at most {size(cache.limit())}\n")
+    if entries:
+        frame = pl.DataFrame(
+            {
+                "bytes": [entry.bytes for entry in entries],
+                "last_used": [_date(entry.last_used_unix) for entry in entries],
+                "format": [entry.format for entry in entries],
+                "trace": [entry.path for entry in entries],
+            }
+        )
+        _output.print_text("\n".join(table_lines(frame, width=_output.width())) + "\n")
+
+
+def _date(unix_s: float) -> str:
+    from datetime import datetime
+
+    return datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,224 @@
+"""`stepscope diagnose`: why the steps are slow, where in the code, what to change and what it saves."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from stepscope.commands import _output
+from stepscope.commands._parser import suggestion
+from stepscope.commands._reading import add_reading_options, local_names, open_from
+from stepscope.commands._tables import whole_number
+from stepscope.commands.explain import rule_named
+from stepscope.errors import UsageError
+from stepscope.report.format import printable, share
+
+if TYPE_CHECKING:
+    from stepscope.analysis.picture import StepPicture
+    from stepscope.diagnosis.diagnosis import Diagnosis
+    from stepscope.diagnosis.finding import Finding
+    from stepscope.trace import Trace, Window
+
+NAME: Final = "diagnose"
+HELP: Final = "Explain why the steps in a trace are slow, and what to change."
+_EXAMPLES: Final = """\
+examples:
+  stepscope diagnose trace.json.gz
+  stepscope diagnose traces/                                 every rank's trace in a folder
+  stepscope diagnose trace.json --html report.html           a report to share; --redact hides who and where
+  stepscope diagnose trace.json --steps 10:20                only these steps
+  stepscope diagnose trace.json --fail-on 10%                in CI: exit 1 where a finding would save 10 % or more
+  stepscope diagnose trace.json --json - | jq .findings      for programs
+  stepscope diagnose trace.json --set input-bound.minimum_share=5%
+"""
+_TEXT_ROWS: Final = 5
+_REPORT_ROWS: Final = 20
+_NOTEWORTHY_SHARE: Final = 0.01
+_SCALES: Final = {
+    "%": 0.01,
+    "ns": 1,
+    "us": 1e3,
+    "ms": 1e6,
+    "s": 1e9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="+", help="a trace file, a folder of them, or - for standard input"
+    )
+    reports = parser.add_argument_group("reports, besides the text on the terminal (- writes it there instead)")
+    reports.add_argument("--json", metavar="FILE", help="for programs")
+    reports.add_argument("--markdown", metavar="FILE", help="for an issue or a pull request")
+    reports.add_argument("--html", metavar="FILE", help="one page that needs nothing else, with a picture of a step")
+    reports.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
+    what = parser.add_argument_group("what is shown")
+    what.add_argument(
+        "--top", metavar="N", type=whole_number, help=f"operators and kernels, 0 for all (text: {_TEXT_ROWS})"
+    )
+    what.add_argument("--all", action="store_true", help="also findings that save less than 1 %% of the step")
+    rules = parser.add_argument_group("rules")
+    rules.add_argument("--rule", metavar="ID", action="append", help="only this rule; may be repeated")
+    rules.add_argument(
+        "--set", metavar="RULE.THRESHOLD=VALUE", action="append", default=[], help="another threshold; may be repeated"
+    )
+    rules.add_argument(
+        "--fail-on", metavar="SHARE", type=parsed_share, help="exit 1 where a finding saves this much: 10%%"
+    )
+    add_reading_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Diagnose every trace, write the reports, and judge by --fail-on."""
+    from stepscope.readers import trace_files
+
+    targets = [target for target in (arguments.json, arguments.markdown, arguments.html) if target == "-"]
+    if len(targets) > 1:
+        raise UsageError("only one report can go to standard output")
+    for name in arguments.rule or []:
+        rule_named(name)
+    settings = dict(parsed_setting(text) for text in arguments.set)
+    paths = [file for path in arguments.paths for file in trace_files(path)]
+    results = [_diagnosed(arguments, path, settings) for path in paths]
+    results.sort(key=lambda result: _order(result[0]))
+    _write_reports(arguments, [diagnosis for diagnosis, _ in results], [picture for _, picture in results])
+    return _judged(arguments.fail_on, [diagnosis for diagnosis, _ in results])
+
+
+def parsed_share(text: str) -> float:
+    """A share from "10%" or "0.1"; 10 alone could mean either and is refused."""
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(%?)\s*", text)
+    value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share of a step: write 10% or 0.1")
+    return value
+
+
+def parsed_setting(text: str) -> tuple[str, float]:
+    """("rule.threshold", value) from "rule.threshold=5%"; the value may carry a unit: %, ns, us, ms, s, KiB, MiB, GiB.
+
+    Raises:
+        UsageError: no such rule or threshold, or no number.
+    """
+    match = re.fullmatch(r"\s*([\w-]+)\.(\w+)\s*=\s*(-?\d{1,15}(?:\.\d{1,9})?(?:e-?\d{1,2})?)\s*([A-Za-z%]*)\s*", text)
+    if match is None or (match[4] and match[4] not in _SCALES):
+        raise UsageError(
+            f"{text!r} sets no threshold: write RULE.THRESHOLD=VALUE, such as input-bound.minimum_share=5%"
+        )
+    thresholds = rule_named(match[1]).THRESHOLDS
+    if match[2] not in thresholds:
+        guess = suggestion(match[2], thresholds) or f"; it has {', '.join(thresholds) or 'none'}"
+        raise UsageError(f"the rule {match[1]} has no threshold {match[2]!r}{guess}")
+    return f"{match[1]}.{match[2]}", float(match[3]) * _SCALES.get(match[4], 1)
+
+
+def _diagnosed(
+    arguments: argparse.Namespace, path: Path, settings: dict[str, float]
+) -> tuple[Diagnosis, StepPicture | None]:
+    """One trace's diagnosis and, for HTML, its picture; the trace itself is let go before the next is read."""
+    from stepscope.diagnosis import diagnose
+    from stepscope.report.redact import Redactor
+
+    trace = open_from(arguments, path)
+    diagnosis = diagnose(
+        trace,
+        rules=arguments.rule,
+        settings=settings,
+        top=arguments.top if arguments.top is not None else _REPORT_ROWS,
+        minimum_share=_minimum_share(arguments),
+    )
+    picture = _picture(trace, diagnosis) if arguments.html else None
+    if arguments.redact:
+        redactor = Redactor.of(diagnosis, local_names())
+        return redactor.redact(diagnosis), redactor.redact(picture)
+    return diagnosis, picture
+
+
+def _minimum_share(arguments: argparse.Namespace) -> float:
+    """The share of the step from which findings are shown; never above the one that --fail-on judges by."""
+    if arguments.all:
+        return 0.0
+    return _NOTEWORTHY_SHARE if arguments.fail_on is None else min(_NOTEWORTHY_SHARE, arguments.fail_on)
+
+
+def _picture(trace: Trace, diagnosis: Diagnosis) -> StepPicture:
+    """A picture of the step that is nearest to the typical one, or of everything where there are no steps."""
+    import polars as pl
+
+    from stepscope.analysis.idle import idle_time
+    from stepscope.analysis.picture import step_picture
+    from stepscope.trace import Window
+
+    steps = diagnosis.steps.filter(pl.col("complete")) if diagnosis.steps["complete"].any() else diagnosis.steps
+    if steps.height:
+        distance = (pl.col("duration_ns") - diagnosis.step_ns).abs()
+        start, length = steps.sort(distance).select("start_ns", "duration_ns").row(0)
+        window = Window(start, start + max(length, 1))
+    else:
+        window = _whole(trace)
+    return step_picture(trace, window, idle_time(trace))
+
+
+def _whole(trace: Trace) -> Window:
+    """From the first device work, or operator, to the end of the last one."""
+    from stepscope.trace import Window
+
+    for table in (trace.device_work, trace.operators):
+        if table.height:
+            ends = table["start_ns"] + table["duration_ns"]
+            start = int(table["start_ns"].to_numpy().min())
+            return Window(start, max(int(ends.to_numpy().max()), start + 1))
+    return Window(0, 1)
+
+
+def _order(diagnosis: Diagnosis) -> tuple[float, str]:
+    rank = diagnosis.metadata.rank
+    return (float("inf") if rank is None else rank, diagnosis.metadata.path)
+
+
+def _write_reports(
+    arguments: argparse.Namespace, diagnoses: Sequence[Diagnosis], pictures: Sequence[StepPicture | None]
+) -> None:
+    top = arguments.top if arguments.top is not None else _TEXT_ROWS
+    if arguments.json:
+        from stepscope.report.json_report import json_bytes, json_reports
+
+        _output.write_output(arguments.json, json_bytes(json_reports(diagnoses)))
+    if arguments.markdown:
+        from stepscope.report.markdown import markdown_reports
+
+        _output.write_output(arguments.markdown, markdown_reports(diagnoses, top=top).encode())
+    if arguments.html:
+        from stepscope.report.html import html_report
+
+        _output.write_output(arguments.html, html_report(diagnoses, pictures))
+    if "-" not in (arguments.json, arguments.markdown, arguments.html):
+        from stepscope.report.text import text_reports
+
+        width, colour = _output.width(), _output.colour()
+        _output.print_text(text_reports(diagnoses, width=width, colour=colour, top=top, every=arguments.verbose))
+
+
+def _judged(limit: float | None, diagnoses: Sequence[Diagnosis]) -> int:
+    """The exit code under --fail-on, with what broke the limit on standard error."""
+    if limit is None:
+        return 0
+    above: list[Finding] = [
+        finding
+        for diagnosis in diagnoses
+        for finding in diagnosis.findings
+        if finding.saving_ns_per_step > 0 and finding.saving_share >= limit
+    ]
+    for finding in above:
+        saving = share(finding.saving_share)
+        print(f"stepscope: {printable(finding.rule)} would save {saving}, --fail-on {share(limit)}", file=sys.stderr)
+    return 1 if above else 0

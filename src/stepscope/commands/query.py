@@ -1,0 +1,123 @@
+"""`stepscope query`: SQL over the tables of a trace."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING, Final
+
+from stepscope.commands._parser import suggestion
+from stepscope.commands._reading import add_reading_options, open_from
+from stepscope.commands._tables import add_table_options, write_table
+from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from stepscope.trace import Trace
+
+NAME: Final = "query"
+HELP: Final = "Ask the tables of a trace anything, in SQL; without a query, list them."
+_EXAMPLES: Final = """\
+Every table has a column `row`, which other tables' parent, launch and operator columns refer to.
+Times are nanoseconds from the start of the trace. The trace itself is never changed.
+
+examples:
+  stepscope query trace.json
+  stepscope query trace.json "select name, count(*) as calls from operators group by name order by calls desc"
+  stepscope query trace.json "select w.name, l.name as launch from device_work w join launches l on w.launch = l.row"
+"""
+_STATEMENTS: Final = re.compile(r"[\s(]*(select|with|from|values|show|explain|describe)\b", re.IGNORECASE)
+# Whatever stands between: a query that reads other files is refused, even where it only seems to.
+_TABLE_FUNCTION: Final = re.compile(
+    r"""\b(read_\w+)["`\]]?(?:\s|--[^\n]*\n|\#[^\n]*\n|/\*.*?\*/)*\(""", re.IGNORECASE | re.DOTALL
+)
+_SCAN: Final = re.compile(r"^.*\bSCAN\b.*$", re.MULTILINE)
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument("trace", metavar="TRACE", help="a trace file, or - for standard input")
+    parser.add_argument("sql", metavar="SQL", nargs="?", help="a query; without one, the tables and columns are listed")
+    add_table_options(parser)
+    add_reading_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the answer."""
+    trace = open_from(arguments, arguments.trace)
+    if arguments.sql is None:
+        write_table(_tables(trace), arguments, "tables")
+    else:
+        write_table(answer(trace, arguments.sql), arguments, "rows")
+    return 0
+
+
+def answer(trace: Trace, sql: str) -> pl.DataFrame:
+    """The result of a query over the trace's tables, each with its row numbers as `row`.
+
+    Raises:
+        UsageError: the query is wrong, or is for more than reading these tables.
+    """
+    import polars as pl
+
+    from stepscope.trace.tables import SCHEMAS
+
+    _refuse_more_than_reading(sql)
+    tables = {name: trace.scan(name).with_row_index("row") for name in SCHEMAS}
+    try:
+        with pl.SQLContext(tables, eager=False) as context:
+            plan = context.execute(sql)
+            _refuse_other_files(plan, tables)
+            return plan.collect()
+    except pl.exceptions.PolarsError as error:
+        raise UsageError(f"the query cannot be answered: {_sentence(str(error), tables)}") from error
+
+
+def _refuse_more_than_reading(sql: str) -> None:
+    if not _STATEMENTS.match(sql):
+        raise UsageError("a query begins with select, with, show or explain; a trace is never changed")
+    function = _TABLE_FUNCTION.search(sql)
+    if function is not None:
+        raise UsageError(f"{function[1]}() reads other files; a query sees only the tables of its trace")
+
+
+def _refuse_other_files(plan: pl.LazyFrame, tables: dict[str, pl.LazyFrame]) -> None:
+    """Refuse a plan that scans what no table of the trace scans: a second line, behind the text of the query."""
+    own = {scan for table in tables.values() for scan in _scans(table)}
+    if not _scans(plan) <= own:
+        raise UsageError("the query reads other files; it may see only the tables of its trace")
+
+
+def _scans(plan: pl.LazyFrame) -> set[str]:
+    return {line.strip() for line in _SCAN.findall(plan.explain(optimized=False))}
+
+
+def _sentence(message: str, tables: dict[str, pl.LazyFrame]) -> str:
+    """The first line of Polars' message, with a guess where a table or column is unknown."""
+    first = message.strip().splitlines()[0] if message.strip() else "no reason given"
+    table = re.search(r"relation '(.+?)' was not found", first)
+    if table is not None:
+        return f"there is no table {table[1]!r}" + (
+            suggestion(table[1], tables) or f"; the tables are {', '.join(tables)}"
+        )
+    column = re.search(r'unable to find column "(.+?)"', first) or re.fullmatch(r'"?([\w.]+)"?', first)
+    if column is not None:
+        from stepscope.trace.tables import SCHEMAS
+
+        known = {name for schema in SCHEMAS.values() for name in schema}
+        return f"there is no column {column[1]!r}{suggestion(column[1], known)}"
+    return first
+
+
+def _tables(trace: Trace) -> pl.DataFrame:
+    """Columns table, rows, columns."""
+    import polars as pl
+
+    from stepscope.trace.tables import SCHEMAS
+
+    rows = [
+        (name, trace.scan(name).select(pl.len()).collect().item(), ["row", *schema]) for name, schema in SCHEMAS.items()
+    ]
+    return pl.DataFrame(rows, schema=["table", "rows", "columns"], orient="row")

@@ -1,0 +1,609 @@
+import argparse
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+
+import stepscope.diagnosis
+from stepscope.commands import COMMANDS, _output, _reading, main
+from stepscope.commands.cache import parsed_size
+from stepscope.commands.diagnose import parsed_setting, parsed_share
+from stepscope.errors import UsageError
+from stepscope.trace import Metadata, Trace
+from tests.unit.hand_built import FULL, empty, full
+
+
+@dataclass(frozen=True)
+class Threshold:
+    value: float
+    unit: str
+    meaning: str
+
+
+RULES = [
+    SimpleNamespace(
+        __doc__="The device waits for data.\n\n    What to do\n        Use workers.",
+        ID="input-bound",
+        TITLE="Data loading",
+        THRESHOLDS={"minimum_share": Threshold(0.05, "share", "idle time that counts")},
+    ),
+    SimpleNamespace(__doc__="x", ID="launch-bound", TITLE="Launches", THRESHOLDS={}),
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "stepscope.diagnosis.rules", module_with(RULES=RULES))
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    frame = pl.DataFrame(
+        {
+            "start_ns": [0, 5, 9],
+            "duration_ns": [5, 1, 2],
+            "name": ["aten::mm", "aten::add", "aten::mm"],
+            "lane": [0, 0, 0],
+        }
+    )
+    lanes = pl.DataFrame({"lane": [0], "kind": ["host_thread"], "process_name": ["python /home/jane/x.py"]})
+    Trace.from_tables({"operators": frame, "lanes": lanes}, Metadata(format="kineto")).save(tmp_path / "trace")
+    return str(tmp_path / "trace")
+
+
+def module_with(**content: Any) -> ModuleType:
+    module = ModuleType("fake")
+    module.__dict__.update(content)
+    return module
+
+
+def tables(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Callable[..., pl.DataFrame]) -> None:
+    monkeypatch.setitem(sys.modules, f"stepscope.analysis.{name}", module_with(**functions))
+
+
+def diagnose_as(monkeypatch: pytest.MonkeyPatch, *diagnoses: Any) -> list[dict[str, Any]]:
+    """Make `diagnose` answer with these, one after the other; returns the arguments it was called with."""
+    calls: list[dict[str, Any]] = []
+
+    def diagnose(trace: Trace, **arguments: Any) -> Any:
+        calls.append(arguments)
+        return diagnoses[len(calls) - 1]
+
+    monkeypatch.setattr(stepscope.diagnosis, "diagnose", diagnose, raising=False)
+    return calls
+
+
+class TestFrame:
+    def test_alone_it_prints_help_that_teaches(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([]) == 0
+        help_text = capsys.readouterr().out
+        for command in COMMANDS:
+            assert command.NAME in help_text
+        assert "stepscope diagnose trace.json" in help_text
+        assert "export_chrome_trace" in help_text
+
+    @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.NAME)
+    def test_every_command_has_help_with_examples(
+        self, command: ModuleType, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([command.NAME, "--help"]) == 0
+        assert f"  stepscope {command.NAME}" in capsys.readouterr().out
+
+    def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--version"]) == 0
+        assert capsys.readouterr().out == f"stepscope {stepscope.__version__}\n"
+
+    @pytest.mark.parametrize(
+        ("argv", "message"),
+        [
+            (["diagnos", "x"], "'diagnos' is no command; did you mean diagnose?"),
+            (["zzz"], "'zzz' is no command; the commands are diagnose, steps, "),
+            (
+                ["diagnose", "x", "--jsn", "y"],
+                "there is no option --jsn; did you mean --json? (see stepscope diagnose --help)",
+            ),
+            (["--verison"], "there is no option --verison; did you mean --version?"),
+            (["cache", "list", "1", "2"], "'2' is one argument too many"),
+            (["cache", "lst"], "did you mean list?"),
+            (["diagnose"], "the following arguments are required: PATH"),
+            (["kernels", "x", "--format", "jsn"], "did you mean json?"),
+            (["kernels", "x", "--top", "many"], "'many' is not a whole number"),
+            (["diagnose", "x", "--fail-on", "10"], "'10' is no share of a step: write 10% or 0.1"),
+            (["diagnose", "x", "--window", "1:2", "--steps", "1"], "not allowed with argument"),
+            (["diagnose", "x", "--rule", "input-bond"], "there is no rule 'input-bond'; did you mean input-bound?"),
+            (["diagnose", "x", "--json", "-", "--html", "-"], "only one report can go to standard output"),
+            (["explain", "nothing"], "there is no rule 'nothing' (stepscope rules lists them)"),
+        ],
+    )
+    def test_a_mistake_is_one_sentence_and_exit_2(
+        self, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(argv) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1
+        assert err.startswith("stepscope: ")
+        assert message in err
+
+    def test_a_trace_without_a_command_gets_the_command(self, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([trace]) == 2
+        assert capsys.readouterr().err.endswith(f"is no command; to explain a trace: stepscope diagnose {trace}\n")
+
+    def test_a_bad_file_is_one_sentence_without_its_control_characters(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        bad = tmp_path / "a\x1b[31m.json"
+        bad.write_text("no trace")
+        assert main(["query", str(bad)]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert "a\\x1b[31m.json" in err
+
+    def test_interrupting_is_quiet(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        def interrupt(*arguments: Any) -> Any:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("stepscope.commands.cache._list", interrupt)
+        assert main(["cache"]) == 130
+        assert capsys.readouterr().err == "\n"
+
+    def test_a_closed_pipe_is_quiet(self) -> None:
+        program = "import sys; from stepscope.commands import main; sys.exit(main(['cache', 'limit']))"
+        with subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()
+            assert process.stderr.read() == b""
+            assert process.wait() == 141
+
+    def test_nothing_heavy_is_imported_before_a_command_runs(self) -> None:
+        program = (
+            "import sys; from stepscope.commands import main; main(['diagnose', '--help']); main(['nonsense'])\n"
+            "sys.exit(len({'polars', 'numpy', 'rich', 'msgspec', 'jinja2', 'torch'} & set(sys.modules)))"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+
+
+class TestDiagnose:
+    def test_the_text_report_goes_to_the_terminal(
+        self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        calls = diagnose_as(monkeypatch, full())
+        assert main(["diagnose", trace]) == 0
+        out, err = capsys.readouterr()
+        assert out.startswith("Rank 3, device 0 (NVIDIA H100): a step takes 120.3 ms")
+        assert "\x1b" not in out
+        assert err == ""
+        assert calls == [{"rules": None, "settings": {}, "top": 20, "minimum_share": 0.01}]
+
+    def test_options_reach_the_diagnosis(self, trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = diagnose_as(monkeypatch, full(), full())
+        argv = ["diagnose", trace, "--rule", "input-bound", "--set", "input-bound.minimum_share=7%", "--top", "0"]
+        assert main([*argv, "--all"]) == 0
+        assert main([*argv, "--fail-on", "0.5%"]) == 1
+        expected = {"rules": ["input-bound"], "settings": {"input-bound.minimum_share": 0.07}, "top": 0}
+        assert calls == [{**expected, "minimum_share": 0.0}, {**expected, "minimum_share": 0.005}]
+
+    def test_reports_go_to_files_and_the_text_still_to_the_terminal(
+        self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        diagnose_as(monkeypatch, full())
+        report, markdown = tmp_path / "report.json", tmp_path / "report.md"
+        assert main(["diagnose", trace, "--json", str(report), "--markdown", str(markdown)]) == 0
+        assert json.loads(report.read_bytes())["findings"][0]["rule"] == "input-bound"
+        assert markdown.read_text(encoding="utf-8").startswith("**Rank 3")
+        assert capsys.readouterr().out.startswith("Rank 3")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.md", "trace"]
+
+    def test_a_report_to_standard_output_stands_there_alone(
+        self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        diagnose_as(monkeypatch, full())
+        assert main(["diagnose", trace, "--json", "-"]) == 0
+        assert json.loads(capsys.readouterr().out)["schema"] == 1
+
+    def test_html_gets_a_picture_of_every_trace(
+        self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        diagnose_as(monkeypatch, full())
+        seen: list[Any] = []
+
+        def html_report(diagnoses: Any, pictures: Any) -> bytes:
+            seen.extend(pictures)
+            return b"<html>"
+
+        monkeypatch.setitem(sys.modules, "stepscope.report.html", module_with(html_report=html_report))
+        assert main(["diagnose", trace, "--html", str(tmp_path / "report.html")]) == 0
+        assert (tmp_path / "report.html").read_bytes() == b"<html>"
+        assert [(picture.start_ns, picture.duration_ns) for picture in seen] == [(0, 120_300_000)]
+
+    def test_ranks_are_sorted_and_a_folder_stands_for_its_traces(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        events = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]
+        for name in ("b.json", "a.json"):
+            (tmp_path / name).write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+        (tmp_path / "notes.txt").write_text("not a trace")
+        diagnose_as(monkeypatch, full(metadata=Metadata(rank=1)), full(metadata=Metadata(rank=0)))
+        assert main(["diagnose", str(tmp_path)]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("2 ranks\n")
+        assert re.findall(r"^([01]) +120\.3 ms", out, flags=re.MULTILINE) == ["0", "1"]
+
+    def test_fail_on_is_exit_1_with_the_reason(
+        self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        diagnose_as(monkeypatch, full(), full(), empty(), full(findings=FULL["findings"][1:]))
+        assert main(["diagnose", trace, "--fail-on", "33%"]) == 1
+        assert capsys.readouterr().err == "stepscope: input-bound would save 33.2 %, --fail-on 33.0 %\n"
+        assert main(["diagnose", trace, "--fail-on", "34%"]) == 0
+        assert main(["diagnose", trace, "--fail-on", "0"]) == 0
+        assert main(["diagnose", trace, "--fail-on", "0"]) == 0  # a note saves nothing
+
+    def test_redact_reaches_every_report(
+        self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        diagnose_as(monkeypatch, full(), full(), full())
+        for options in ([], ["--json", "-"], ["--markdown", "-"]):
+            assert main(["diagnose", trace, "--redact", *options]) == 0
+            out = capsys.readouterr().out
+            assert "train.py" in out
+            assert not re.search("jane|node7|/home", out)
+
+    def test_the_trace_is_kept_unless_told_otherwise(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from stepscope.trace.cache import TraceCache
+
+        events = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]
+        (tmp_path / "a.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+        assert main(["query", str(tmp_path / "a.json"), "select * from operators", "--no-cache"]) == 0
+        assert TraceCache().entries() == []
+        assert main(["query", str(tmp_path / "a.json"), "select * from operators"]) == 0
+        assert len(TraceCache().entries()) == 1
+
+    @pytest.mark.parametrize(("text", "value"), [("10%", 0.1), ("0.25", 0.25), (" 5 % ", 0.05), ("1", 1.0), ("0", 0.0)])
+    def test_a_share(self, text: str, value: float) -> None:
+        assert parsed_share(text) == pytest.approx(value)
+
+    @pytest.mark.parametrize("text", ["10", "-1%", "101%", "ten", "", "nan", "1e3"])
+    def test_what_is_no_share(self, text: str) -> None:
+        with pytest.raises(argparse.ArgumentTypeError):
+            parsed_share(text)
+
+    @pytest.mark.parametrize(
+        ("text", "value"), [("5%", 0.05), ("0.5", 0.5), ("2ms", 2e6), ("3 MiB", 3 * 2**20), ("-1", -1.0)]
+    )
+    def test_a_setting(self, text: str, value: float) -> None:
+        assert parsed_setting(f"input-bound.minimum_share={text}") == (
+            "input-bound.minimum_share",
+            pytest.approx(value),
+        )
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("minimum_share=1", "write RULE.THRESHOLD=VALUE"),
+            ("input-bound.minimum_share=lots", "write RULE.THRESHOLD=VALUE"),
+            ("input-bound.minimum_share=1 mile", "write RULE.THRESHOLD=VALUE"),
+            ("input-bound.minimum_shar=1", "has no threshold 'minimum_shar'; did you mean minimum_share?"),
+            ("launch-bound.x=1", "the rule launch-bound has no threshold 'x'; it has none"),
+            ("inpt-bound.minimum_share=1", "there is no rule 'inpt-bound'; did you mean input-bound?"),
+        ],
+    )
+    def test_what_is_no_setting(self, text: str, message: str) -> None:
+        with pytest.raises(UsageError, match=re.escape(message)):
+            parsed_setting(text)
+
+
+class TestTables:
+    FRAME = pl.DataFrame({"name": ["a", "b", "c"], "calls": [2, 30, 1], "self_ns": [3_000, 2_000, None]})
+
+    def run(self, monkeypatch: pytest.MonkeyPatch, trace: str, *options: str) -> int:
+        tables(monkeypatch, "operators", operator_table=lambda trace, group_by: self.FRAME)
+        return main(["operators", trace, *options])
+
+    def test_a_table(self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.run(monkeypatch, trace) == 0
+        assert capsys.readouterr().out == "name  calls    self\na         2  3.0 us\nb        30  2.0 us\nc         1\n"
+
+    def test_what_was_cut_is_said(
+        self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.run(monkeypatch, trace, "--top", "1", "--sort", "calls") == 0
+        assert capsys.readouterr().out == (
+            "name  calls    self\nb        30  2.0 us\nshowing 1 of 3 operators, --top 0 for all\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("options", "names"),
+        [
+            (["--sort", "self_ns"], ["a", "b", "c"]),
+            (["--sort", "self_ns", "--ascending"], ["b", "a", "c"]),
+            (["--sort", "calls"], ["b", "a", "c"]),
+            (["--sort", "name"], ["a", "b", "c"]),
+        ],
+    )
+    def test_sorting_puts_what_is_unknown_last(
+        self,
+        options: list[str],
+        names: list[str],
+        trace: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        assert self.run(monkeypatch, trace, *options, "--format", "json") == 0
+        assert [row["name"] for row in json.loads(capsys.readouterr().out)] == names
+
+    def test_an_unknown_column(
+        self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.run(monkeypatch, trace, "--sort", "cals") == 2
+        assert (
+            "there is no column 'cals'; did you mean calls?; the columns are name, calls, self_ns"
+            in capsys.readouterr().err
+        )
+
+    def test_every_format_to_a_file(self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("o.csv", "o.json", "o.parquet", "o.txt"):
+            assert self.run(monkeypatch, trace, "--output", str(tmp_path / name)) == 0
+        assert (tmp_path / "o.csv").read_text() == "name,calls,self_ns\na,2,3000\nb,30,2000\nc,1,\n"
+        assert json.loads((tmp_path / "o.json").read_bytes()) == self.FRAME.to_dicts()
+        assert pl.read_parquet(tmp_path / "o.parquet").equals(self.FRAME)
+        assert (tmp_path / "o.txt").read_text().startswith("name  calls")
+
+    def test_grouping_reaches_the_analysis(self, trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[Any] = []
+
+        def table(trace: Trace, group_by: tuple[str, ...]) -> pl.DataFrame:
+            seen.append(group_by)
+            return self.FRAME
+
+        tables(monkeypatch, "operators", operator_table=table)
+        tables(monkeypatch, "kernels", kernel_table=table)
+        assert main(["operators", trace, "--group-by", "name, input_shapes"]) == 0
+        assert main(["kernels", trace]) == 0
+        assert seen == [("name", "input_shapes"), ("name",)]
+
+    def test_steps(self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        tables(monkeypatch, "steps", step_table=lambda trace: pl.DataFrame({"index": [3], "duration_ns": [5_000_000]}))
+        assert main(["steps", trace]) == 0
+        assert capsys.readouterr().out == "index  duration\n    3    5.0 ms\n"
+
+    def test_idle(self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        pieces = pl.DataFrame(
+            {
+                "device": ["0", "0", "0"],
+                "cause": ["input", "input", "python"],
+                "trigger": [None, None, "sync"],
+                "duration_ns": [1, 2, 1],
+            }
+        )
+        tables(monkeypatch, "idle", idle_time=lambda trace: pieces)
+        assert main(["idle", trace, "--format", "csv"]) == 0
+        assert capsys.readouterr().out == (
+            "device,cause,trigger,count,ns,idle_share\n0,input,,2,3,0.75\n0,python,sync,1,1,0.25\n"
+        )
+        assert main(["idle", trace, "--pieces", "--format", "csv", "--top", "1"]) == 0
+        assert capsys.readouterr().out == "device,cause,trigger,duration_ns\n0,input,,1\n"
+        assert main(["idle", trace, "--group-by", "caus"]) == 2
+        assert "there is no column 'caus'; did you mean cause?" in capsys.readouterr().err
+
+
+class TestQuery:
+    def test_without_a_query_the_tables_are_listed(self, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["query", trace]) == 0
+        assert re.search(r"^operators +3  row, start_ns, duration_ns", capsys.readouterr().out, flags=re.MULTILINE)
+
+    def test_a_query(self, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+        sql = "select name, count(*) as calls, max(row) as last from operators group by name order by calls desc"
+        assert main(["query", trace, sql, "--format", "csv"]) == 0
+        assert capsys.readouterr().out == "name,calls,last\naten::mm,2,2\naten::add,1,1\n"
+
+    @pytest.mark.parametrize(
+        "sql",
+        [
+            "select * from read_csv('{secret}')",
+            "SELECT * FROM Read_CSV ('{secret}')",
+            "select * from \"read_csv\"('{secret}')",
+            "select * from read_csv/**/('{secret}')",
+            "select * from read_csv /* a */ /* ( */ ('{secret}')",
+            "select * from read_csv -- a\n('{secret}')",
+            "with q as (select * from read_csv('{secret}')) select * from q",
+            "select name from operators where name in (select a from read_csv('{secret}'))",
+            "select * from operators o join read_csv('{secret}') r on o.name = r.a",
+            "-- it's\nselect * from read_csv('{secret}')",
+            "select $$'$$ as x from read_csv('{secret}')",
+            "select * from '{secret}'",
+            "select * from read_csv/* /* */ */('{secret}')",
+            "explain select * from read_csv('{secret}')",
+            "create table t as select * from operators",
+            "drop table operators",
+            "delete from operators",
+            "select 1; select 2",
+            "copy operators to '{secret}.out'",
+        ],
+    )
+    def test_nothing_but_the_trace_can_be_reached(
+        self, sql: str, trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        secret = tmp_path / "secret.csv"
+        secret.write_text("a,b\nhidden,value\n")
+        assert main(["query", trace, sql.format(secret=secret)]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1
+        assert "hidden" not in err
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["secret.csv", "trace"]
+
+    def test_a_plan_that_reads_other_files_is_refused_whatever_its_text(
+        self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for name in ("a.csv", "b.parquet"):
+            frame = pl.DataFrame({"a": [1]})
+            frame.write_csv(tmp_path / name) if name == "a.csv" else frame.write_parquet(tmp_path / name)
+            monkeypatch.setattr("stepscope.commands.query._refuse_more_than_reading", lambda sql: None)
+            assert main(["query", trace, f"select * from read_{name[2:]}('{tmp_path / name}')"]) == 2
+            assert "the query reads other files" in capsys.readouterr().err
+
+    def test_the_names_of_functions_may_be_searched_for(self, trace: str) -> None:
+        assert main(["query", trace, "select * from operators where name = 'read_csv' or (row = 1)"]) == 0
+
+    @pytest.mark.parametrize(
+        ("sql", "message"),
+        [
+            ("select * from operator", "there is no table 'operator'; did you mean operators?"),
+            ("select nam from operators", "there is no column 'nam'; did you mean name?"),
+            ("select from", "the query cannot be answered: "),
+            ("select * from operators where", "the query cannot be answered: "),
+            ("select name + 1 from operators", "the query cannot be answered: "),
+            ("", "a query begins with select"),
+        ],
+    )
+    def test_a_wrong_query_is_one_sentence(
+        self, sql: str, message: str, trace: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["query", trace, sql]) == 2
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.count("\n") == 1
+
+    def test_redact(self, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["query", trace, "select process_name, kind from lanes", "--redact", "--format", "csv"]) == 0
+        assert capsys.readouterr().out == "process_name,kind\n[redacted],host_thread\n"
+
+
+class TestRulesAndCache:
+    def test_rules(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["rules"]) == 0
+        assert capsys.readouterr().out == "rule          title\ninput-bound   Data loading\nlaunch-bound  Launches\n"
+
+    def test_explain(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["explain", "input-bound"]) == 0
+        assert capsys.readouterr().out == (
+            "input-bound: Data loading\n\nThe device waits for data.\n\nWhat to do\n    Use workers.\n\n"
+            "Thresholds\n  input-bound.minimum_share = 5.0 %\n      idle time that counts\n\n"
+            "Set one with: stepscope diagnose TRACE --set input-bound.minimum_share=VALUE\n"
+        )
+
+    def test_the_cache_is_listed_limited_and_cleared(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from stepscope.trace.cache import default_root
+
+        def said(*argv: str) -> str:
+            assert main(["cache", *argv]) == 0
+            return capsys.readouterr().out
+
+        assert said() == f"{default_root()}: 0 B of at most 10.00 GiB\n"
+        events = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]
+        (tmp_path / "a.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+        assert main(["query", str(tmp_path / "a.json"), "select 1 as x from operators"]) == 0
+        capsys.readouterr()
+        assert re.search(r"size|bytes +last used +format +trace\n.* kineto +.*a\.json\n$", said("list"))
+        assert said("limit", "2GiB") == said("limit") == "The cache keeps at most 2.00 GiB.\n"
+        assert re.fullmatch(r"Removed 1 trace, \d.*B\.\n", said("clear"))
+        assert said("clear") == "Removed 0 traces, 0 B.\n"
+        assert main(["cache", "clear", "2GiB"]) == 2
+
+    @pytest.mark.parametrize(
+        ("text", "amount"), [("0", 0), ("2GiB", 2**31), ("1.5 gb", 1_500_000_000), ("10MB", 10**7)]
+    )
+    def test_a_size(self, text: str, amount: int) -> None:
+        assert parsed_size(text) == amount
+
+    @pytest.mark.parametrize("text", ["", "much", "-1", "2 GiBs", "1e9"])
+    def test_what_is_no_size(self, text: str) -> None:
+        with pytest.raises(UsageError, match="is no size"):
+            parsed_size(text)
+
+
+class TestOutput:
+    def test_a_file_is_replaced_whole_and_keeps_its_permissions(self, tmp_path: Path) -> None:
+        place, link = tmp_path / "report.json", tmp_path / "link"
+        place.write_bytes(b"old")
+        place.chmod(0o640)
+        link.symlink_to(place)
+        _output.write_atomically(link, b"new")
+        assert link.is_symlink()
+        assert place.read_bytes() == b"new"
+        assert place.stat().st_mode & 0o777 == 0o640
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "report.json"]
+
+    def test_a_failure_leaves_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        place = tmp_path / "report.json"
+        place.write_bytes(b"old")
+
+        def fail(*arguments: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "replace", fail)
+        with pytest.raises(UsageError, match=r"report\.json cannot be written: No space left on device"):
+            _output.write_atomically(place, b"new")
+        assert place.read_bytes() == b"old"
+        assert list(tmp_path.iterdir()) == [place]
+
+    def test_a_missing_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="No such file or directory"):
+            _output.write_atomically(tmp_path / "none" / "report.json", b"")
+
+    def test_a_device_is_written_to(self) -> None:
+        _output.write_atomically(Path(os.devnull), b"data")
+        assert not Path(os.devnull).is_file()
+
+    def test_a_terminal_without_the_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        raw = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+        _output.print_text("██… ü\n")
+        sys.stdout.flush()
+        assert raw.getvalue() == b"##~ \\xfc\n"
+
+    def test_colour_only_on_a_terminal_and_never_with_no_color(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        monkeypatch.setenv("TERM", "xterm")
+        assert not _output.colour()
+        monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
+        assert _output.colour()
+        monkeypatch.setenv("NO_COLOR", "1")
+        assert not _output.colour()
+
+    def test_width(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert _output.width() == 120
+        monkeypatch.setenv("COLUMNS", "70")
+        assert _output.width() == 70
+        monkeypatch.setenv("COLUMNS", "3")
+        assert _output.width() == 20
+
+
+def test_progress_is_quiet_for_a_second_and_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.5, 1.5, 1.55, 1.7])
+    monkeypatch.setattr(_reading.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    progress = _reading.Progress("a\x1b.json", stream)
+    for done in (1, 2, 3, 4):
+        progress(done << 20, 4 << 20)
+    progress.clear()
+    assert stream.getvalue() == (
+        "\r\x1b[Kreading a\\x1b.json: 50.0 % of 4.0 MiB\r\x1b[Kreading a\\x1b.json: 100.0 % of 4.0 MiB\r\x1b[K"
+    )
+    quiet = io.StringIO()
+    monkeypatch.setattr(_reading.time, "monotonic", lambda: 0.0)
+    _reading.Progress("b", quiet).clear()
+    assert quiet.getvalue() == ""
