@@ -1,0 +1,78 @@
+"""How the main host thread's time went, by cause: what explains a step on a machine without a device."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.causes import CAUSES
+from stepscope.analysis.host import TABLES, HostActivity, host_activity
+from stepscope.trace import Trace, Window
+
+HOST_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "start_ns": pl.Int64,
+    "duration_ns": pl.Int64,
+    "cause": pl.String,  # one of CAUSES, or "compute": inside an operator on a machine without a device
+    "lane": pl.Int32,
+    "slice_table": pl.String,
+    "slice_row": pl.UInt32,
+}
+
+
+def main_lane(trace: Trace, activity: HostActivity) -> int | None:
+    """The thread that drives the training: a process's main thread, else the one with the most operator time."""
+    busy = trace.operators.group_by("lane").agg(ns=pl.col("duration_ns").sum()).sort("ns", "lane", descending=[True, False])
+    known = [lane for lane in activity.main_lanes.values() if lane in activity.timelines]
+    if known:
+        by_lane = dict(busy.iter_rows())
+        return max(known, key=lambda lane: by_lane.get(lane, 0))
+    return int(busy["lane"][0]) if busy.height else next(iter(activity.timelines), None)
+
+
+def host_time(trace: Trace, *, window: Window | None = None, activity: HostActivity | None = None) -> pl.DataFrame:
+    """Every piece of the main host thread's time with its cause.
+
+    Returns:
+        Columns as in HOST_SCHEMA, in order of time; the durations add up to the window, by default from the
+        thread's first slice to its last one's end.
+    """
+    activity = activity or host_activity(trace)
+    lane = main_lane(trace, activity)
+    if lane is None:
+        return pl.DataFrame(schema=dict(HOST_SCHEMA))
+    timeline = activity.timelines[lane]
+    window = window or Window(int(timeline.times[1]), int(timeline.times[-1]))
+    _, start, end, slices = timeline.cut(np.array([window.start_ns]), np.array([window.end_ns]))
+    known = slices >= 0
+    inner = np.maximum(slices, 0)
+    cause = pl.Series(list(CAUSES)).gather(activity.cause[inner].astype(np.int64))
+    if trace.device_work.is_empty():
+        cause = cause.replace({"dispatch": "compute"})
+    frame = pl.DataFrame(
+        {
+            "start_ns": start,
+            "duration_ns": end - start,
+            "cause": cause,
+            "lane": np.full(len(start), lane),
+            "slice_table": pl.Series(TABLES).gather(activity.table[inner].astype(np.int64)),
+            "slice_row": activity.row[inner],
+        }
+    ).with_columns(
+        cause=pl.when(pl.Series(known)).then(pl.col("cause")).otherwise(pl.lit("untraced")),
+        slice_table=pl.when(pl.Series(known)).then(pl.col("slice_table")),
+        slice_row=pl.when(pl.Series(known)).then(pl.col("slice_row")),
+    )
+    return frame.filter(pl.col("duration_ns") > 0).select([pl.col(name).cast(dtype) for name, dtype in HOST_SCHEMA.items()])
+
+
+def host_summary(pieces: pl.DataFrame) -> pl.DataFrame:
+    """Host time by cause: columns cause, ns, share (of the whole, 0 to 1), the largest first."""
+    total = pieces["duration_ns"].sum()
+    return (
+        pieces.group_by("cause")
+        .agg(ns=pl.col("duration_ns").sum())
+        .with_columns(share=pl.col("ns") / total if total else pl.lit(0.0))
+        .sort("ns", "cause", descending=[True, False])
+    )

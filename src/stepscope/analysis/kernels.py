@@ -1,0 +1,170 @@
+"""Device work by name, and how it was launched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.operators import calls_in_steps, share_of_sum
+from stepscope.analysis.steps import step_table
+from stepscope.errors import UsageError
+from stepscope.trace import Trace, Window
+
+GROUPINGS: Final = ("name", "kind", "device", "queue", "grid", "block")
+
+_TENSOR_CORES: Final = re.compile(
+    r"tensorop|tensor_?core|[hib]mma|wgmma|xmma|(?<![a-z])mma|s1688|s16816|h1688|h16816|i8816|i16832|[sh]884|mfma|"
+    r"flash|fmha|nvjet|sm90_|sm100_|tcgen05",
+    re.IGNORECASE,
+)
+_MATRIX: Final = re.compile(
+    r"gemm|gemv|matmul|conv(?!ert)|cudnn.*(?:dgrad|wgrad|fprop|relu|nn_v|nt_v|tn_v)|xmma|cutlass|Cijk_|nvjet|winograd|"
+    r"attention|fmha|flash",
+    re.IGNORECASE,
+)
+_PRECISIONS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
+    (name, re.compile(pattern))
+    for name, pattern in (
+        ("fp8", r"(?i)fp8|e4m3|e5m2|float8"),
+        ("bf16", r"(?i)bf16|bfloat16|_BBS_|_BSS_"),
+        ("fp16", r"(?i)half|fp16|(?<![b\d])f16|hgemm|h884|h1688|h16816|s884|_HHS_|_HSS_|_HBH_"),
+        ("tf32", r"(?i)tf32|tensorop_s1688|s1688|s16816gemm_f32"),
+        ("int8", r"(?i)int8|_s8_|i8816|imma"),
+        ("fp64", r"(?i)double|dgemm|f64"),
+        ("fp32", r"(?i)float|sgemm|scudnn|f32|fp32|_SB_|_S_B_|simt"),
+    )
+)
+
+
+class Arithmetic(NamedTuple):
+    """What a kernel's name tells about its arithmetic; None where it tells nothing."""
+
+    precision: str | None
+    tensor_cores: bool | None
+    is_matrix: bool
+
+
+@lru_cache(maxsize=65536)
+def arithmetic(name: str) -> Arithmetic:
+    """Number type, use of tensor cores and whether it is a matrix product, from a kernel's name."""
+    is_matrix = _MATRIX.search(name) is not None
+    precision = next((word for word, pattern in _PRECISIONS if pattern.search(name)), None)
+    uses = True if _TENSOR_CORES.search(name) else (False if is_matrix and precision in ("fp32", "fp64") else None)
+    return Arithmetic(precision, uses if is_matrix or uses else None, is_matrix)
+
+
+def kernel_table(trace: Trace, *, window: Window | None = None, group_by: Sequence[str] = ("name",)) -> pl.DataFrame:
+    """Device work grouped as asked, the costliest first.
+
+    Args:
+        window: only work that starts in this stretch of time.
+        group_by: any of "name", "kind", "device", "queue", "grid" and "block".
+
+    Returns:
+        The grouping columns, then calls, calls_per_step (null without steps), total_ns, share (of all device work,
+        0 to 1), mean_ns, deviation_ns (standard deviation), shortest_ns, longest_ns, launch_delay_ns (median, from
+        the launch call's start to the work's; null if no launch is known), shorter_than_launch (works that took
+        less than their launch call); where grouped by name also precision, tensor_cores, is_matrix, from the name.
+
+    Raises:
+        UsageError: an unknown grouping.
+    """
+    unknown = [name for name in group_by if name not in GROUPINGS]
+    if unknown or not group_by:
+        raise UsageError(f"kernels can be grouped by {', '.join(GROUPINGS)}, not by {', '.join(unknown) or 'nothing'}")
+    work = _with_launch(trace)
+    if window is not None:
+        work = work.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
+    steps = step_table(trace).filter(pl.col("complete"))
+    table = (
+        work.group_by(list(group_by))
+        .agg(
+            calls=pl.len(),
+            calls_per_step=calls_in_steps(steps),
+            total_ns=pl.col("duration_ns").sum(),
+            mean_ns=pl.col("duration_ns").mean(),
+            deviation_ns=pl.col("duration_ns").std(ddof=0),
+            shortest_ns=pl.col("duration_ns").min(),
+            longest_ns=pl.col("duration_ns").max(),
+            launch_delay_ns=(pl.col("start_ns") - pl.col("launch_start_ns")).median(),
+            shorter_than_launch=(pl.col("duration_ns") < pl.col("launch_duration_ns")).sum(),
+        )
+        .with_columns(share=share_of_sum("total_ns"))
+    )
+    columns = [
+        *group_by, "calls", "calls_per_step", "total_ns", "share", "mean_ns", "deviation_ns", "shortest_ns",
+        "longest_ns", "launch_delay_ns", "shorter_than_launch",
+    ]  # fmt: skip
+    table = table.select(columns).sort(["total_ns", *group_by], descending=[True, *[False] * len(group_by)])
+    return _with_arithmetic(table) if "name" in group_by else table
+
+
+def _with_arithmetic(table: pl.DataFrame) -> pl.DataFrame:
+    found = [arithmetic(name) for name in table["name"]]
+    schema = {"precision": pl.String, "tensor_cores": pl.Boolean, "is_matrix": pl.Boolean}
+    return pl.concat([table, pl.DataFrame(found, schema=schema, orient="row")], how="horizontal")
+
+
+def _with_launch(trace: Trace) -> pl.DataFrame:
+    calls = trace.launches.select(launch_start_ns="start_ns", launch_duration_ns="duration_ns", launch_kind="kind")
+    return trace.device_work.join(
+        calls.with_row_index("launch"), on="launch", how="left", maintain_order="left"
+    )
+
+
+def launch_table(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
+    """How each device was given its work.
+
+    Returns:
+        One row a device: device, works, works_without_launch, launch_calls, works_per_graph_launch (mean; null
+        without graph launches), shorter_than_launch, launch_call_ns (median length of a call), launch_delay_ns
+        (median, from call to start), queue_depth (mean number of works launched and not yet finished, over time),
+        deepest_queue.
+    """
+    work = _with_launch(trace)
+    if window is not None:
+        work = work.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
+    rows = []
+    for (device,), mine in work.group_by("device", maintain_order=True):
+        launched = mine.filter(pl.col("launch").is_not_null())
+        graph = launched.filter(pl.col("launch_kind") == "graph_launch")
+        mean_depth, deepest = _queue_depth(launched)
+        rows.append(
+            {
+                "device": device,
+                "works": mine.height,
+                "works_without_launch": mine.height - launched.height,
+                "launch_calls": launched["launch"].n_unique(),
+                "works_per_graph_launch": graph.height / graph["launch"].n_unique() if graph.height else None,
+                "shorter_than_launch": launched.filter(pl.col("duration_ns") < pl.col("launch_duration_ns")).height,
+                "launch_call_ns": launched["launch_duration_ns"].median(),
+                "launch_delay_ns": (launched["start_ns"] - launched["launch_start_ns"]).median(),
+                "queue_depth": mean_depth,
+                "deepest_queue": deepest,
+            }
+        )
+    schema = {
+        "device": pl.String, "works": pl.Int64, "works_without_launch": pl.Int64, "launch_calls": pl.Int64,
+        "works_per_graph_launch": pl.Float64, "shorter_than_launch": pl.Int64, "launch_call_ns": pl.Float64,
+        "launch_delay_ns": pl.Float64, "queue_depth": pl.Float64, "deepest_queue": pl.Int64,
+    }  # fmt: skip
+    return pl.DataFrame(rows, schema=schema).sort("device")
+
+
+def _queue_depth(launched: pl.DataFrame) -> tuple[float, int]:
+    """Mean over time and maximum of how many works had been launched and not finished."""
+    if launched.is_empty():
+        return 0.0, 0
+    begin = launched["launch_start_ns"].to_numpy()
+    end = np.maximum((launched["start_ns"] + launched["duration_ns"]).to_numpy(), begin)
+    times = np.concatenate([begin, end])
+    change = np.concatenate([np.ones(len(begin), np.int64), -np.ones(len(end), np.int64)])
+    order = np.lexsort((change, times))
+    depth = np.cumsum(change[order])
+    span = int(times.max() - times.min())
+    return (float((end - begin).sum()) / span if span else 0.0), int(depth.max())

@@ -1,0 +1,157 @@
+"""Operators: how often they ran, what they cost on the host and on the device, what they allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.host import host_activity
+from stepscope.analysis.steps import step_table
+from stepscope.errors import UsageError
+from stepscope.trace import Trace, Window
+from stepscope.trace.nesting import Rows, innermost_at
+
+GROUPINGS: Final = ("name", "input_shapes", "stack")
+
+
+def operator_costs(trace: Trace) -> pl.DataFrame:
+    """What each call of an operator cost; one row for each row of `operators`, in order.
+
+    Returns:
+        Columns host_self_ns (without operators inside), device_self_ns (work it launched itself), device_total_ns
+        (with what operators inside launched), bytes_allocated (by itself, without what operators inside allocated).
+    """
+    operators = trace.operators
+    duration = operators["duration_ns"].to_numpy()
+    parent = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    children = np.zeros(len(duration), np.int64)
+    inside = parent >= 0
+    np.add.at(children, parent[inside], duration[inside])
+    device = _device_self_ns(trace)
+    return pl.DataFrame(
+        {
+            "host_self_ns": np.maximum(duration - children, 0),
+            "device_self_ns": device,
+            "device_total_ns": with_inner(device, parent),
+            "bytes_allocated": _bytes_allocated(trace, parent),
+        }
+    )
+
+
+def with_inner(values: Rows, parent: Rows) -> Rows:
+    """Each operator's value plus those of all operators inside it; shape (n,)."""
+    total = values.copy()
+    above, carried = parent.copy(), values
+    while (active := np.flatnonzero((above >= 0) & (carried != 0))).size:
+        np.add.at(total, above[active], carried[active])
+        above[active] = parent[above[active]]
+    return total
+
+
+def _device_self_ns(trace: Trace) -> Rows:
+    launched = (
+        trace.device_work.filter(pl.col("launch").is_not_null())
+        .select(
+            ns="duration_ns",
+            operator=trace.launches["operator"].gather(
+                trace.device_work.filter(pl.col("launch").is_not_null())["launch"]
+            ),
+        )
+        .drop_nulls()
+        .group_by("operator")
+        .agg(pl.col("ns").sum())
+    )
+    result = np.zeros(trace.operators.height, np.int64)
+    result[launched["operator"].to_numpy()] = launched["ns"].to_numpy()
+    return result
+
+
+def _bytes_allocated(trace: Trace, parent: Rows) -> Rows:
+    memory = trace.memory.filter(pl.col("bytes") > 0)
+    operators = trace.operators
+    result = np.zeros(operators.height, np.int64)
+    if memory.height and operators.height:
+        rows = innermost_at(
+            memory["lane"].to_numpy(),
+            memory["start_ns"].to_numpy(),
+            operators["lane"].to_numpy(),
+            operators["start_ns"].to_numpy(),
+            operators["duration_ns"].to_numpy(),
+            parent,
+        )
+        known = rows >= 0
+        np.add.at(result, rows[known], memory["bytes"].to_numpy()[known])
+    return result
+
+
+def operator_table(
+    trace: Trace, *, window: Window | None = None, group_by: Sequence[str] = ("name",)
+) -> pl.DataFrame:
+    """Operators grouped as asked, the costliest first.
+
+    Args:
+        window: only calls that start in this stretch of time.
+        group_by: any of "name", "input_shapes" and "stack" (the user's innermost frame).
+
+    Returns:
+        The grouping columns, then calls, calls_per_step (in complete steps; null without steps), host_total_ns,
+        host_self_ns, host_self_share (of all operators' own time, 0 to 1), device_total_ns, device_self_ns,
+        device_self_share, bytes_allocated. Totals include operators inside, so they do not add up to the whole.
+
+    Raises:
+        UsageError: an unknown grouping.
+    """
+    unknown = [name for name in group_by if name not in GROUPINGS]
+    if unknown or not group_by:
+        raise UsageError(f"operators can be grouped by {', '.join(GROUPINGS)}, not by {', '.join(unknown) or 'nothing'}")
+    rows = pl.concat([trace.operators, operator_costs(trace)], how="horizontal")
+    if "stack" in group_by:
+        rows = rows.with_columns(stack=_user_frames(trace))
+    if window is not None:
+        rows = rows.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
+    steps = step_table(trace).filter(pl.col("complete"))
+    table = rows.group_by(list(group_by)).agg(
+        calls=pl.len(),
+        calls_per_step=calls_in_steps(steps),
+        host_total_ns=pl.col("duration_ns").sum(),
+        host_self_ns=pl.col("host_self_ns").sum(),
+        device_total_ns=pl.col("device_total_ns").sum(),
+        device_self_ns=pl.col("device_self_ns").sum(),
+        bytes_allocated=pl.col("bytes_allocated").sum(),
+    )
+    table = table.with_columns(
+        host_self_share=share_of_sum("host_self_ns"), device_self_share=share_of_sum("device_self_ns")
+    )
+    order = "device_self_ns" if trace.device_work.height else "host_self_ns"
+    columns = [
+        *group_by, "calls", "calls_per_step", "host_total_ns", "host_self_ns", "host_self_share", "device_total_ns",
+        "device_self_ns", "device_self_share", "bytes_allocated",
+    ]  # fmt: skip
+    return table.select(columns).sort([order, "host_self_ns", *group_by], descending=[True, True, *[False] * len(group_by)])
+
+
+def calls_in_steps(steps: pl.DataFrame) -> pl.Expr:
+    """Expression for the calls that start in these steps, over the steps' number; null without steps."""
+    if steps.is_empty():
+        return pl.lit(None, pl.Float64)
+    first = int(steps["start_ns"].min())  # type: ignore[arg-type]
+    last = int((steps["start_ns"] + steps["duration_ns"]).max())  # type: ignore[arg-type]
+    return pl.col("start_ns").is_between(first, last, closed="left").sum() / steps.height
+
+
+def share_of_sum(column: str) -> pl.Expr:
+    """Expression for a column as a share of its sum, 0 to 1."""
+    total = pl.col(column).sum()
+    return pl.when(total > 0).then(pl.col(column) / total).otherwise(0.0)
+
+
+def _user_frames(trace: Trace) -> pl.Series:
+    activity = host_activity(trace)
+    slices = activity.slices_of("operators")
+    frame = np.where(slices >= 0, activity.user_frame[np.maximum(slices, 0)], -1) if len(activity.row) else slices
+    rows = pl.Series(frame, dtype=pl.Int64)
+    names = trace.frames["name"].gather(pl.select(pl.when(rows >= 0).then(rows)).to_series().cast(pl.UInt32))
+    return trace.operators.select(pl.coalesce(names.alias("frame"), pl.col("call_stack")))["frame"]

@@ -1,0 +1,166 @@
+"""Where each step begins and ends, from annotations or from what repeats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.trace import Trace
+from stepscope.trace.intervals import Times
+
+STEP_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "index": pl.Int64,
+    "start_ns": pl.Int64,
+    "duration_ns": pl.Int64,
+    "complete": pl.Boolean,  # inside the recording from its beginning to its end
+    "source": pl.String,  # "annotation" or "inferred"
+}
+
+PARTIAL_SHARE: Final = 0.5
+"""A first or last step shorter than this share of the median of the others was cut off by the recording."""
+MINIMUM_REPETITIONS: Final = 3
+MATCHING_SHARE: Final = 0.98
+"""Share of a sequence that must equal itself one period later to be taken for periodic."""
+_LONGEST_SEQUENCE: Final = 200_000
+_CANDIDATES: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """The steps of a trace in one line.
+
+    Attributes:
+        source: where the steps come from.
+        count: number of complete steps.
+        median_ns, shortest_ns, longest_ns: of the complete steps; 0 if there are none.
+        mean_ns: of the complete steps.
+        spread: standard deviation over mean, 0 if there are none.
+    """
+
+    source: Literal["annotation", "inferred", "none"]
+    count: int
+    median_ns: int
+    shortest_ns: int
+    longest_ns: int
+    mean_ns: float
+    spread: float
+
+
+def step_table(trace: Trace) -> pl.DataFrame:
+    """The steps in order; columns as in STEP_SCHEMA. Empty where nothing marks or repeats a step."""
+    steps = _annotated(trace)
+    if steps.is_empty():
+        steps = _inferred_from_marks(trace)
+    if steps.is_empty():
+        steps = _inferred_from_period(trace)
+    return _with_complete(steps.sort("start_ns"))
+
+
+def step_summary(steps: pl.DataFrame) -> StepSummary:
+    """The steps of `step_table` in one line."""
+    complete = steps.filter(pl.col("complete"))["duration_ns"].to_numpy()
+    source = steps["source"][0] if steps.height else "none"
+    if not complete.size:
+        return StepSummary(source, 0, 0, 0, 0, 0.0, 0.0)
+    mean = float(complete.mean())
+    return StepSummary(
+        source=source,
+        count=len(complete),
+        median_ns=int(np.median(complete)),
+        shortest_ns=int(complete.min()),
+        longest_ns=int(complete.max()),
+        mean_ns=mean,
+        spread=float(complete.std() / mean) if mean else 0.0,
+    )
+
+
+def _steps(index: npt.NDArray[np.int64], start: Times, end: Times, source: str) -> pl.DataFrame:
+    return pl.DataFrame(
+        {"index": index, "start_ns": start, "duration_ns": end - start},
+        schema={"index": pl.Int64, "start_ns": pl.Int64, "duration_ns": pl.Int64},
+    ).with_columns(complete=pl.lit(True), source=pl.lit(source))
+
+
+def _annotated(trace: Trace) -> pl.DataFrame:
+    marks = trace.annotations.filter((pl.col("kind") == "host") & pl.col("step").is_not_null())
+    marks = marks.sort("start_ns").unique("step", keep="first", maintain_order=True)
+    start = marks["start_ns"].to_numpy()
+    return _steps(marks["step"].to_numpy(), start, start + marks["duration_ns"].to_numpy(), "annotation")
+
+
+def _inferred_from_marks(trace: Trace) -> pl.DataFrame:
+    """Steps from one end of the optimizer's step to the next, or from one batch's loading to the next."""
+    marks = trace.annotations.filter(pl.col("kind") == "host")
+    for pattern, at_end in (("^Optimizer.step#", True), ("^enumerate\\(DataLoader\\)", False)):
+        found = marks.filter(pl.col("name").str.contains(pattern))
+        if found.height < MINIMUM_REPETITIONS:
+            continue
+        busiest = found["lane"].mode().min()
+        found = found.filter(pl.col("lane") == busiest).sort("start_ns")
+        times = (found["start_ns"] + (found["duration_ns"] if at_end else 0)).to_numpy()
+        if len(times) >= MINIMUM_REPETITIONS:
+            return _steps(np.arange(len(times) - 1), times[:-1], times[1:], "inferred")
+    return pl.DataFrame(schema=dict(STEP_SCHEMA))
+
+
+def _inferred_from_period(trace: Trace) -> pl.DataFrame:
+    """Steps from the period of what the busiest queue did, or else of the busiest thread's operators."""
+    work = trace.device_work.select("start_ns", "name", "lane")
+    operators = trace.operators.filter(pl.col("parent").is_null()).select("start_ns", "name", "lane")
+    for rows in (work, operators):
+        if rows.height < 2 * MINIMUM_REPETITIONS:
+            continue
+        busiest = rows.group_by("lane").len().sort("len", "lane", descending=[True, False])["lane"][0]
+        mine = rows.filter(pl.col("lane") == busiest).sort("start_ns").head(_LONGEST_SEQUENCE)
+        period = _period(mine["name"].rank("dense").to_numpy().astype(np.int64))
+        if period is None:
+            continue
+        times = mine["start_ns"].to_numpy()
+        bounds = times[_phase(times, period) :: period]
+        if len(bounds) >= MINIMUM_REPETITIONS:
+            return _steps(np.arange(len(bounds) - 1), bounds[:-1], bounds[1:], "inferred")
+    return pl.DataFrame(schema=dict(STEP_SCHEMA))
+
+
+def _period(codes: npt.NDArray[np.int64]) -> int | None:
+    """The shortest distance at which the sequence repeats itself nearly everywhere."""
+    count = len(codes)
+    numbers, occurrences = np.unique(codes, return_counts=True)
+    regular = numbers[occurrences >= MINIMUM_REPETITIONS]
+    if not regular.size:
+        return None
+    rarest = regular[np.argsort(occurrences[np.isin(numbers, regular)], kind="stable")][:20]
+    candidates: set[int] = set()
+    for code in rarest:
+        distances = np.diff(np.flatnonzero(codes == code))
+        candidates.update(np.unique(distances)[:_CANDIDATES].tolist())
+    for period in sorted(candidates):
+        if 1 < period <= count // MINIMUM_REPETITIONS:
+            matching = float((codes[period:] == codes[:-period]).mean())
+            if matching >= MATCHING_SHARE:
+                return period
+    return None
+
+
+def _phase(times: Times, period: int) -> int:
+    """Where in the period the longest pause lies: a step begins after it."""
+    pauses = np.diff(times, prepend=times[:1])
+    whole = len(pauses) // period * period
+    return int(np.median(pauses[:whole].reshape(-1, period), axis=0).argmax())
+
+
+def _with_complete(steps: pl.DataFrame) -> pl.DataFrame:
+    """A first or last step much shorter than the others, or the only short one, was cut off."""
+    durations = steps["duration_ns"].to_numpy()
+    complete = np.ones(len(durations), np.bool_)
+    if len(durations) >= 2:
+        for edge in (0, len(durations) - 1):
+            others = np.delete(durations, edge)
+            complete[edge] = durations[edge] >= PARTIAL_SHARE * float(np.median(others))
+    return steps.with_columns(complete=pl.Series(complete, dtype=pl.Boolean)).select(
+        [pl.col(name).cast(dtype) for name, dtype in STEP_SCHEMA.items()]
+    )
