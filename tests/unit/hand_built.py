@@ -87,7 +87,7 @@ FULL: dict[str, Any] = {
     "idle": pl.DataFrame(
         [
             ("0", "input", None, 400_000_000, 0.3325),
-            ("0", "python", "synchronisation", 60_000_000, 0.0499),
+            ("0", "python", "cudaStreamSynchronize", 60_000_000, 0.0499),
             ("0", "python", None, 106_000_000, 0.0881),
             ("0", "launch_latency", None, 1_500_000, 0.00125),
             ("0", "unknown", None, 500_000, 0.000416),

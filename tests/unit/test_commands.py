@@ -242,12 +242,20 @@ class TestDiagnose:
         events = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]
         for name in ("b.json", "a.json"):
             (tmp_path / name).write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-        (tmp_path / "notes.txt").write_text("not a trace")
+        (tmp_path / "notes.txt").write_text("not looked at")
+        (tmp_path / "settings.json").write_text('{"no": "trace"}')
         diagnose_as(monkeypatch, full(metadata=Metadata(rank=1)), full(metadata=Metadata(rank=0)))
         assert main(["diagnose", str(tmp_path)]) == 0
-        out = capsys.readouterr().out
+        out, err = capsys.readouterr()
         assert out.startswith("2 ranks\n")
+        assert err.startswith("stepscope: passed over: ")
+        assert err.count("\n") == 1
         assert re.findall(r"^([01]) +120\.3 ms", out, flags=re.MULTILINE) == ["0", "1"]
+
+    def test_a_folder_without_a_trace(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "settings.json").write_text('{"no": "trace"}')
+        assert main(["diagnose", str(tmp_path)]) == 2
+        assert capsys.readouterr().err.endswith(f"stepscope: no file in {tmp_path} is a trace\n")
 
     def test_fail_on_is_exit_1_with_the_reason(
         self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

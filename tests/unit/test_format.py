@@ -1,8 +1,12 @@
+import io
+import json
 import math
 
+import polars as pl
 import pytest
 
 from stepscope.report.format import cell, count, duration, printable, share, size
+from stepscope.report.tables import showing, table_bytes, table_lines
 
 
 @pytest.mark.parametrize(
@@ -82,3 +86,63 @@ def test_cell_takes_the_unit_from_the_column(column: str, value: object, text: s
 def test_printable_keeps_ordinary_text_and_writes_out_the_rest() -> None:
     assert printable("größe 名前") == "größe 名前"
     assert printable("a\u202eb\ud800\x07\x9b") == "a\\u202eb\\ud800\\x07\\x9b"
+
+
+FRAME = pl.DataFrame(
+    {
+        "name": ["aten::mm", 'a,"b"\n<c>', None],
+        "self_ns": [54_100_000, None, 0],
+        "share": [0.25, math.nan, 0.0],
+        "shapes": [[1, 2], [], None],
+        "step": [10_000, 2, 3],
+    }
+)
+
+
+def test_an_empty_table() -> None:
+    assert table_bytes(pl.DataFrame(schema={"name": pl.String, "ns": pl.Int64}), "table") == b"name  time\n"
+    assert table_bytes(pl.DataFrame(schema={"name": pl.String}), "csv") == b"name\n"
+    assert table_bytes(pl.DataFrame(schema={"name": pl.String}), "json") == b"[]\n"
+    assert pl.read_parquet(io.BytesIO(table_bytes(pl.DataFrame({"a": []}), "parquet"))).columns == ["a"]
+
+
+def test_a_table_in_every_format() -> None:
+    assert table_lines(FRAME, width=80) == [
+        "name           self   share  shapes   step",
+        "aten::mm    54.1 ms  25.0 %  1, 2    10000",
+        'a,"b"\\n<c>                -              2',
+        "               0 ns   0.0 %              3",
+    ]
+    assert table_bytes(FRAME, "csv").decode() == (
+        'name,self_ns,share,shapes,step\naten::mm,54100000,0.25,"[1,2]",10000\n"a,""b""\n<c>",,,[],2\n,0,0.0,,3\n'
+    )
+    assert json.loads(table_bytes(FRAME, "json")) == [
+        {"name": "aten::mm", "self_ns": 54_100_000, "share": 0.25, "shapes": [1, 2], "step": 10_000},
+        {"name": 'a,"b"\n<c>', "self_ns": None, "share": None, "shapes": [], "step": 2},
+        {"name": None, "self_ns": 0, "share": 0.0, "shapes": None, "step": 3},
+    ]
+    assert pl.read_parquet(io.BytesIO(table_bytes(FRAME, "parquet"))).equals(FRAME)
+
+
+def test_long_names_give_way_and_columns_that_do_not_fit_are_named() -> None:
+    frame = pl.DataFrame({"name": ["x" * 50], "calls": [1234], "self_ns": [54_100_000], "total_ns": [54_100_000]})
+    narrow = table_lines(frame, width=30)
+    assert narrow[0].split() == ["name", "calls"]
+    assert narrow[2] == "(no room for self_ns, total_ns; a wider terminal or --format csv shows them)"
+    for width in range(26, 90):
+        heading, row, *_ = table_lines(frame, width=width)
+        assert len(heading) == len(row) <= width
+        assert row.startswith("x" * min(15, width // 4))
+
+
+def test_wide_characters_take_two_columns() -> None:
+    assert table_lines(pl.DataFrame({"name": ["名前", "ab"], "calls": [1, 2]}), width=40) == [
+        "name  calls",
+        "名前      1",
+        "ab        2",
+    ]
+
+
+def test_what_was_cut_is_said() -> None:
+    assert showing(20, 4310, "operators") == "showing 20 of 4,310 operators, --top 0 for all"
+    assert showing(3, 3, "operators") == ""

@@ -71,7 +71,7 @@ FULL_REPORT = {
     },
     "idle": [
         {"device": "0", "cause": "input", "trigger": None, "ns": 400_000_000, "share": 0.3325},
-        {"device": "0", "cause": "python", "trigger": "synchronisation", "ns": 60_000_000, "share": 0.0499},
+        {"device": "0", "cause": "python", "trigger": "cudaStreamSynchronize", "ns": 60_000_000, "share": 0.0499},
         {"device": "0", "cause": "python", "trigger": None, "ns": 106_000_000, "share": 0.0881},
         {"device": "0", "cause": "launch_latency", "trigger": None, "ns": 1_500_000, "share": 0.00125},
         {"device": "0", "cause": "unknown", "trigger": None, "ns": 500_000, "share": 0.000416},

@@ -40,7 +40,9 @@ Rank 3, device 0 (NVIDIA H100): a step takes 120.3 ms (median of 10, annotated),
 
 Why device 0 was idle: 568.0 ms of 1.20 s (47.2 %)
   input    ███████               33.2 %  400.0 ms the host was loading data
-  python   ███                   13.8 %  166.0 ms the host was running Python code between operators
+  python   ███                   13.8 %  166.0 ms the host was running Python code between
+                                                  operators; 60.0 ms of it after
+                                                  cudaStreamSynchronize
   2 others                        0.2 %    2.0 ms
 
 Kernels, the costliest first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +14,7 @@ from stepscope.commands._parser import suggestion
 from stepscope.commands._reading import add_reading_options, local_names, open_from
 from stepscope.commands._tables import whole_number
 from stepscope.commands.explain import rule_named
-from stepscope.errors import UsageError
+from stepscope.errors import NotATraceError, UsageError
 from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
@@ -79,16 +79,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Diagnose every trace, write the reports, and judge by --fail-on."""
-    from stepscope.readers import trace_files
-
     targets = [target for target in (arguments.json, arguments.markdown, arguments.html) if target == "-"]
     if len(targets) > 1:
         raise UsageError("only one report can go to standard output")
     for name in arguments.rule or []:
         rule_named(name)
     settings = dict(parsed_setting(text) for text in arguments.set)
-    paths = [file for path in arguments.paths for file in trace_files(path)]
-    results = [_diagnosed(arguments, path, settings) for path in paths]
+    results = [_diagnosed(arguments, trace, settings) for trace in _traces(arguments)]
     results.sort(key=lambda result: _order(result[0]))
     _write_reports(arguments, [diagnosis for diagnosis, _ in results], [picture for _, picture in results])
     return _judged(arguments.fail_on, [diagnosis for diagnosis, _ in results])
@@ -121,14 +118,34 @@ def parsed_setting(text: str) -> tuple[str, float]:
     return f"{match[1]}.{match[2]}", float(match[3]) * _SCALES.get(match[4], 1)
 
 
+def _traces(arguments: argparse.Namespace) -> Iterator[Trace]:
+    """Every trace the paths stand for, one after the other; what else lies in a folder is named and passed over."""
+    from stepscope.readers import trace_files
+
+    for path in arguments.paths:
+        found, other = 0, None
+        for file in trace_files(path):
+            try:
+                trace = open_from(arguments, file)
+            except NotATraceError as error:
+                if str(file) == str(Path(path)):
+                    raise
+                other = error
+                print(f"stepscope: passed over: {printable(str(error))}", file=sys.stderr)
+                continue
+            found += 1
+            yield trace
+        if other is not None and not found:
+            raise UsageError(f"no file in {path} is a trace")
+
+
 def _diagnosed(
-    arguments: argparse.Namespace, path: Path, settings: dict[str, float]
+    arguments: argparse.Namespace, trace: Trace, settings: dict[str, float]
 ) -> tuple[Diagnosis, StepPicture | None]:
-    """One trace's diagnosis and, for HTML, its picture; the trace itself is let go before the next is read."""
+    """One trace's diagnosis and, for HTML, its picture; neither keeps the trace's tables."""
     from stepscope.diagnosis import diagnose
     from stepscope.report.redact import Redactor
 
-    trace = open_from(arguments, path)
     diagnosis = diagnose(
         trace,
         rules=arguments.rule,

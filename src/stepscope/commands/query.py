@@ -27,7 +27,7 @@ examples:
   stepscope query trace.json "select name, count(*) as calls from operators group by name order by calls desc"
   stepscope query trace.json "select w.name, l.name as launch from device_work w join launches l on w.launch = l.row"
 """
-_STATEMENTS: Final = re.compile(r"[\s(]*(select|with|from|values|show|explain|describe)\b", re.IGNORECASE)
+_STATEMENTS: Final = re.compile(r"[\s(]*(select|with|from|values|show)\b", re.IGNORECASE)
 # Whatever stands between: a query that reads other files is refused, even where it only seems to.
 _TABLE_FUNCTION: Final = re.compile(
     r"""\b(read_\w+)["`\]]?(?:\s|--[^\n]*\n|\#[^\n]*\n|/\*.*?\*/)*\(""", re.IGNORECASE | re.DOTALL
@@ -71,13 +71,13 @@ def answer(trace: Trace, sql: str) -> pl.DataFrame:
             plan = context.execute(sql)
             _refuse_other_files(plan, tables)
             return plan.collect()
-    except pl.exceptions.PolarsError as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise UsageError(f"the query cannot be answered: {_sentence(str(error), tables)}") from error
 
 
 def _refuse_more_than_reading(sql: str) -> None:
     if not _STATEMENTS.match(sql):
-        raise UsageError("a query begins with select, with, show or explain; a trace is never changed")
+        raise UsageError("a query begins with select, with or show; a trace is never changed")
     function = _TABLE_FUNCTION.search(sql)
     if function is not None:
         raise UsageError(f"{function[1]}() reads other files; a query sees only the tables of its trace")

@@ -20,6 +20,7 @@ from stepscope.report.text import (
     rank_name,
     rank_table,
     saving_sentence,
+    trigger_sentence,
     warning_sentences,
 )
 
@@ -105,7 +106,8 @@ def _times(diagnosis: Diagnosis) -> Iterator[str]:
 
 def _with_meaning(times: pl.DataFrame) -> pl.DataFrame:
     causes = idle_by_cause(times)
-    meaning = pl.Series("what it means", [CAUSES.get(cause, "") for cause in causes["cause"]], pl.String)
+    whys = [(CAUSES.get(cause, ""), trigger_sentence(times, cause)) for cause in causes["cause"]]
+    meaning = pl.Series("what it means", ["; ".join(filter(None, why)) for why in whys], pl.String)
     return causes.with_columns(meaning)
 
 

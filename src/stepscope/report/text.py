@@ -135,6 +135,18 @@ def idle_by_cause(idle: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([large, rest])
 
 
+def trigger_sentence(idle: pl.DataFrame, cause: str) -> str:
+    """How much of a cause's idle time followed a wait that had drained the queues; empty where none did."""
+    if "trigger" not in idle.columns:
+        return ""
+    after = idle.filter((pl.col("cause") == cause) & pl.col("trigger").is_not_null()).sort("ns", descending=True)
+    if after.is_empty():
+        return ""
+    sums = after.group_by("trigger", maintain_order=True).agg(pl.col("ns").sum()).sort("ns", descending=True)
+    most = f"after {printable(sums['trigger'][0])}" + (" and others" if sums.height > 1 else "")
+    return f"{duration(int(sums['ns'].sum()))} of it {most}"
+
+
 def _rank_row(diagnosis: Diagnosis) -> tuple[object, ...]:
     device = worst_device(diagnosis)
     rank = diagnosis.metadata.rank
@@ -236,7 +248,8 @@ def _cause_lines(times: pl.DataFrame, width: int) -> Iterator[RenderableType]:
     bar_width = _BAR_WIDTH if width >= 80 else _BAR_WIDTH // 4
     for cause, ns, part in idle_by_cause(times).select("cause", "ns", "share").iter_rows():
         bar = Text(f"{'█' * round(min(part, 1) * bar_width):<{bar_width}}", style="blue")
-        meaning = Text(CAUSES.get(cause, "") if width >= 60 else "")
+        why = "; ".join(text for text in (CAUSES.get(cause, ""), trigger_sentence(times, cause)) if text)
+        meaning = Text(why if width >= 60 else "")
         grid.add_row(Text("  " + printable(cause)), bar, Text(f"{share(part):>7}"), Text(f"{duration(ns):>9}"), meaning)
     yield grid
     yield ""
