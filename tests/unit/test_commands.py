@@ -332,6 +332,15 @@ class TestTables:
         assert self.run(monkeypatch, trace) == 0
         assert capsys.readouterr().out == "name  calls    self\na         2  3.0 us\nb        30  2.0 us\nc         1\n"
 
+    def test_an_empty_table_is_said_to_be_empty(
+        self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        tables(monkeypatch, "kernels", kernel_table=lambda trace, group_by: self.FRAME.clear())
+        assert main(["kernels", trace]) == 0
+        assert capsys.readouterr().out == "There are no kernels in this trace.\n"
+        assert main(["kernels", trace, "--format", "csv"]) == 0
+        assert capsys.readouterr().out == "name,calls,self_ns\n"
+
     def test_what_was_cut_is_said(
         self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

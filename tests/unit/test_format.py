@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from stepscope.report.format import cell, count, duration, printable, share, size
-from stepscope.report.tables import showing, table_bytes, table_lines
+from stepscope.report.tables import heading, showing, table_bytes, table_lines
 
 
 @pytest.mark.parametrize(
@@ -146,3 +146,9 @@ def test_wide_characters_take_two_columns() -> None:
 def test_what_was_cut_is_said() -> None:
     assert showing(20, 4310, "operators") == "showing 20 of 4,310 operators, --top 0 for all"
     assert showing(3, 3, "operators") == ""
+
+
+def test_a_heading_drops_the_unit_but_never_what_tells_columns_apart() -> None:
+    columns = ["ns", "busy_share", "self_ns", "self_share", "shared_memory_bytes"]
+    assert [heading(name, columns) for name in columns] == ["time", "busy", "self", "self share", "shared memory"]
+    assert heading("busy_share") == "busy share"

@@ -66,6 +66,9 @@ def write_table(frame: pl.DataFrame, arguments: argparse.Namespace, things: str)
     if table_format != "table" or arguments.output != "-":
         _output.write_output(arguments.output, table_bytes(frame, table_format))
         return
+    if frame.is_empty():
+        _output.print_text(f"There are no {things} in this trace.\n")
+        return
     _output.print_text(table_bytes(frame, "table", width=_output.width()).decode())
     cut = showing(frame.height, total, things)
     if cut:

@@ -126,7 +126,7 @@ def _top(frame: pl.DataFrame, total: int, things: str, top: int) -> Iterator[str
 
 
 def _table(frame: pl.DataFrame) -> Iterator[str]:
-    yield _row(escape(heading(name)) for name in frame.columns)
+    yield _row(escape(heading(name, frame.columns)) for name in frame.columns)
     yield _row("---:" if dtype.is_numeric() else "---" for dtype in frame.dtypes)
     for row in frame.iter_rows(named=True):
         yield _row(escape(cell(name, value)) for name, value in row.items())

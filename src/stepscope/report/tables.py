@@ -18,7 +18,6 @@ FORMATS: Final[tuple[str, ...]] = get_args(TableFormat)
 
 _GAP: Final = 2
 _NARROWEST_TEXT: Final = 16
-_UNIT_SUFFIX: Final = re.compile(r"_(ns|bytes|share)$")
 
 
 def table_bytes(frame: pl.DataFrame, table_format: TableFormat, *, width: int = 120) -> bytes:
@@ -46,7 +45,7 @@ def table_lines(frame: pl.DataFrame, *, width: int) -> list[str]:
 
     Columns that do not fit are left out from the right, and a last line says which.
     """
-    columns = [_Column(name, frame[name]) for name in frame.columns]
+    columns = [_Column(heading(name, frame.columns), frame[name]) for name in frame.columns]
     shown = _fitting(columns, width)
     lines = [
         (" " * _GAP).join(column.line(position) for column in shown).rstrip() for position in range(frame.height + 1)
@@ -62,18 +61,25 @@ def showing(shown: int, total: int, things: str) -> str:
     return "" if shown >= total else f"showing {shown:,} of {total:,} {things}, --top 0 for all"
 
 
-def heading(column_name: str) -> str:
-    """What stands above a column: its name without the unit, which its cells carry."""
-    return "time" if column_name == "ns" else printable(_UNIT_SUFFIX.sub("", column_name).replace("_", " "))
+def heading(column_name: str, among: Sequence[str] = ()) -> str:
+    """What stands above a column: its name without the unit, which its cells carry.
+
+    "share" goes as well where no other of the columns `among` which it stands has the same name.
+    """
+    short = re.sub(r"_(ns|bytes)$", "", column_name)
+    name = short.removesuffix("_share")
+    if name != short and among and not {f"{name}_ns", f"{name}_bytes", name} & set(among):
+        short = name
+    return "time" if column_name == "ns" else printable(short.replace("_", " "))
 
 
 class _Column:
     """One column's heading and cells as text."""
 
-    def __init__(self, name: str, values: pl.Series) -> None:
-        self.name = name
+    def __init__(self, heading: str, values: pl.Series) -> None:
+        name = self.name = values.name
         self.is_text = not (values.dtype.is_numeric() or values.dtype in (pl.Boolean, pl.Null))
-        self.cells = [heading(name), *(cell(name, value) for value in values.to_list())]
+        self.cells = [heading, *(cell(name, value) for value in values.to_list())]
         self.wanted = max(cell_len(text) for text in self.cells)
         self.width = self.wanted
 
