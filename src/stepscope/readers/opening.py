@@ -11,7 +11,7 @@ from typing import Final
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers import kineto
 from stepscope.readers.other_formats import what_it_is
-from stepscope.readers.source import ByteSource
+from stepscope.readers.source import ByteSource, is_regular_file
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
 from stepscope.trace.model import Metadata, Trace, TraceWarning
 from stepscope.trace.store import StoreWriter, is_store, open_store
@@ -48,9 +48,9 @@ def open_trace(
     """
     if str(path) != "-" and is_store(Path(path)):
         return open_store(Path(path))
-    if cache is None or window is not None or steps is not None or str(path) == "-":
+    if cache is None or window is not None or steps is not None or not _can_be_kept(path):
         return temporary_store(lambda writer: _read(path, writer, window, steps, progress))
-    key = content_key(_existing_file(path))
+    key = content_key(path)
     found = cache.lookup(key)
     if found is None:
         found = cache.add(key, lambda writer: _read(path, writer, None, None, progress))
@@ -72,9 +72,12 @@ def trace_files(path: str | Path) -> list[Path]:
     return found
 
 
-def _existing_file(path: str | Path) -> Path:
-    ByteSource(path).close()  # says what is wrong with a missing, empty or unreadable file
-    return Path(path)
+def _can_be_kept(path: str | Path) -> bool:
+    """Whether the file can be read once for its key and again for its events; standard input and pipes cannot."""
+    if not is_regular_file(path):
+        return False
+    ByteSource(path).close()  # says what is wrong with an empty or unreadable file before it is hashed
+    return True
 
 
 def _renamed(trace: Trace, path: str) -> Trace:
@@ -92,6 +95,8 @@ def _read(
     source = ByteSource(path)
     try:
         head = source.peek()
+        if not head and source.damage:
+            raise UnreadableTraceError(f"{source.name} cannot be unpacked: {source.damage}")
         known = what_it_is(head)
         if known is not None:
             raise NotATraceError(f"{source.name} is {known}")

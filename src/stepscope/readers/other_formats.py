@@ -19,6 +19,8 @@ _BY_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
     (b"\x80\x05", "a Python pickle (a torch memory snapshot?), not a trace"),
     (b"BZh", "packed with bzip2: unpack it, or pack it with gzip or zstd"),
     (b"\xfd7zXZ\0", "packed with xz: unpack it, or pack it with gzip or zstd"),
+    (b"\xff\xfe", "text in UTF-16: save it as UTF-8"),
+    (b"\xfe\xff", "text in UTF-16: save it as UTF-8"),
     (b"%PDF", "a PDF document, not a trace"),
 )
 _BY_TEXT: Final[tuple[tuple[re.Pattern[bytes], str], ...]] = (

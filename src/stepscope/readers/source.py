@@ -7,7 +7,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Protocol
 
 import zstandard
 from isal import igzip
@@ -24,6 +24,12 @@ GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
+class _Readable(Protocol):
+    """All that is asked of a file and of what unpacks it."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
 class ByteSource:
     """A file, or standard input ("-"), as decompressed blocks.
 
@@ -38,13 +44,28 @@ class ByteSource:
         self.name = "standard input" if str(path) == "-" else str(path)
         self.damage: str | None = None
         self._raw = _open(path)
-        self.total_bytes = None if str(path) == "-" else Path(path).stat().st_size
-        self._peeked = self._raw.read(4)
-        if not self._peeked:
-            raise NotATraceError(f"{self.name} is empty")
+        self.total_bytes = Path(path).stat().st_size if is_regular_file(path) else None
+        self._peeked = self._first_bytes()
         self._counted = _CountingReader(self._peeked, self._raw)
-        self._stream = self._unpacker()
+        self._stream: _Readable = self._unpacker()
         self._head: bytes | None = None
+
+    def _first_bytes(self) -> bytes:
+        """Enough to tell how the file is packed.
+
+        Raises:
+            NotATraceError: the file is empty.
+            UnreadableTraceError: it cannot be read after all.
+        """
+        try:
+            first = self._raw.read(4)
+        except OSError as error:
+            self.close()
+            raise UnreadableTraceError(f"cannot read {self.name}: {error.strerror}") from error
+        if not first:
+            self.close()
+            raise NotATraceError(f"{self.name} is empty")
+        return first
 
     @property
     def read_bytes(self) -> int:
@@ -81,11 +102,11 @@ class ByteSource:
         if self._raw is not sys.stdin.buffer:
             self._raw.close()
 
-    def _unpacker(self) -> BinaryIO:
+    def _unpacker(self) -> _Readable:
         if self._peeked.startswith(GZIP_MAGIC):
-            return igzip.IGzipFile(fileobj=self._counted)
+            return igzip.IGzipFile(fileobj=self._counted)  # type: ignore[no-untyped-call]
         if self._peeked.startswith(ZSTD_MAGIC):
-            return zstandard.ZstdDecompressor().stream_reader(self._counted, read_across_frames=True)  # type: ignore[arg-type, return-value]
+            return zstandard.ZstdDecompressor().stream_reader(self._counted, read_across_frames=True)  # type: ignore[arg-type]
         return self._counted
 
     def _read(self) -> bytes:
@@ -134,14 +155,21 @@ class _CountingReader(io.RawIOBase):
         return len(data)
 
 
+def is_regular_file(path: str | Path) -> bool:
+    """Whether the path is a file that can be read twice, unlike standard input or a pipe."""
+    return str(path) != "-" and Path(path).is_file()
+
+
 def _open(path: str | Path) -> BinaryIO:
     if str(path) == "-":
         return sys.stdin.buffer
     try:
         if Path(path).is_dir():
             raise NotATraceError(f"{path} is a folder without a trace file, not a trace")
-        return open(path, "rb")  # noqa: SIM115 - closed by ByteSource.close
+        return open(path, "rb")
     except FileNotFoundError:
         raise UnreadableTraceError(f"there is no file {path}") from None
     except OSError as error:
         raise UnreadableTraceError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # a name with a null character
+        raise UnreadableTraceError(f"cannot read {str(path)!r}: {error}") from error

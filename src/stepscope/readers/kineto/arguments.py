@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Optional, TypeVar, Union
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, Event
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-OptionalInt = Optional[Int64]
-OptionalNumber = Union[Int64, float, None]
-OptionalIdentifier = Union[Int64, str, None]
+OptionalInt = Int64 | None
+OptionalNumber = Int64 | float | None
+OptionalIdentifier = Int64 | str | None
 MISSING: Final = msgspec.Raw(b"null")
 
 
@@ -23,7 +23,7 @@ class Operator(msgspec.Struct, gc=False):
     external_id: OptionalInt = msgspec.field(default=None, name="External id")
     input_shapes: msgspec.Raw = msgspec.field(default=MISSING, name="Input Dims")
     input_types: msgspec.Raw = msgspec.field(default=MISSING, name="Input type")
-    call_stack: Optional[str] = msgspec.field(default=None, name="Call stack")
+    call_stack: str | None = msgspec.field(default=None, name="Call stack")
 
 
 class Launch(msgspec.Struct, gc=False):
@@ -41,22 +41,26 @@ class DeviceWork(msgspec.Struct, gc=False):
     old_external_id: OptionalInt = msgspec.field(default=None, name="external id")
     bytes: OptionalIdentifier = None
     size: OptionalInt = None
-    direction: Optional[str] = None
+    direction: str | None = None
     grid: msgspec.Raw = MISSING
     block: msgspec.Raw = MISSING
     registers: OptionalNumber = msgspec.field(default=None, name="registers per thread")
     shared_memory: OptionalNumber = msgspec.field(default=None, name="shared memory")
     occupancy: OptionalNumber = msgspec.field(default=None, name="est. achieved occupancy %")
     blocks_per_multiprocessor: OptionalNumber = msgspec.field(default=None, name="blocks per SM")
-    collective: Optional[str] = msgspec.field(default=None, name="Collective name")
+    collective: str | None = msgspec.field(default=None, name="Collective name")
     group: OptionalIdentifier = msgspec.field(default=None, name="Process Group Name")
     group_size: OptionalInt = msgspec.field(default=None, name="Group size")
     message_elements: OptionalInt = msgspec.field(default=None, name="In msg nelems")
-    message_type: Optional[str] = msgspec.field(default=None, name="dtype")
+    message_type: str | None = msgspec.field(default=None, name="dtype")
+
+
+class Annotation(msgspec.Struct, gc=False):
+    call_stack: str | None = msgspec.field(default=None, name="Call stack")
 
 
 class Synchronisation(msgspec.Struct, gc=False):
-    kind: Optional[str] = msgspec.field(default=None, name="cuda_sync_kind")
+    kind: str | None = msgspec.field(default=None, name="cuda_sync_kind")
     correlation: OptionalInt = None
     device: OptionalIdentifier = None
     stream: OptionalIdentifier = None
@@ -80,8 +84,8 @@ class Memory(msgspec.Struct, gc=False):
 class Name(msgspec.Struct, gc=False):
     """Of the metadata events process_name, process_labels and thread_name."""
 
-    name: Optional[str] = None
-    labels: Optional[str] = None
+    name: str | None = None
+    labels: str | None = None
 
 
 Arguments = TypeVar("Arguments", bound=msgspec.Struct)
@@ -90,7 +94,8 @@ Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 def decode(events: Sequence[Event], kind: type[Arguments], damage: Damage) -> list[Arguments]:
     """The arguments of each event; fields of a wrong type are left out and counted."""
     try:
-        found = msgspec.json.decode(b"[%b]" % b",".join([event.args for event in events]), type=list[Optional[kind]])
+        text = b"[%b]" % b",".join([event.args for event in events])
+        found = msgspec.json.decode(text, type=list[kind | None])  # type: ignore[valid-type]
     except DECODE_ERRORS:
         return [_salvage(event.args, kind, damage) for event in events]
     if None in found:
@@ -104,9 +109,9 @@ def _salvage(raw: msgspec.Raw, kind: type[Arguments], damage: Damage) -> Argumen
     except DECODE_ERRORS:
         pass
     try:
-        values = json.loads(bytes(raw), strict=False, parse_constant=lambda _: None)
+        values = json.loads(bytes(raw).decode("utf-8", "replace"), strict=False, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
-        values = None
+        values = ()
     result = kind()
     if not isinstance(values, dict):
         damage["damaged_arguments"] += values is not None
@@ -115,7 +120,7 @@ def _salvage(raw: msgspec.Raw, kind: type[Arguments], damage: Damage) -> Argumen
         if field.encode_name in values:
             try:
                 setattr(result, field.name, _convert(values[field.encode_name], field.type))
-            except (msgspec.MsgspecError, ValueError):
+            except (msgspec.MsgspecError, ValueError, RecursionError):
                 damage["damaged_argument"] += 1
     return result
 
@@ -123,6 +128,8 @@ def _salvage(raw: msgspec.Raw, kind: type[Arguments], damage: Damage) -> Argumen
 def _convert(value: Any, kind: Any) -> Any:
     if kind is msgspec.Raw:
         return msgspec.Raw(json.dumps(value).encode("utf-8", "replace"))
+    if isinstance(value, str):  # an escape such as "\\ud800" is a character that no text can hold
+        value = value.encode("utf-8", "replace").decode()
     return msgspec.convert(value, kind)
 
 

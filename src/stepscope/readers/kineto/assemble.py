@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
@@ -14,10 +14,12 @@ from stepscope.readers.kineto import names
 from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.spill import Spill
 from stepscope.trace.nesting import innermost_at, parents
-from stepscope.trace.store import PART_ROWS, StoreWriter
+from stepscope.trace.store import StoreWriter
 from stepscope.trace.tables import SCHEMAS, conform
 from stepscope.trace.window import StepRange, Window
 
+_PART_ROWS: Final = 250_000
+"""Rows whose strings are spelt out at a time."""
 _LAUNCHING: Final = ("launch", "graph_launch", "copy", "set")
 
 
@@ -62,10 +64,7 @@ class Assembly:
         if early:  # an instant or a flow just before the first slice
             self._columns.damage["instant_before_start"] += early
             frame = frame.with_columns(pl.col("start_ns").clip(lower_bound=0))
-        by, descending = (["start_ns", "duration_ns"], [False, True]) if "duration_ns" in frame.columns else (["start_ns"], [False])
-        if not _is_sorted(frame):
-            frame = frame.sort(by, descending=descending, maintain_order=True)
-        return frame
+        return frame if _is_sorted(frame) else _sorted(frame)
 
     def _inside(self, frame: pl.DataFrame) -> pl.DataFrame:
         return frame.filter(self._is_inside(frame)) if self.window and frame.width else frame
@@ -88,7 +87,8 @@ class Assembly:
                 end = (chosen["start_ns"] + chosen["duration_ns"]).max()
                 return Window(int(chosen["start_ns"].min()), int(end))  # type: ignore[arg-type]
             if described.height:
-                have = f"it has steps {described['step'].min()} to {described['step'].max()}"
+                numbers = described["step"].to_list()
+                have = f"it has steps {min(numbers)} to {max(numbers)}"
                 raise UsageError(f"no step of the trace is in the range asked for: {have}")
         raise UsageError("the trace has no step annotations to choose steps by: use a window of time instead")
 
@@ -99,8 +99,8 @@ class Assembly:
         text_columns = [name for name, dtype in SCHEMAS[table].items() if dtype is pl.String]
         if frame.width and table in ("operators", "frames") and "parent" not in frame.columns:
             frame = frame.with_columns(parent=_parent_rows(frame))
-        for first in range(0, frame.height, PART_ROWS):
-            part = frame.slice(first, PART_ROWS)
+        for first in range(0, frame.height, _PART_ROWS):
+            part = frame.slice(first, _PART_ROWS)
             if describe is not None:
                 part = describe(part)
             coded = [name for name in text_columns if name in part.columns and part.schema[name] == pl.UInt32]
@@ -124,6 +124,8 @@ class Assembly:
         return part.join(found, on="name", how="left", maintain_order="left")
 
     def _write_launches_and_work(self) -> None:
+        flows = self._take("flows")
+        operators = self._write_operators(flows)
         launches = self._with_launch_kind(self._take("launches"))
         work = self._take("device_work")
         if self.window and work.width:
@@ -136,14 +138,8 @@ class Assembly:
                 launches = launches.filter(self._is_inside(launches) | pl.col("correlation").is_in(of_work))
         else:
             launches = self._inside(launches)
-        flows = self._take("flows")
-        operators = self._inside(self._take("operators"))
-        if operators.width:
-            operators = operators.with_columns(parent=_parent_rows(operators))
-            if launches.width:
-                launches = launches.with_columns(operator=_operator_rows(launches, operators))
-        self._write_table("operators", operators)
-        self._write_forward_backward(flows, operators)
+        if operators.width and launches.width:
+            launches = launches.with_columns(operator=_operator_rows(launches, operators))
         del operators
         if work.width and launches.width:
             work = work.with_columns(launch=_launch_rows(work, launches, flows))
@@ -151,6 +147,17 @@ class Assembly:
             self._columns.damage["work_before_launch"] += int(before.sum() or 0)
         self._write_table("launches", launches)
         self._write_table("device_work", work)
+
+    def _write_operators(self, flows: pl.DataFrame) -> pl.DataFrame:
+        """Write operators and their links; what launches are placed by is returned."""
+        operators = self._inside(self._take("operators"))
+        if not operators.width:
+            return operators
+        operators = operators.with_columns(parent=_parent_rows(operators))
+        self._write_table("operators", operators)
+        operators = operators.select("lane", "start_ns", "duration_ns", "parent", "sequence_number")
+        self._write_forward_backward(flows, operators)
+        return operators
 
     def _with_launch_kind(self, launches: pl.DataFrame) -> pl.DataFrame:
         if not launches.width:
@@ -160,18 +167,33 @@ class Assembly:
     def _write_forward_backward(self, flows: pl.DataFrame, operators: pl.DataFrame) -> None:
         if not flows.width or not operators.width:
             return
-        ends = flows.with_columns(end=self._strings.gather(flows["end"]), category=self._strings.gather(flows["category"]))
-        ends = ends.filter(pl.col("category").is_in(names.FORWARD_BACKWARD_FLOWS))
+        forward_backward = self._codes_of(names.FORWARD_BACKWARD_FLOWS)
+        ends = flows.filter(pl.col("category").is_in(forward_backward)).drop("category")
+        ends = ends.with_columns(end=self._strings.gather(ends["end"]))
         starting = operators.with_row_index("row").select("row", "lane", "start_ns", "sequence_number")
+        starting = starting.filter(pl.col("start_ns").is_in(ends["start_ns"].implode()))
         rows = ends.join(starting, on=["lane", "start_ns"], how="inner")
-        pairs = rows.filter(pl.col("end") == "source").join(rows.filter(pl.col("end") == "target"), on="flow", suffix="_target")
+        pairs = rows.filter(pl.col("end") == "source").join(
+            rows.filter(pl.col("end") == "target"), on="flow", suffix="_target"
+        )
         same = pl.col("sequence_number").eq_missing(pl.col("sequence_number_target"))
         pairs = pairs.sort(same, "row", "row_target", descending=[True, True, True]).unique("flow", keep="first")
         lost = ends.filter(pl.col("end") == "source")["flow"].n_unique() - pairs.height
         if lost > 0 and self.window is None:
             self._columns.damage["unmatched_forward_backward"] += lost
-        links = pairs.select(kind=pl.lit("forward_backward"), source="row", target="row_target").sort("source", "target")
+        links = pairs.select(kind=pl.lit("forward_backward"), source="row", target="row_target").sort(
+            "source", "target"
+        )
         self._write_table("links", links)
+
+    def _codes_of(self, words: Iterable[str]) -> list[int]:
+        """The codes of these words that the file uses."""
+        return (
+            self._strings.to_frame("word")
+            .with_row_index("code")
+            .filter(pl.col("word").is_in(list(words)))["code"]
+            .to_list()
+        )
 
     def _write_lanes(self) -> None:
         columns = self._columns
@@ -209,17 +231,47 @@ def _is_sorted(frame: pl.DataFrame) -> bool:
     return not bool((tied & (frame["duration_ns"].diff() > 0)).any())
 
 
+def _sorted(frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows by start, longer slices first; column by column, so that only one stands in memory twice."""
+    by = [name for name in ("start_ns", "duration_ns") if name in frame.columns]
+    order = frame.select(pl.arg_sort_by(by, descending=[False, True][: len(by)], maintain_order=True)).to_series()
+    return pl.DataFrame([frame.drop_in_place(name).gather(order) for name in frame.columns])
+
+
 def _arrays(frame: pl.DataFrame) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     return frame["lane"].to_numpy(), frame["start_ns"].to_numpy(), frame["duration_ns"].to_numpy()
 
 
 def _rows_or_null(rows: npt.NDArray[np.int64]) -> pl.Series:
-    found = pl.Series(rows)
-    return pl.select(pl.when(found >= 0).then(found)).to_series().cast(pl.UInt32)
+    found = pl.Series(rows.astype(np.uint32))
+    return pl.select(pl.when(pl.Series(rows >= 0)).then(found)).to_series()
 
 
 def _parent_rows(frame: pl.DataFrame) -> pl.Series:
-    return _rows_or_null(parents(*_arrays(frame)))
+    """Row of the slice around each; lane by lane and, where none is open, piece by piece, which bounds the memory."""
+    lanes, starts, durations = _arrays(frame)
+    result = np.full(len(lanes), -1, np.int64)
+    for lane in np.unique(lanes):
+        rows = np.flatnonzero(lanes == lane)
+        for piece in _separate_pieces(rows, starts, durations):
+            found = parents(lanes[piece], starts[piece], durations[piece])
+            result[piece] = np.where(found >= 0, piece[found], -1)
+    return _rows_or_null(result)
+
+
+def _separate_pieces(
+    rows: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], durations: npt.NDArray[np.int64]
+) -> list[npt.NDArray[np.int64]]:
+    """One lane's rows, sorted by start, cut into about _PART_ROWS at a time where everything before has ended."""
+    if len(rows) <= _PART_ROWS:
+        return [rows]
+    start = starts[rows]
+    open_until = durations[rows]
+    open_until += start
+    np.maximum.accumulate(open_until, out=open_until)
+    gaps = np.flatnonzero(start[1:] > open_until[:-1]) + 1
+    places = np.searchsorted(gaps, np.arange(_PART_ROWS, len(rows), _PART_ROWS))
+    return np.split(rows, np.unique(gaps[places[places < len(gaps)]]))
 
 
 def _operator_rows(launches: pl.DataFrame, operators: pl.DataFrame) -> pl.Series:
@@ -240,11 +292,18 @@ def _launch_rows(work: pl.DataFrame, launches: pl.DataFrame, flows: pl.DataFrame
             .unique("correlation", keep="first")
             .select("launch", "correlation")
         )
-        return work.lazy().select("correlation").join(calls, on="correlation", how="left", maintain_order="left").collect()["launch"]
+        return (
+            work.lazy()
+            .select("correlation")
+            .join(calls, on="correlation", how="left", maintain_order="left")
+            .collect()["launch"]
+        )
     if not flows.width:
         return pl.Series([None] * work.height, dtype=pl.UInt32)
     keys = ["lane", "start_ns"]
     calls = launches.lazy().with_row_index("launch").select("launch", *keys)
     sources = flows.lazy().join(calls, on=keys).select("flow", "launch").unique("flow", keep="first")
-    targets = flows.lazy().select("flow", *keys).join(sources, on="flow").select(*keys, "launch").unique(keys, keep="first")
+    targets = (
+        flows.lazy().select("flow", *keys).join(sources, on="flow").select(*keys, "launch").unique(keys, keep="first")
+    )
     return work.lazy().select(keys).join(targets, on=keys, how="left", maintain_order="left").collect()["launch"]

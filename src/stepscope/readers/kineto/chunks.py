@@ -12,20 +12,29 @@ from collections.abc import Iterator
 from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
-from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, Event, decode_damaged, decode_events
+from stepscope.readers.kineto.events import (
+    DECODE_ERRORS,
+    Damage,
+    Event,
+    decode_damaged,
+    decode_events,
+    end_of_array,
+)
+from stepscope.readers.kineto.times import DOUBLE_LIMIT
 from stepscope.readers.source import ByteSource
 
 CHUNK_BYTES: Final = 8 * 2**20
 MAXIMUM_EVENT_BYTES: Final = 64 * 2**20
+MAXIMUM_HEADER_BYTES: Final = 16 * 2**20
+"""How much text before and after the events is kept; the search for the events goes on beyond it."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BEFORE_BRACE = re.compile(rb",\s*\{\s*$")
 _GENERAL = re.compile(rb'\}\s*(,)\s*\{\s*"[A-Za-z_]')
-_ARRAY_END = re.compile(rb'\}\s*\](?=\s*(?:,\s*"|\}\s*$))')
-_END_SEARCH_BYTES: Final = 2**20
+_SEARCH_BYTES: Final = 2**20
+_OVERLAP_BYTES: Final = 256
+"""More than any text that is searched for takes, its white space included."""
 _BOM: Final = b"\xef\xbb\xbf"
 _BACKWARD_TRIES: Final = 1000
-_DOUBLE_LIMIT: Final = 2.0**41
-"""Microseconds up to which a double's spacing is below half a nanosecond."""
 
 
 class EventStream:
@@ -33,7 +42,7 @@ class EventStream:
 
     Attributes:
         before: text before the array, from the document's opening brace; empty for a bare list.
-        after: text after the array's closing bracket.
+        after: text after the array, from its closing bracket.
         closed: whether the array's end was seen.
         damage: what was skipped or repaired.
     """
@@ -53,89 +62,123 @@ class EventStream:
         Raises:
             NotATraceError: there is no event array.
         """
-        buffer = self._find_array()
-        for text in self._texts(buffer):
-            events = self._decode(text)
-            if not self._exact and any(type(event.ts) is float and event.ts > _DOUBLE_LIMIT for event in events):
-                self._exact = True
-                events = self._decode(text)
+        for text, is_last in self._texts(self._find_array()):
+            damage = self.damage.copy()
+            events = self._decode(text, is_last=is_last)
+            if not self._exact and _needs_decimals(events):
+                self._exact, self.closed = True, False
+                self.damage.clear()
+                self.damage.update(damage)
+                events = self._decode(text, is_last=is_last)
             yield events
             if self.closed:
                 break
         for block in self._blocks:  # what follows the array, if it is long
-            if len(self.after) < MAXIMUM_EVENT_BYTES:
-                self.after += block
+            self._keep_after(block)
+
+    def _keep_after(self, text: bytes) -> None:
+        room = MAXIMUM_HEADER_BYTES - len(self.after)
+        if len(text) > room:
+            self.damage["oversized_header"] = 1
+        self.after += text[: max(0, room)]
 
     def _find_array(self) -> bytes:
-        buffer = b""
+        """The text from the array's first event on, as far as it was read."""
+        seen = b""
         for block in self._blocks:
-            buffer += block
-            text = buffer.removeprefix(_BOM).lstrip()
-            if text.startswith(b"["):
-                return text[1:]
-            if match := _ARRAY.search(buffer):
-                self.before = buffer[: match.start()].removeprefix(_BOM).lstrip()
-                return buffer[match.end() :]
-            if len(buffer) > MAXIMUM_EVENT_BYTES or (text and not text.startswith(b"{")):
+            if not seen:
+                block = block.removeprefix(_BOM).lstrip()
+                if block.startswith(b"["):
+                    return block[1:]
+                if block and not block.startswith(b"{"):
+                    break
+            text = seen[-_OVERLAP_BYTES:] + block
+            if match := _ARRAY.search(text):
+                self.before = (seen[:-_OVERLAP_BYTES] + text[: match.start()])[:MAXIMUM_HEADER_BYTES]
+                return text[match.end() :]
+            seen += block
+            if len(seen) > MAXIMUM_EVENT_BYTES:
                 break
-        if self._source.damage and not buffer:
+        if self._source.damage and not seen:
             raise UnreadableTraceError(f"{self._source.name} cannot be unpacked: {self._source.damage}")
         raise NotATraceError(f"{self._source.name} is not a trace: no list of trace events was found in it")
 
-    def _texts(self, buffer: bytes) -> Iterator[bytes]:
-        """Comma-separated whole events, about CHUNK_BYTES at a time; the last text may end in what follows them."""
-        for block in self._blocks:
-            buffer += block
-            if len(buffer) < CHUNK_BYTES:
-                continue
-            cut = _last_boundary(buffer)
-            if cut is not None:
-                text, buffer = buffer[:cut], buffer[cut + 1 :]
-                yield text
-                if self.closed:
-                    self.after += b"," + buffer
-                    return
-            elif len(buffer) > MAXIMUM_EVENT_BYTES:
-                self.damage["oversized_event"] += 1
-                buffer = buffer[-_END_SEARCH_BYTES:]
-        yield buffer
+    def _texts(self, first: bytes) -> Iterator[tuple[bytes, bool]]:
+        """Comma-separated whole events, about CHUNK_BYTES at a time, and whether it is the last text.
 
-    def _decode(self, text: bytes) -> list[Event]:
+        The last one, or the one after which `closed` is set, may end in what follows the events.
+        """
+        parts, searched = [first], 0
+        for block in self._blocks:
+            parts.append(block)
+            size = sum(map(len, parts))
+            if size < CHUNK_BYTES:
+                continue
+            cut = _cut(parts, searched)
+            searched = len(parts) - 1  # the last part's end may hold the beginning of a boundary
+            if cut is not None:
+                text, rest = cut
+                yield text, False
+                if self.closed:
+                    self._keep_after(b"," + rest)
+                    return
+                parts, searched = [rest], 0
+            elif size > MAXIMUM_EVENT_BYTES:
+                self.damage["oversized_event"] += 1
+                parts, searched = [b"".join(parts)[-_SEARCH_BYTES:]], 0
+        yield b"".join(parts), True
+
+    def _decode(self, text: bytes, *, is_last: bool) -> list[Event]:
+        """The events of a text; sets `closed` and `after` if the array ends in it."""
         try:
             return decode_events(text, exact=self._exact)
-        except DECODE_ERRORS:
-            pass
-        for end in _array_ends(text):
-            try:
-                events = decode_events(text[:end], exact=self._exact)
-            except DECODE_ERRORS:
-                continue
-            self.closed, self.after = True, text[end:]
-            return events
-        events, rest = decode_damaged(text, exact=self._exact, damage=self.damage)
+        except DECODE_ERRORS as error:
+            end = end_of_array(error, text, is_last=is_last)
+        if end is not None:
+            self._close(text[end:])
+            return decode_events(text[:end], exact=self._exact)
+        events, rest = decode_damaged(text, exact=self._exact, is_last=is_last, damage=self.damage)
         if rest is not None:
-            self.closed, self.after = True, rest
+            self._close(rest)
         return events
 
+    def _close(self, rest: bytes) -> None:
+        self.closed, self.after = True, b""
+        self._keep_after(rest)
 
-def _last_boundary(buffer: bytes) -> int | None:
-    """Position of the comma before the last event that begins in the buffer."""
-    end = len(buffer)
+
+def _needs_decimals(events: list[Event]) -> bool:
+    """Whether a time is a double that is off by more than half a nanosecond."""
+    times = [event.ts for event in events]
+    if max(filter(None, times), default=0) <= DOUBLE_LIMIT:
+        return False
+    return any(type(time) is float and time > DOUBLE_LIMIT for time in times)
+
+
+def _cut(parts: list[bytes], searched: int) -> tuple[bytes, bytes] | None:
+    """The parts as whole events and the rest, without the comma between; None if no event begins in them.
+
+    The first `searched` parts are known to hold no boundary.
+    """
+    for index in range(len(parts) - 1, searched - 1, -1):
+        following = b"".join(parts[index + 1 :])
+        part = parts[index] + following[:_OVERLAP_BYTES] if following else parts[index]
+        cut = _last_boundary(part)
+        if cut is not None:
+            text = b"".join([*parts[:index], part[:cut]])
+            return text, (parts[index] + following)[cut + 1 :] if following else part[cut + 1 :]
+    return None
+
+
+def _last_boundary(text: bytes) -> int | None:
+    """Position of the comma before the last event that begins in the text."""
+    end = len(text)
     for _ in range(_BACKWARD_TRIES):
-        end = buffer.rfind(b'"ph"', 0, end)
+        end = text.rfind(b'"ph"', 0, end)
         if end < 0:
             break
-        match = _BEFORE_BRACE.search(buffer, max(0, end - 64), end)
+        match = _BEFORE_BRACE.search(text, max(0, end - 64), end)
         if match:
             return match.start()
-    matches = list(_GENERAL.finditer(buffer, max(0, len(buffer) - _END_SEARCH_BYTES)))
+    matches = list(_GENERAL.finditer(text, max(0, len(text) - _SEARCH_BYTES)))
     return matches[-1].start(1) if matches else None
-
-
-def _array_ends(text: bytes) -> list[int]:
-    """Positions where the array may end, likeliest first."""
-    start = max(0, len(text) - _END_SEARCH_BYTES)
-    found = [match.start() + 1 for match in _ARRAY_END.finditer(text, start)]
-    if (stripped := text.rstrip()).endswith(b"]"):  # a bare list
-        found.append(len(stripped) - 1)
-    return found[::-1][:4]

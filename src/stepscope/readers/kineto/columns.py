@@ -6,8 +6,6 @@ Times are int64 nanoseconds as the file counts them; `assemble` moves them to th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -16,50 +14,11 @@ import polars as pl
 
 from stepscope.readers.kineto import arguments, names
 from stepscope.readers.kineto.events import Damage, Event
+from stepscope.readers.kineto.pool import Codes, StringPool
+from stepscope.readers.kineto.times import LATEST_NS, LONGEST_NS, nanoseconds
 
 Batch: TypeAlias = dict[str, pl.DataFrame]
 _ZERO_TIME_LIMIT_NS: Final = 10**12
-_FAR_FUTURE: Final = 2**62
-
-
-class _Codes(dict[Any, int]):
-    """Numbers keys in order of first use."""
-
-    def __missing__(self, key: Any) -> int:
-        code = self[key] = len(self)
-        return code
-
-
-class StringPool:
-    """Strings kept once and referred to by number."""
-
-    def __init__(self) -> None:
-        self._codes = _Codes()
-        self._raw_codes: dict[bytes, int | None] = {b"null": None}
-
-    def codes(self, strings: Sequence[str]) -> pl.Series:
-        """The number of each string; UInt32."""
-        known = self._codes
-        return pl.Series([known[string] for string in strings], dtype=pl.UInt32)
-
-    def optional_codes(self, strings: Sequence[Any]) -> pl.Series:
-        """The number of each string or integer, null for None; UInt32."""
-        known = self._codes
-        return pl.Series([None if s is None else known[str(s)] for s in strings], dtype=pl.UInt32)
-
-    def raw_codes(self, raws: Sequence[Any]) -> pl.Series:
-        """The number of each piece of JSON text, null for JSON's null; UInt32."""
-        known = self._raw_codes
-        result: list[int | None] = []
-        for raw in map(bytes, raws):
-            if raw not in known:
-                known[raw] = self._codes[raw.decode("utf-8", "replace")]
-            result.append(known[raw])
-        return pl.Series(result, dtype=pl.UInt32)
-
-    def strings(self) -> pl.Series:
-        """Every string, in order of its number."""
-        return pl.Series([str(key) for key in self._codes], dtype=pl.String)
 
 
 class Columns:
@@ -75,9 +34,9 @@ class Columns:
         damage: what was skipped or repaired.
     """
 
-    def __init__(self, damage: Damage, keep_until_ns: int = _FAR_FUTURE) -> None:
+    def __init__(self, damage: Damage, keep_until_ns: int = 2 * LATEST_NS) -> None:
         self.pool = StringPool()
-        self.lanes = _Codes()
+        self.lanes = Codes()
         self._lane_of = _LaneCache(self.lanes)
         self.queues: dict[int, tuple[str, str]] = {}
         self.process_names: dict[str, str] = {}
@@ -150,9 +109,9 @@ class Columns:
 
     def _times(self, events: list[Event]) -> tuple[list[Event], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Events whose times are usable, their starts and durations; what is outside the wanted window is left out."""
-        start, start_fits = _nanoseconds([event.ts for event in events])
-        duration, duration_fits = _nanoseconds([event.dur for event in events])
-        usable = start_fits & duration_fits
+        start, start_fits = nanoseconds([event.ts for event in events])
+        duration, duration_fits = nanoseconds([event.dur for event in events])
+        usable = start_fits & duration_fits & (duration < LONGEST_NS)
         self._count("time_out_of_range", ~usable)
         unset = usable & (start == 0) & (duration == 0)
         if unset.any() and (start[usable].max() > _ZERO_TIME_LIMIT_NS or (self.origin_ns or 0) > _ZERO_TIME_LIMIT_NS):
@@ -229,7 +188,7 @@ class Columns:
             "bytes": _integers([a.size if a.bytes is None else _integer(a.bytes) for a in args]),
             "grid": self.pool.raw_codes([a.grid for a in args]),
             "block": self.pool.raw_codes([a.block for a in args]),
-            "registers": _integers([_integer(a.registers) for a in args]),
+            "registers": _small_integers([_integer(a.registers) for a in args]),
             "shared_memory_bytes": _integers([_integer(a.shared_memory) for a in args]),
             "occupancy": pl.Series([a.occupancy for a in args], dtype=pl.Float64, strict=False) / 100,
             "blocks_per_multiprocessor": pl.Series(
@@ -247,7 +206,11 @@ class Columns:
         return {"python_id": _integers([a.python_id for a in args])}
 
     def _annotations(self, events: list[Event], kind: str = "host") -> dict[str, pl.Series]:
-        return {"kind": self.pool.codes([kind] * len(events))}
+        args = arguments.decode(events, arguments.Annotation, self.damage)
+        return {
+            "kind": self.pool.codes([kind] * len(events)),
+            "call_stack": self.pool.optional_codes([a.call_stack for a in args]),
+        }
 
     def _synchronisations(self, events: list[Event]) -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.Synchronisation, self.damage)
@@ -270,7 +233,7 @@ class Columns:
         events = [event for event in instants if event.name == "[memory]" and event.ts is not None]
         if not events:
             return
-        start, fits = _nanoseconds([event.ts for event in events])
+        start, fits = nanoseconds([event.ts for event in events])
         args = arguments.decode(events, arguments.Memory, self.damage)
         frame = pl.DataFrame(
             {
@@ -292,12 +255,11 @@ class Columns:
             events = [
                 event
                 for event in group
-                if event.ts is not None
-                and (event.cat in names.FORWARD_BACKWARD_FLOWS or not self._has_correlation)
+                if event.ts is not None and (event.cat in names.FORWARD_BACKWARD_FLOWS or not self._has_correlation)
             ]
             if not events:
                 continue
-            start, fits = _nanoseconds([event.ts for event in events])
+            start, fits = nanoseconds([event.ts for event in events])
             frame = pl.DataFrame(
                 {
                     "start_ns": start,
@@ -312,7 +274,7 @@ class Columns:
     def _counters(self, events: list[Event], batch: Batch) -> None:
         rows: list[tuple[int, int, str, str, float]] = []
         timed = [event for event in events if event.ts is not None]
-        start, fits = _nanoseconds([event.ts for event in timed])
+        start, fits = nanoseconds([event.ts for event in timed])
         for event, start_ns, fit in zip(timed, start.tolist(), fits.tolist(), strict=True):
             for series, value in arguments.counter_values(event.args).items():
                 if fit:
@@ -350,7 +312,7 @@ class Columns:
 class _LaneCache(dict[tuple[Any, Any], int]):
     """Lane of (process, thread) as written; 7, "7" and "stream 7" are one thread."""
 
-    def __init__(self, lanes: _Codes) -> None:
+    def __init__(self, lanes: Codes) -> None:
         self._lanes = lanes
 
     def __missing__(self, key: tuple[Any, Any]) -> int:
@@ -377,6 +339,11 @@ def _integers(values: list[int | None]) -> pl.Series:
     return pl.Series(values, dtype=pl.Int64)
 
 
+def _small_integers(values: list[int | None]) -> pl.Series:
+    """Int32; null where a value does not fit."""
+    return pl.Series([v if v is None or abs(v) < 2**31 else None for v in values], dtype=pl.Int32)
+
+
 def _integer(value: int | float | str | None) -> int | None:
     if value is None or isinstance(value, int):
         return value
@@ -397,30 +364,3 @@ def _real_queue(stream: Any) -> str | None:
 
 def _memory_device(args: arguments.Memory) -> str:
     return "cpu" if args.device_type in (0, None) or args.device_id in (-1, None) else str(args.device_id)
-
-
-def _nanoseconds(microseconds: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Exact int64 nanoseconds, and which of them fit; the input's numbers are int, Decimal, or float below 2**41."""
-    if not microseconds:
-        return np.zeros(0, np.int64), np.zeros(0, np.bool_)
-    first = type(microseconds[0])
-    if first is float or first is int:
-        try:
-            values = np.array(microseconds)
-        except (ValueError, OverflowError):
-            values = np.zeros(0, np.object_)
-        if values.dtype == np.int64 and np.abs(values).max() < 2**63 // 1000:
-            return values * 1000, np.ones(len(values), np.bool_)
-        if values.dtype == np.float64 and np.abs(values).max() < 2.0**41:
-            return np.rint(values * 1000).astype(np.int64), np.ones(len(values), np.bool_)
-    exact = [_exact_nanoseconds(value) for value in microseconds]
-    fits = np.array([value is not None for value in exact])
-    return np.array([0 if value is None else value for value in exact], np.int64), fits
-
-
-def _exact_nanoseconds(value: Any) -> int | None:
-    try:
-        number = int((Decimal(value) * 1000).to_integral_value())
-    except (ArithmeticError, ValueError):
-        return None
-    return number if abs(number) < _FAR_FUTURE else None

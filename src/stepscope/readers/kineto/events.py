@@ -18,7 +18,13 @@ _NO_ARGUMENTS: Final = msgspec.Raw(b"{}")
 _SALVAGE_BYTES: Final = 2**16
 _BOUNDARY = re.compile(rb',\s*\{\s*"(?:ph|name|cat|pid|ts|tid|dur|args|id)"\s*:')
 _EVENT_START = re.compile(r'\{\s*"(?:ph|name|cat|pid|ts|tid|dur|args|id)"\s*:')
-_AFTER_ARRAY = re.compile(r'\]\s*(?:,\s*"|\}|$)')
+_EVENT_AFTER_COMMA = re.compile(r"(?<=[\],])\s*" + _EVENT_START.pattern)
+_AFTER_ARRAY = re.compile(rb'\]\s*(?:,\s*"|\})')
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+_TOO_DEEP_LIMIT: Final = 20
+_REST_CHARACTERS: Final = 4096
+_ENDING: Final = b" \t\r\n\0"
+_LENIENT: Final = json.JSONDecoder(strict=False, parse_float=Decimal, parse_constant=lambda _: None)
 _PADDING = " \t\r\n,"
 
 
@@ -66,10 +72,11 @@ def decode_events(text: bytes, *, exact: bool) -> list[Event]:
     return decoder.decode(b"[%b]" % text)  # type: ignore[return-value]
 
 
-def decode_damaged(text: bytes, *, exact: bool, damage: Damage) -> tuple[list[Event], bytes | None]:
+def decode_damaged(text: bytes, *, exact: bool, is_last: bool, damage: Damage) -> tuple[list[Event], bytes | None]:
     """The events of text that `decode_events` refused, and what follows the array if it ends inside, else None.
 
-    Halves the text until the damage stands in a small piece, and salvages only that.
+    Halves the text until the damage stands in a small piece, and salvages only that. `is_last` says that no more
+    text follows.
     """
     try:
         return decode_events(text, exact=exact), None
@@ -77,43 +84,66 @@ def decode_damaged(text: bytes, *, exact: bool, damage: Damage) -> tuple[list[Ev
         pass
     middle = _boundary_near_middle(text) if len(text) > _SALVAGE_BYTES else None
     if middle is None:
-        return salvage_events(text, damage)
-    events, rest = decode_damaged(text[:middle], exact=exact, damage=damage)
+        return salvage_events(text, is_last=is_last, damage=damage)
+    events, rest = decode_damaged(text[:middle], exact=exact, is_last=False, damage=damage)
     if rest is not None:
         return events, rest + text[middle:]
-    more, rest = decode_damaged(text[middle + 1 :], exact=exact, damage=damage)
+    more, rest = decode_damaged(text[middle + 1 :], exact=exact, is_last=is_last, damage=damage)
     return events + more, rest
 
 
 def _boundary_near_middle(text: bytes) -> int | None:
     half = len(text) // 2
-    match = _BOUNDARY.search(text, half) or _BOUNDARY.search(text, 0, half)
+    match = _BOUNDARY.search(text, half)
+    if match is None:
+        for match in _BOUNDARY.finditer(text, 0, half):  # noqa: B007 - the last one is wanted
+            pass
     return match.start() if match and match.start() > 0 else None
 
 
-def salvage_events(text: bytes, damage: Damage) -> tuple[list[Event], bytes | None]:
+def end_of_array(error: Exception, text: bytes, *, is_last: bool) -> int | None:
+    """Position of the bracket that ends the array in text that `decode_events` refused with `error`, else None."""
+    found = _TRAILING.search(str(error))
+    if found is None:
+        return None
+    position = text.rfind(b"]", 0, int(found[1]) - 1)  # the error counts the bracket put before the text
+    return position if position >= 0 and _ends_array(text, position, is_last=is_last) else None
+
+
+def _ends_array(text: bytes, position: int, *, is_last: bool) -> bool:
+    """Whether the bracket is no stray one, by what follows it."""
+    return _AFTER_ARRAY.match(text, position) is not None or (is_last and not text[position + 1 :].strip(_ENDING))
+
+
+def salvage_events(text: bytes, *, is_last: bool, damage: Damage) -> tuple[list[Event], bytes | None]:
     """Whatever events can be read from damaged text one by one, and what follows the array if it ends inside."""
     string = text.decode("utf-8", "replace")
-    if "\ufffd" in string:
-        damage["invalid_utf8"] += string.count("\ufffd")
-    decoder = json.JSONDecoder(strict=False, parse_float=Decimal, parse_constant=lambda _: None)
+    if replaced := string.count("\ufffd") - text.count("\ufffd".encode()):
+        damage["invalid_utf8"] += replaced
     events: list[Event] = []
-    position = 0
+    position = too_deep = 0
     while position < len(string):
         if string[position] in _PADDING:
             position += 1
             continue
-        if string[position] == "]" and _AFTER_ARRAY.match(string, position):
-            return events, string[position:].encode()
+        if string[position] == "]":
+            rest = string[position : position + _REST_CHARACTERS].encode("utf-8", "replace")
+            if _ends_array(rest, 0, is_last=is_last):
+                return events, string[position:].encode("utf-8", "replace")
+        start = position + 1
         try:
-            value, position = decoder.raw_decode(string, position)
+            value, position = _LENIENT.raw_decode(string, position)
             events.append(lenient_event(value, damage))
-        except (ValueError, RecursionError):
-            damage["damaged_event"] += 1
-            following = _EVENT_START.search(string, position + 1)
-            if following is None:
-                break
-            position = following.start()
+            continue
+        except ValueError:
+            following = _EVENT_START.search(string, max(start, position))
+        except RecursionError:  # every brace inside would fail the same way, slowly: go on at the next event
+            too_deep += 1
+            following = _EVENT_AFTER_COMMA.search(string, start) if too_deep < _TOO_DEEP_LIMIT else None
+        damage["damaged_event"] += 1
+        if following is None:
+            break
+        position = following.start()
     return events, None
 
 

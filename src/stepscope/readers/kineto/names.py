@@ -78,7 +78,9 @@ def launch_kind(name: str) -> str:
     return next((kind for kind, pattern in _LAUNCHES if pattern.search(name)), "other")
 
 
-_COMMUNICATION = re.compile(r"nccl|rccl|hccl|oneccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce", re.I)
+_COMMUNICATION = re.compile(
+    r"nccl|rccl|hccl|oneccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce", re.I
+)
 _COPIES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("copy_in", re.compile(r"HtoD|HostToDevice|HOST_TO_DEVICE|Host -> Device", re.I)),
     ("copy_out", re.compile(r"DtoH|DeviceToHost|DEVICE_TO_HOST|Device -> Host", re.I)),

@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
+
 from stepscope.errors import UnreadableTraceError
 from stepscope.readers.kineto.assemble import Assembly
 from stepscope.readers.kineto.chunks import EventStream
 from stepscope.readers.kineto.columns import Columns
-from stepscope.readers.kineto.events import Damage
+from stepscope.readers.kineto.events import DECODE_ERRORS, Damage
 from stepscope.readers.kineto.spill import Spill
 from stepscope.readers.source import ByteSource
 from stepscope.trace.model import Device, Metadata, TraceWarning
@@ -25,10 +27,16 @@ _RECORDED: Final = {
     "with_modules": "modules",
     "with_flops": "flops",
 }
+_WANTED: Final = frozenset(
+    {*_RECORDED, "traceEvents", "distributedInfo", "deviceProperties", "baseTimeNanoseconds", "host_name"}
+)
+_LONGEST_NAME: Final = 100
+_LENIENT_BYTES: Final = 2**21
+_BLANK: Final = b" \t\r\n\0"
 _UNIX_EPOCH_LIMIT_NS: Final = 10**18
 
 EXPLANATIONS: Final = {
-    "truncated": "the file ends in the middle of its list of events; what was written before that was read",
+    "truncated": "the file ends before its list of events is complete; what was written before that was read",
     "compressed_data": "{}; what could be unpacked was read",
     "damaged_event": "events that are no valid JSON were skipped",
     "repaired_event": "events next to damaged text were read one by one",
@@ -43,6 +51,8 @@ EXPLANATIONS: Final = {
     "instant_before_start": "instants recorded before the first slice were moved to the start of the trace",
     "work_before_launch": "device work starts before its launch was called: host and device clocks disagree",
     "unmatched_forward_backward": "links from forward to backward operators point at nothing",
+    "repeated_events": "a second list of events in the same file was left out",
+    "oversized_header": "what the file says about itself is longer than 16 MiB, and the rest of that was left out",
     "damaged_header": "what the file says about itself could not be read",
     "unknown_category": "events of an unknown category were kept as annotations: {}",
     "unsupported_phase": "events of a phase this reader does not use were skipped: {}",
@@ -82,34 +92,54 @@ def read(
     if not columns.complete_events:
         raise UnreadableTraceError(f"{source.name} is a trace without a single event that has a start and a duration")
     header = _header(stream.before, stream.after, stream.damage)
+    spill.flush()
     assembly = Assembly(columns, spill, writer, window, steps)
     assembly.write()
     spill.clean()
-    if not stream.closed:
+    if not _is_complete(stream):
         stream.damage["truncated"] += 1
     if source.damage:
         stream.damage[f"compressed_data:{source.damage}"] += 1
     return _metadata(source.name, header, columns, assembly.window), _warnings(stream.damage)
 
 
+def _is_complete(stream: EventStream) -> bool:
+    """Whether the list of events ends, and the document around it."""
+    return stream.closed and (not stream.before or stream.after.rstrip(_BLANK).endswith(b"}"))
+
+
 def _header(before: bytes, after: bytes, damage: Damage) -> dict[str, Any]:
-    """The document's keys other than the events."""
+    """The document's keys other than the events, of those that are wanted; the first of a repeated key counts."""
     found: dict[str, Any] = {}
     texts = []
     if opened := before.strip().rstrip(b",").strip().removeprefix(b"{").strip():
         texts.append(b"{" + opened + b"}")
-    if closed := after.strip().removeprefix(b"]").strip().removeprefix(b",").strip().rstrip(b"\0").strip():
+    if closed := after.strip(_BLANK).removeprefix(b"]").strip(_BLANK).removeprefix(b",").strip(_BLANK):
         texts.append(b"{" + closed if closed != b"}" else b"{}")
     for text in texts:
-        try:
-            value = json.loads(text.decode("utf-8", "replace"), strict=False)
-        except (ValueError, RecursionError):
-            damage["damaged_header"] += 1
-            continue
-        found.update({key: item for key, item in value.items() if key not in found} if isinstance(value, dict) else {})
+        for key, value in _values(text, damage).items():
+            found.setdefault(key, value)
     if "traceEvents" in found:
         damage["repeated_events"] += 1
     return found
+
+
+def _values(text: bytes, damage: Damage) -> dict[str, Any]:
+    """The wanted values of a JSON object; what is not wanted is passed over unread, since it may be long."""
+    try:
+        raws = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        wanted = {key: bytes(raw) for key, raw in raws.items() if key in _WANTED}
+        return {key: json.loads(raw) if key != "traceEvents" else None for key, raw in wanted.items()}
+    except (*DECODE_ERRORS, ValueError):
+        pass
+    try:
+        value = json.loads(text[:_LENIENT_BYTES].decode("utf-8", "replace"), strict=False)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        damage["damaged_header"] += 1
+        return {}
+    return {key: item for key, item in value.items() if key in _WANTED}
 
 
 def _metadata(path: str, header: dict[str, Any], columns: Columns, window: Window | None) -> Metadata:
@@ -144,7 +174,7 @@ def _devices(properties: Any) -> tuple[Device, ...]:
             major, minor = _whole_number(item.get("computeMajor")), _whole_number(item.get("computeMinor"))
             found.append(
                 Device(
-                    device=str(item["id"]),
+                    device=str(item["id"])[:_LONGEST_NAME].encode("utf-8", "replace").decode(),
                     name=_text(item.get("name")) or None,
                     memory_bytes=_whole_number(item.get("totalGlobalMem")),
                     compute_capability=None if major is None or minor is None else f"{major}.{minor}",
@@ -159,7 +189,7 @@ def _whole_number(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else None
 
 
 def _warnings(damage: Damage) -> tuple[TraceWarning, ...]:

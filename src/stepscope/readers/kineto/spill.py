@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-MEMORY_BYTES: Final = 96 * 2**20
+MEMORY_BYTES: Final = 48 * 2**20
 
 
 class Spill:
@@ -29,19 +29,24 @@ class Spill:
         if self._size > self._limit:
             self._write()
 
+    def flush(self) -> None:
+        """Leave nothing in memory, if that has begun: from here on one table is wanted at a time."""
+        if self._files:
+            self._write()
+
     def _write(self) -> None:
         for table, frames in self._held.items():
             path = self._directory / f"spill-{table}-{len(self._files[table]):05}.arrow"
-            pl.concat(frames).write_ipc(path)
+            pl.concat(frames).write_ipc(path, compression="lz4")
             self._files[table].append(path)
         self._held.clear()
         self._size = 0
 
     def take(self, table: str) -> pl.DataFrame | None:
         """All rows of a table, None if there were none."""
-        frames = [pl.read_ipc(path, memory_map=False) for path in self._files.pop(table, [])]
+        frames = [pl.scan_ipc(path).collect() for path in self._files.pop(table, [])]
         frames += self._held.pop(table, [])
-        return pl.concat(frames, rechunk=True) if frames else None
+        return pl.concat(frames) if frames else None
 
     def clean(self) -> None:
         """Remove the files."""
