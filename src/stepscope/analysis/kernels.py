@@ -85,7 +85,7 @@ def kernel_table(trace: Trace, *, window: Window | None = None, group_by: Sequen
         work.group_by(list(group_by))
         .agg(
             calls=pl.len(),
-            calls_per_step=calls_in_steps(steps),
+            calls_per_step=calls_in_steps(steps, pl.coalesce("launch_start_ns", "start_ns")),
             total_ns=pl.col("duration_ns").sum(),
             mean_ns=pl.col("duration_ns").mean(),
             deviation_ns=pl.col("duration_ns").std(ddof=0),

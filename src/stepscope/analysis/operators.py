@@ -115,7 +115,7 @@ def operator_table(
     steps = step_table(trace).filter(pl.col("complete"))
     table = rows.group_by(list(group_by)).agg(
         calls=pl.len(),
-        calls_per_step=calls_in_steps(steps),
+        calls_per_step=calls_in_steps(steps, pl.col("start_ns")),
         host_total_ns=pl.col("duration_ns").sum(),
         host_self_ns=pl.col("host_self_ns").sum(),
         device_total_ns=pl.col("device_total_ns").sum(),
@@ -133,13 +133,13 @@ def operator_table(
     return table.select(columns).sort([order, "host_self_ns", *group_by], descending=[True, True, *[False] * len(group_by)])
 
 
-def calls_in_steps(steps: pl.DataFrame) -> pl.Expr:
-    """Expression for the calls that start in these steps, over the steps' number; null without steps."""
+def calls_in_steps(steps: pl.DataFrame, time: pl.Expr) -> pl.Expr:
+    """Expression for the calls whose `time` is in these steps, over the steps' number; null without steps."""
     if steps.is_empty():
         return pl.lit(None, pl.Float64)
     first = int(steps["start_ns"].min())  # type: ignore[arg-type]
     last = int((steps["start_ns"] + steps["duration_ns"]).max())  # type: ignore[arg-type]
-    return pl.col("start_ns").is_between(first, last, closed="left").sum() / steps.height
+    return time.is_between(first, last, closed="left").sum() / steps.height
 
 
 def share_of_sum(column: str) -> pl.Expr:

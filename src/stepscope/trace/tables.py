@@ -109,6 +109,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         **_SLICE,
         "kind": pl.String,  # one of ANNOTATION_KINDS
         "step": pl.Int64,  # of a step annotation
+        "call_stack": pl.String,  # as in operators
     },
     # A device's own record of a wait.
     "synchronisations": {
