@@ -1,0 +1,121 @@
+"""The picture of a step, and the colours of causes, as the HTML report's templates and script need them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, TypeAlias
+
+from markupsafe import Markup
+
+from stepscope.analysis.causes import CAUSES
+from stepscope.analysis.picture import Shown, StepPicture
+from stepscope.report.format import cell, count, duration, printable
+
+View: TypeAlias = dict[str, Any]
+"""What a template fills in."""
+
+# The colours of Okabe and Ito, which colour-blind people can tell apart; related causes share one, the second hatched.
+_ORANGE, _SKY, _GREEN, _YELLOW = "#e69f00", "#56b4e9", "#009e73", "#f0e442"
+_BLUE, _VERMILLION, _PURPLE, _GREY = "#0072b2", "#d55e00", "#cc79a7", "#9aa0a6"
+_COLOURS: Final[dict[str, tuple[str, bool]]] = {
+    "input": (_ORANGE, False),
+    "host_to_device_copy": (_ORANGE, True),
+    "synchronisation": (_VERMILLION, False),
+    "logging": (_VERMILLION, True),
+    "compilation": (_PURPLE, False),
+    "garbage_collection": (_PURPLE, True),
+    "allocation": (_YELLOW, False),
+    "checkpoint": (_YELLOW, True),
+    "communication": (_BLUE, False),
+    "dependency": (_BLUE, True),
+    "dispatch": (_GREEN, False),
+    "optimizer": (_GREEN, True),
+    "python": (_SKY, False),
+    "launch_latency": (_SKY, True),
+    "untraced": (_GREY, False),
+    "profiler_overhead": (_GREY, True),
+}
+_OTHER_COLOUR: Final = ("#5f6670", True)
+_MARKUP: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
+
+
+def picture_view(picture: StepPicture) -> View:
+    """The picture's data for the page's script, its legend, and what it leaves out."""
+    causes = sorted({gap.cause for gap in picture.gaps}, key=_cause_order)
+    devices = {lane.device for lane in picture.lanes if lane.kind == "queue"} | {gap.device for gap in picture.gaps}
+    names = _Numbering()
+    data = {
+        "start": picture.start_ns,
+        "duration": picture.duration_ns,
+        "lanes": [
+            [
+                printable(lane.label),
+                lane.kind,
+                printable(lane.device),
+                lane.rows,
+                [printable(name) for name in lane.around],
+            ]
+            for lane in picture.lanes
+        ],
+        "slices": [[s.lane, s.depth, s.start_ns, s.duration_ns, names[s.name], names[s.kind]] for s in picture.slices],
+        "devices": [printable(device) for device in sorted(devices)],
+        "gaps": [
+            [printable(g.device), g.start_ns, g.duration_ns, names[g.cause], names[g.trigger or ""]]
+            for g in picture.gaps
+        ],
+        "names": [printable(name) for name in names.words],
+        "causes": {printable(cause): cause_view(cause) for cause in causes},
+    }
+    return {
+        "data": _json(data),
+        "legend": [cause_view(cause) for cause in causes],
+        "kinds": sorted({each.kind for each in picture.slices}),
+        "length": duration(picture.duration_ns),
+        "start": cell("start_ns", picture.start_ns),
+        "reduced": _reduced(picture),
+        "empty": not picture.lanes and not picture.gaps,
+    }
+
+
+def _reduced(picture: StepPicture) -> list[str]:
+    """What the picture leaves out, a sentence each."""
+    kinds = (("host slices", picture.host_slices), ("pieces of device work", picture.device_slices))
+    sentences = [
+        f"showing {_of(shown, things)}, those of {duration(shown.shortest_ns)} and longer"
+        for things, shown in kinds
+        if shown.kept < shown.total
+    ]
+    lanes = (("host threads", picture.threads), ("queues", picture.queues))
+    return sentences + [f"the busiest {_of(shown, things)}" for things, shown in lanes if shown.kept < shown.total]
+
+
+def _of(shown: Shown, things: str) -> str:
+    return f"{count(shown.kept)} of {count(shown.total)} {things}"
+
+
+class _Numbering:
+    """Gives each word a number, so that a name that occurs a thousand times is written once."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, int] = {}
+
+    def __getitem__(self, word: str) -> int:
+        return self.words.setdefault(word, len(self.words))
+
+
+def _json(data: object) -> Markup:
+    """JSON for a script element: ASCII without <, > and &, so that nothing in it can end the element."""
+    return Markup(json.dumps(data, separators=(",", ":")).translate(_MARKUP))
+
+
+def cause_view(cause: str) -> View:
+    """A cause's label, meaning and colour."""
+    colour, hatched = _COLOURS.get(cause, _OTHER_COLOUR)
+    label = printable(cause.replace("_", " "))
+    ink = "#fff" if colour == _BLUE else "#111"
+    return {"label": label, "meaning": CAUSES.get(cause, ""), "colour": colour, "hatched": hatched, "ink": ink}
+
+
+def _cause_order(cause: str) -> tuple[int, str]:
+    order = list(CAUSES)
+    return (order.index(cause) if cause in CAUSES else len(order), cause)

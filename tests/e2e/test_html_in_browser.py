@@ -1,0 +1,290 @@
+"""The HTML report in a real browser: no error on the console, no request but for the file itself, and it can be used.
+
+A headless Chromium is driven through its DevTools protocol, over a pipe and with the standard library only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from stepscope.analysis.picture import PictureGap, PictureLane, PictureSlice, Shown, StepPicture
+from stepscope.report.html import html_report
+from tests.unit.hand_built import empty, full
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+DEADLINE_S = 60.0
+HOSTILE = "</script><img src=http://127.0.0.1:9/x onerror=console.error('hostile')><script>console.error('hostile')//"
+# The pipe must be file descriptors 3 and 4 of the browser, which only the process that becomes it can arrange.
+TRAMPOLINE = (
+    "import os,sys; os.dup2(int(sys.argv[1]),3); os.dup2(int(sys.argv[2]),4); os.execv(sys.argv[3],sys.argv[3:])"
+)
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser, google-chrome or chrome on the PATH"),
+]
+
+
+class Browser:
+    """A headless Chromium with one page, and everything it said."""
+
+    def __init__(self, profile: Path) -> None:
+        their_input, our_output = os.pipe()
+        our_input, their_output = os.pipe()
+        high = [_above_ten(descriptor) for descriptor in (their_input, their_output)]
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        flags += ["--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
+        command = [sys.executable, "-c", TRAMPOLINE, *map(str, high), str(CHROMIUM), *flags]
+        self.process = subprocess.Popen(command, pass_fds=high, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        for descriptor in high:
+            os.close(descriptor)
+        self._input, self._output, self._rest = our_input, our_output, b""
+        self._numbers = itertools.count(1)
+        self.events: list[dict[str, Any]] = []
+        target = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.page(f"{domain}.enable")
+
+    def page(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Call a method on the page."""
+        return self.call(method, self._session, **parameters)
+
+    def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
+        """Call a method and wait for its answer; events that arrive meanwhile are kept."""
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": parameters, **({"sessionId": session} if session else {})}
+        os.write(self._output, json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != number:
+            self.events.append(answer)
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def open(self, path: Path) -> None:
+        """Load a file, wait until it has loaded and a little longer, for what it might do later."""
+        self.page("Page.navigate", url=path.as_uri())
+        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._next())
+        self.script("new Promise(done => setTimeout(() => requestAnimationFrame(done), 300))")
+
+    def script(self, expression: str) -> Any:
+        """The value of an expression in the page; an error there is an error here."""
+        result = self.page(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True, userGesture=True
+        )
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def key(self, key: str) -> None:
+        """Press a key on whatever has the focus."""
+        self.page("Input.dispatchKeyEvent", type="keyDown", key=key)
+        self.page("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    @property
+    def complaints(self) -> list[dict[str, Any]]:
+        """What went to the console, failed or was forbidden."""
+        loud = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded", "Network.loadingFailed")
+        return [event for event in self.events if event["method"] in loud]
+
+    @property
+    def requests(self) -> list[str]:
+        """Addresses the page asked for."""
+        asked = (event for event in self.events if event["method"] == "Network.requestWillBeSent")
+        return [event["params"]["request"]["url"] for event in asked]
+
+    def close(self) -> None:
+        """End the browser."""
+        os.close(self._output)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._input)
+
+    def _next(self) -> dict[str, Any]:
+        deadline = time.monotonic() + DEADLINE_S
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._input], [], [], max(0, deadline - time.monotonic()))
+            assert ready, "the browser did not answer in time"
+            chunk = os.read(self._input, 1 << 16)
+            assert chunk, "the browser has ended"
+            self._rest += chunk
+        message, self._rest = self._rest.split(b"\0", 1)
+        decoded: dict[str, Any] = json.loads(message)
+        return decoded
+
+
+def _above_ten(descriptor: int) -> int:
+    import fcntl
+
+    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10)
+    os.close(descriptor)
+    return copy
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    browser = Browser(tmp_path / "profile")
+    yield browser
+    browser.close()
+
+
+def picture(name: str) -> StepPicture:
+    """A millisecond with a host thread, a queue and a gap."""
+    return StepPicture(
+        start_ns=0,
+        duration_ns=1_000_000,
+        lanes=(PictureLane(name, "host", "", 2, (name,)), PictureLane("stream 7", "queue", "0", 1)),
+        slices=(
+            PictureSlice(0, 0, 0, 900_000, name, "frame"),
+            PictureSlice(0, 1, 100_000, 300_000, "aten::mm", "operator"),
+            PictureSlice(1, 0, 500_000, 400_000, "gemm", "compute"),
+        ),
+        gaps=(PictureGap("0", 0, 500_000, "input", None), PictureGap("0", 900_000, 100_000, name, name)),
+        host_slices=Shown(2, 2, 300_000),
+        device_slices=Shown(1, 5, 400_000),
+        threads=Shown(1, 1),
+        queues=Shown(1, 1),
+    )
+
+
+def opened(browser: Browser, folder: Path, report: bytes) -> Path:
+    path = folder / "report.html"
+    path.write_bytes(report)
+    browser.open(path)
+    return path
+
+
+def column(browser: Browser, table: str, number: int) -> list[str]:
+    cells = f"document.querySelectorAll('#{table} tbody tr td:nth-child({number})')"
+    texts: list[str] = browser.script(f"[...{cells}].map(cell => cell.textContent)")
+    return texts
+
+
+@pytest.mark.parametrize("name", ["loss", HOSTILE], ids=["plain", "hostile"])
+def test_a_report_is_silent_and_asks_for_nothing(browser: Browser, tmp_path: Path, name: str) -> None:
+    # Given
+    operators = pl.DataFrame({"name": [name], "self_ns": [5]})
+    diagnosis = full(operators=operators)
+
+    # When
+    path = opened(browser, tmp_path, html_report([diagnosis, empty()], [picture(name), None]))
+    browser.script("document.querySelectorAll('button').forEach(button => button.click())")
+
+    # Then
+    assert browser.complaints == []
+    assert [url for url in browser.requests if url != "data:,"] == [path.as_uri()]
+    assert column(browser, "r0-operators", 1) == [name]
+
+
+@pytest.mark.parametrize(
+    ("injected", "complaint", "request_"),
+    [
+        ("<script>console.error('x')</script>", True, False),
+        ("<img src='http://127.0.0.1:9/x.png'>", True, True),
+        ("<link rel=stylesheet href='http://127.0.0.1:9/x.css'>", True, True),
+    ],
+    ids=["console", "image", "style"],
+)
+def test_the_browser_would_tell(
+    browser: Browser, tmp_path: Path, injected: str, complaint: bool, request_: bool
+) -> None:
+    # Given a report that someone spoilt, its policy gone
+    spoilt = (
+        html_report([empty()], [None]).replace(b"Content-Security-Policy", b"x").replace(b"</main>", injected.encode())
+    )
+
+    # When
+    path = opened(browser, tmp_path, spoilt)
+
+    # Then
+    assert bool(browser.complaints) is complaint
+    assert any(url not in (path.as_uri(), "data:,") for url in browser.requests) is request_
+
+
+def test_the_policy_keeps_an_injected_script_from_running(browser: Browser, tmp_path: Path) -> None:
+    # Given
+    spoilt = html_report([empty()], [None]).replace(b"</main>", b"<script>document.title = 'taken'</script>")
+
+    # When
+    opened(browser, tmp_path, spoilt)
+
+    # Then
+    assert browser.script("document.title") == "stepscope: a trace"
+    assert "Content Security Policy" in json.dumps(browser.complaints)
+
+
+def test_headers_sort_by_number_and_by_name(browser: Browser, tmp_path: Path) -> None:
+    # Given
+    operators = pl.DataFrame({"name": ["b", "a", "c", "d"], "self_ns": [900, 2_000_000, 30_000, None]})
+    opened(browser, tmp_path, html_report([full(operators=operators)], [None]))
+    click = "document.querySelector('#r0-operators th:nth-child({}) button').click()"
+
+    # When, then: largest first, then smallest first, nulls last; names from A
+    browser.script(click.format(2))
+    assert column(browser, "r0-operators", 1) == ["a", "c", "b", "d"]
+    browser.script(click.format(2))
+    assert column(browser, "r0-operators", 1) == ["b", "c", "a", "d"]
+    browser.script(click.format(1))
+    assert column(browser, "r0-operators", 1) == ["a", "b", "c", "d"]
+    assert browser.script("document.querySelector('#r0-operators th').getAttribute('aria-sort')") == "ascending"
+
+
+def test_the_picture_zooms_and_shows_a_finding(browser: Browser, tmp_path: Path) -> None:
+    # Given
+    opened(browser, tmp_path, html_report([full()], [picture("loss")]))
+    output = "document.querySelector('.picture output').textContent"
+    assert browser.script(output) == "1.0 ms of 1.0 ms"
+
+    # When, then
+    browser.script("document.querySelector('.picture canvas').focus()")
+    browser.key("+")
+    assert browser.script(output) == "625.0 us of 1.0 ms"
+    browser.key("0")
+    assert browser.script(output) == "1.0 ms of 1.0 ms"
+    before = browser.script("document.querySelector('canvas').toDataURL()")
+    browser.script("document.querySelector('.show').click()")
+    assert browser.script(output) == "50 ns of 1.0 ms"
+    assert browser.script("document.querySelector('canvas').toDataURL()") != before
+
+
+def test_the_theme_follows_the_system_until_it_is_chosen(browser: Browser, tmp_path: Path) -> None:
+    # Given
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.page("Emulation.setEmulatedMedia", features=dark)
+    opened(browser, tmp_path, html_report([full()], [picture("loss")]))
+    colour = "getComputedStyle(document.body).backgroundColor"
+    by_system = browser.script(colour)
+
+    # When
+    browser.script("document.getElementById('theme').click()")
+
+    # Then
+    assert (by_system, browser.script(colour)) == ("rgb(17, 21, 26)", "rgb(245, 246, 248)")
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_nothing_is_wider_than_the_window(browser: Browser, tmp_path: Path, width: int) -> None:
+    # Given
+    browser.page("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
+
+    # When
+    opened(browser, tmp_path, html_report([full()], [picture("x" * 300)]))
+
+    # Then
+    assert browser.script("document.documentElement.scrollWidth") <= width
