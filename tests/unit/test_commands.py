@@ -427,7 +427,15 @@ class TestTables:
 class TestQuery:
     def test_without_a_query_the_tables_are_listed(self, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["query", trace]) == 0
-        assert re.search(r"^operators +3  row, start_ns, duration_ns", capsys.readouterr().out, flags=re.MULTILINE)
+        assert "\noperators: 3 rows\n    row, start_ns, duration_ns, name, lane, parent" in capsys.readouterr().out
+        assert main(["query", trace, "--format", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)[1]["rows"] == 3
+
+    def test_the_query_may_stand_behind_the_options(self, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["query", trace, "--format", "csv", "--no-cache", "select count(*) as n from operators"]) == 0
+        assert capsys.readouterr().out == "n\n3\n"
+        assert main(["query", trace, "--format", "csv", "select 1 as n from operators", "another"]) == 2
+        assert "'another' is one argument too many" in capsys.readouterr().err
 
     def test_a_query(self, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
         sql = "select name, count(*) as calls, max(row) as last from operators group by name order by calls desc"

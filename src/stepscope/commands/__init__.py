@@ -95,8 +95,10 @@ def _run(argv: list[str]) -> int:
         arguments, rest = parser.parse_known_args(argv)
     except SystemExit as exit:  # --help and --version end this way
         return int(exit.code or 0)
+    command = commands.get(argv[0], parser)
+    rest = command.take_late(arguments, rest)
     if rest or "run" not in arguments:
-        raise unknown_options(rest, commands.get(argv[0], parser))
+        raise unknown_options(rest, command)
     if getattr(arguments, "verbose", False):
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="stepscope: %(message)s")
     return int(arguments.run(arguments))

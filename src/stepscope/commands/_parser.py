@@ -13,7 +13,13 @@ from stepscope.errors import UsageError
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Raises `UsageError` instead of printing and exiting; options are never abbreviated."""
+    """Raises `UsageError` instead of printing and exiting; options are never abbreviated.
+
+    Attributes:
+        late: the last positional argument where it may be left out; argparse does not find it behind options.
+    """
+
+    late: str = ""
 
     def __init__(self, **settings: Any) -> None:
         settings = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **settings}
@@ -28,6 +34,13 @@ class CommandParser(argparse.ArgumentParser):
     def options(self) -> list[str]:
         """Every option this parser knows, such as "--top"."""
         return list(self._option_string_actions)
+
+    def take_late(self, arguments: argparse.Namespace, rest: list[str]) -> list[str]:
+        """Give the `late` argument what stood behind the options; returns what is still left over."""
+        if self.late and getattr(arguments, self.late) is None and rest and not rest[0].startswith("-"):
+            setattr(arguments, self.late, rest[0])
+            return rest[1:]
+        return rest
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

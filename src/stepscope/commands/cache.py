@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
+from stepscope.commands._parser import CommandParser
 from stepscope.errors import UsageError
 from stepscope.report.format import count, size
 
@@ -28,9 +29,10 @@ _UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10*
 _UNITS_OF_1024: Final = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
+def prepare_parser(parser: CommandParser) -> None:
     """Add this command's arguments."""
     parser.epilog = _EXAMPLES
+    parser.late = "size"
     parser.add_argument("action", nargs="?", choices=("list", "clear", "limit"), default="list", help="default: list")
     parser.add_argument("size", metavar="SIZE", nargs="?", help="with limit: the new limit, such as 2GiB")
 

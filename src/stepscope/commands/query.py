@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from stepscope.commands._parser import suggestion
+from stepscope.commands import _output
+from stepscope.commands._parser import CommandParser, suggestion
 from stepscope.commands._reading import add_reading_options, open_from
 from stepscope.commands._tables import add_table_options, write_table
 from stepscope.errors import UsageError
+from stepscope.report.format import count
 
 if TYPE_CHECKING:
     import polars as pl
@@ -35,9 +39,10 @@ _TABLE_FUNCTION: Final = re.compile(
 _SCAN: Final = re.compile(r"^.*\bSCAN\b.*$", re.MULTILINE)
 
 
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
+def prepare_parser(parser: CommandParser) -> None:
     """Add this command's arguments."""
     parser.epilog = _EXAMPLES
+    parser.late = "sql"
     parser.add_argument("trace", metavar="TRACE", help="a trace file, or - for standard input")
     parser.add_argument("sql", metavar="SQL", nargs="?", help="a query; without one, the tables and columns are listed")
     add_table_options(parser)
@@ -47,10 +52,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer."""
     trace = open_from(arguments, arguments.trace)
-    if arguments.sql is None:
+    if arguments.sql is not None:
+        write_table(answer(trace, arguments.sql), arguments, "rows")
+    elif arguments.format or arguments.output != "-":
         write_table(_tables(trace), arguments, "tables")
     else:
-        write_table(answer(trace, arguments.sql), arguments, "rows")
+        _output.print_text("\n".join(_listing(_tables(trace), _output.width())) + "\n")
     return 0
 
 
@@ -109,6 +116,13 @@ def _sentence(message: str, tables: dict[str, pl.LazyFrame]) -> str:
         known = {name for schema in SCHEMAS.values() for name in schema}
         return f"there is no column {column[1]!r}{suggestion(column[1], known)}"
     return first
+
+
+def _listing(tables: pl.DataFrame, width: int) -> Iterator[str]:
+    """The tables for reading: none of their columns is cut."""
+    for name, rows, columns in tables.iter_rows():
+        yield f"{name}: {count(rows)} {'row' if rows == 1 else 'rows'}"
+        yield textwrap.fill(", ".join(columns), width, initial_indent="    ", subsequent_indent="    ")
 
 
 def _tables(trace: Trace) -> pl.DataFrame:
