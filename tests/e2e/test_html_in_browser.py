@@ -263,6 +263,19 @@ def test_the_picture_zooms_and_shows_a_finding(browser: Browser, tmp_path: Path)
     assert browser.script("document.querySelector('canvas').toDataURL()") != before
 
 
+def test_pointing_at_a_gap_tells_its_cause(browser: Browser, tmp_path: Path) -> None:
+    # Given
+    opened(browser, tmp_path, html_report([empty()], [picture(HOSTILE)]))
+    place = "(({x, y, width, height}) => [x, y + height - 45, width])(document.querySelector('canvas').{})"
+    browser.script("document.querySelector('canvas').scrollIntoView()")
+    x, y, width = browser.script(place.replace("{}", "getBoundingClientRect()"))
+
+    # When, then: the device is idle first, then busy with a queue's work
+    for part, text in ((0.4, "idle 500.0 us: input\nthe host was loading data"), (0.8, "busy")):
+        browser.page("Input.dispatchMouseEvent", type="mouseMoved", x=x + part * width, y=y)
+        assert browser.script("document.getElementById('tooltip').textContent") == text
+
+
 def test_the_theme_follows_the_system_until_it_is_chosen(browser: Browser, tmp_path: Path) -> None:
     # Given
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
