@@ -1,0 +1,46 @@
+"""Why a deep-learning step is slow, which line is to blame, what to change and how much it saves.
+
+    trace = stepscope.open_trace("trace.json.gz")
+    diagnosis = stepscope.diagnose(trace)
+    for finding in diagnosis.findings:
+        print(finding.title, finding.saving_ns_per_step)
+
+Importing the package is cheap: what a name needs is imported when the name is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepscope.diagnosis import Diagnosis, Finding, diagnose
+    from stepscope.errors import StepscopeError
+    from stepscope.readers import open_trace
+    from stepscope.trace import Trace, Window
+
+__version__ = "0.1.0"
+
+__all__ = ["Diagnosis", "Finding", "StepscopeError", "Trace", "Window", "__version__", "diagnose", "open_trace"]
+
+_HOMES = {
+    "Diagnosis": "stepscope.diagnosis",
+    "Finding": "stepscope.diagnosis",
+    "StepscopeError": "stepscope.errors",
+    "Trace": "stepscope.trace",
+    "Window": "stepscope.trace",
+    "diagnose": "stepscope.diagnosis",
+    "open_trace": "stepscope.readers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'stepscope' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,107 @@
+"""Short sequences of operators that repeat many times in a row: loops in the user's code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.analysis.host import CAUSE_CODES, HostActivity
+from stepscope.trace import Trace, Window
+from stepscope.trace.nesting import Rows
+
+LONGEST_BODY: Final = 24
+"""Operators in one repetition; longer bodies are layers of a model, not the small loops that are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One run of repetitions.
+
+    Attributes:
+        repetitions: how often the body ran in a row.
+        body: names of the operators of one repetition.
+        operators: rows of `operators`, all outermost calls of the run, in order.
+        backward: rows of `operators`, the outermost backward calls that belong to them.
+    """
+
+    repetitions: int
+    body: tuple[str, ...]
+    operators: Rows
+    backward: Rows
+
+
+def loops(trace: Trace, activity: HostActivity, window: Window, minimum_repetitions: int) -> list[Loop]:
+    """Runs of a repeating body of outermost operators on each thread, with the backward calls they caused.
+
+    Operators of the optimizer, of the data loader and of the backward pass itself do not start a loop.
+    """
+    operators = trace.operators
+    outermost = operators.with_row_index("row").filter(
+        pl.col("parent").is_null()
+        & pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left")
+        & ~pl.col("name").str.contains(r"^autograd::engine|Backward\d*$")
+    )
+    slices = activity.slices_of("operators")
+    excluded = [CAUSE_CODES["optimizer"], CAUSE_CODES["input"]]
+    keep = ~np.isin(activity.cause[slices[outermost["row"].to_numpy()]], excluded)
+    outermost = outermost.filter(pl.Series(keep, dtype=pl.Boolean))
+    found: list[Loop] = []
+    for _, mine in outermost.group_by("lane", maintain_order=True):
+        codes = mine["name"].rank("dense").to_numpy().astype(np.int64)
+        rows = mine["row"].to_numpy().astype(np.int64)
+        for first, last, body in _runs(codes, minimum_repetitions):
+            called = rows[first:last]
+            names = tuple(mine["name"][first : first + body])
+            found.append(Loop((last - first) // body, names, called, np.zeros(0, np.int64)))
+    return [_with_backward(trace, loop) for loop in found]
+
+
+def _runs(codes: npt.NDArray[np.int64], minimum: int) -> list[tuple[int, int, int]]:
+    """Stretches (first, last, body length) in which the sequence repeats itself at least `minimum` times.
+
+    Shorter bodies are looked for first, and what they explain is not looked at again.
+    """
+    taken = np.zeros(len(codes), np.bool_)
+    result = []
+    for body in range(1, min(LONGEST_BODY, len(codes) // max(minimum, 1)) + 1):
+        same = (codes[body:] == codes[:-body]) & ~taken[body:] & ~taken[:-body]
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
+        for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            length = (end - begin + body) // body * body
+            if length >= minimum * body:
+                result.append((begin, begin + length, body))
+                taken[begin : begin + length] = True
+    return sorted(result)
+
+
+def _with_backward(trace: Trace, loop: Loop) -> Loop:
+    """The loop with the outermost backward calls whose sequence numbers its operators gave out."""
+    operators = trace.operators
+    first, last = int(loop.operators[0]), int(loop.operators[-1])
+    lane = operators["lane"][first]
+    begin = operators["start_ns"][first]
+    end = operators["start_ns"][last] + operators["duration_ns"][last]
+    inside = operators.with_row_index("row").filter(
+        (pl.col("lane") == lane) & pl.col("start_ns").is_between(begin, end, closed="left")
+    )
+    numbers = inside.filter(pl.col("forward_thread") == 0)["sequence_number"].drop_nulls().unique()
+    backward = operators.with_row_index("row").filter(
+        pl.col("parent").is_null()
+        & (pl.col("start_ns") >= end)
+        & pl.col("sequence_number").is_in(numbers.implode())
+        & pl.col("name").str.contains("^autograd::engine|Backward")
+    )
+    following = _same_step_only(trace, backward, begin)
+    return Loop(loop.repetitions, loop.body, loop.operators, following)
+
+
+def _same_step_only(trace: Trace, backward: pl.DataFrame, begin: int) -> Rows:
+    """Backward calls up to the next step's beginning: sequence numbers grow, so later ones are others'."""
+    steps = trace.annotations.filter(pl.col("step").is_not_null() & (pl.col("start_ns") > begin))["start_ns"]
+    if steps.len():
+        backward = backward.filter(pl.col("start_ns") < steps.min())
+    return backward["row"].to_numpy().astype(np.int64)

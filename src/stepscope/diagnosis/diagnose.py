@@ -1,0 +1,108 @@
+"""Asking every rule about a trace, and ranking what they say."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+import polars as pl
+
+from stepscope.analysis.device_time import device_time
+from stepscope.analysis.host_time import host_summary, host_time
+from stepscope.analysis.idle import device_window, idle_summary
+from stepscope.analysis.kernels import kernel_table
+from stepscope.analysis.operators import operator_table
+from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis
+from stepscope.diagnosis.finding import Finding, NotAnswered
+from stepscope.diagnosis.rules import RULES
+from stepscope.diagnosis.view import View
+from stepscope.errors import UsageError
+from stepscope.trace import Trace
+
+MINIMUM_SHARE = 0.01
+
+
+def diagnose(
+    trace: Trace,
+    *,
+    rules: Sequence[str] | None = None,
+    settings: Mapping[str, float] | None = None,
+    top: int = 20,
+    minimum_share: float = MINIMUM_SHARE,
+) -> Diagnosis:
+    """Why the step of this trace is slow.
+
+    Args:
+        rules: identifiers of the rules to ask; all by default.
+        settings: thresholds to use instead of the defaults, by "rule.threshold".
+        top: rows of the operator and kernel tables to keep; 0 for all.
+        minimum_share: findings that save less than this share of the step are counted and not kept.
+
+    Raises:
+        UsageError: an unknown rule or threshold.
+    """
+    chosen = _chosen(rules)
+    _check_settings(settings or {})
+    view = View(trace, settings)
+    findings: list[Finding] = []
+    questions: list[NotAnswered] = []
+    for rule in chosen:
+        result = rule.check(view)
+        findings.extend(result.findings)
+        questions.extend(result.not_answered)
+    findings.sort(key=lambda finding: (-finding.saving_ns_per_step, finding.rule))
+    shown = tuple(finding for finding in findings if finding.saving_share >= minimum_share or finding.severity == "note")
+    operators, kernels = operator_table(trace), kernel_table(trace)
+    windows = {name: device_window(trace, name) for name in sorted(trace.device_work["device"].unique().to_list())}
+    return Diagnosis(
+        metadata=trace.metadata,
+        warnings=trace.warnings,
+        step_source=view.summary.source,
+        steps=view.steps.select("index", "start_ns", "duration_ns", "complete"),
+        step_ns=view.summary.median_ns or view.span.duration_ns,
+        step_count=view.step_count,
+        devices=_devices(trace),
+        idle=idle_summary(view.idle, windows),
+        host=host_summary(host_time(trace, activity=view.activity)),
+        operators=operators.head(top) if top else operators,
+        operator_count=operators.height,
+        kernels=kernels.head(top) if top else kernels,
+        kernel_count=kernels.height,
+        findings=shown,
+        hidden=len(findings) - len(shown),
+        not_answered=tuple(dict.fromkeys(questions)),
+    )
+
+
+def rule_by_id(identifier: str) -> ModuleType:
+    """The rule of that name.
+
+    Raises:
+        UsageError: there is none; the message suggests the nearest.
+    """
+    known = {rule.ID: rule for rule in RULES}
+    if identifier not in known:
+        near = difflib.get_close_matches(identifier, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; the rules are {', '.join(known)}"
+        raise UsageError(f"there is no rule {identifier!r}{hint}")
+    return known[identifier]
+
+
+def _chosen(rules: Sequence[str] | None) -> tuple[ModuleType, ...]:
+    return RULES if rules is None else tuple(rule_by_id(identifier) for identifier in rules)
+
+
+def _check_settings(settings: Mapping[str, float]) -> None:
+    for key in settings:
+        identifier, dot, name = key.partition(".")
+        rule = rule_by_id(identifier)
+        if not dot or name not in rule.THRESHOLDS:
+            known = ", ".join(f"{identifier}.{threshold}" for threshold in rule.THRESHOLDS)
+            raise UsageError(f"there is no threshold {key!r}; this rule has {known}")
+
+
+def _devices(trace: Trace) -> tuple[DeviceSummary, ...]:
+    names = {device.device: device.name for device in trace.metadata.devices}
+    rows = device_time(trace).sort(pl.col("device"))
+    return tuple(DeviceSummary(name=names.get(row["device"]), **row) for row in rows.iter_rows(named=True))

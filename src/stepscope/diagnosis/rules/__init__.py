@@ -1,0 +1,35 @@
+"""One module a rule; RULES names them all, in the order in which they are asked."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Final
+
+from stepscope.diagnosis.rules import (
+    exposed_communication,
+    exposed_copy,
+    host_synchronisation,
+    input_bound,
+    launch_bound,
+    loop_in_step,
+    low_precision,
+    recompilation,
+    single_tensor_optimizer,
+    step_variance,
+    trace_health,
+)
+
+RULES: Final[tuple[ModuleType, ...]] = (
+    input_bound,
+    host_synchronisation,
+    launch_bound,
+    loop_in_step,
+    exposed_copy,
+    exposed_communication,
+    recompilation,
+    single_tensor_optimizer,
+    low_precision,
+    step_variance,
+    trace_health,
+)
+"""Each module has ID, TITLE, THRESHOLDS, a docstring with the sections of its page, and `check(view) -> RuleResult`."""

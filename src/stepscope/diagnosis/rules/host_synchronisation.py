@@ -1,0 +1,134 @@
+"""# What it finds
+The host waits for the device, and the device then waits for the host.
+
+# Why it costs time
+A host that runs ahead of the device keeps its queues full. `.item()`, a copy to the host, `nonzero`, printing a tensor
+or `torch.cuda.synchronize()` make it stop until the device has finished everything. When it goes on, the queues
+are empty, and the device is idle until new work arrives.
+
+# How it is measured
+Each synchronising call takes from the host as much lead as it waited. The idle time of the device up to the next
+such call in which the host was late is charged to it, at most as much as it waited.
+
+# Known false positives
+A value may be needed: generating a token needs the one before. Then fewer, later or asynchronous waits are the most
+that can be had. What the host does after the wait (loading data, say) is told by its own rule as well.
+
+# What to do
+Keep values on the device: accumulate losses as tensors and read them every hundred steps; copy with
+`non_blocking=True` into pinned memory and read later; use masks instead of boolean indexing.
+
+# Reference
+PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization"; nsys-ai reports synchronisation from 2 %.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "host-synchronisation"
+TITLE: Final = "The host waits for the device and falls behind"
+THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost after one kind of synchronisation")}
+
+_KINDS: Final[tuple[tuple[str, str, Remedy], ...]] = (
+    (
+        "aten::(item|_local_scalar_dense|is_nonzero)$",
+        ".item()",
+        Remedy(
+            "Keep the value on the device and read it rarely, or after the step.",
+            "running_loss += loss.detach()          # no .item(): stays on the device\n"
+            "if step % 100 == 0:\n    print(running_loss.item() / 100)",
+        ),
+    ),
+    (
+        "aten::(nonzero|masked_select|unique.*|_unique2|index)$",
+        "an operator whose output size depends on values",
+        Remedy(
+            "Boolean indexing and nonzero() must know how many elements there are: use a mask of fixed shape.",
+            "loss = torch.where(mask, per_token_loss, 0).sum() / mask.sum()   # instead of per_token_loss[mask]",
+        ),
+    ),
+    (
+        "aten::(_?to|_to_copy|copy_|cpu)$",
+        "a copy to the host",
+        Remedy(
+            "Copy without waiting, and read the result when it is needed.",
+            'host = tensor.to("cpu", non_blocking=True)   # pinned memory, then synchronise once before reading',
+        ),
+    ),
+    (
+        ".*",
+        "an explicit synchronisation",
+        Remedy(
+            "Remove torch.cuda.synchronize() from the step, or keep it for measuring only.",
+            "# torch.cuda.synchronize()   <- drains the queues in every step",
+        ),
+    ),
+)
+
+
+def check(view: View) -> RuleResult:
+    """Charge late idle time to the synchronising calls that caused it, by kind of call."""
+    if view.device is None:
+        return RuleResult()
+    charged = _charged(view)
+    limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
+    findings = []
+    for kind, (_, what, remedy) in enumerate(_KINDS):
+        mine = charged.filter(pl.col("kind") == kind)
+        cost = int(mine["charged_ns"].sum())
+        if cost > 0 and view.share(cost) >= limit:
+            findings.append(_finding(view, what, remedy, mine, cost, limit))
+    return RuleResult(tuple(findings))
+
+
+def _charged(view: View) -> pl.DataFrame:
+    """The synchronising calls with the idle time each is charged: columns launch, charged_ns, duration_ns, kind."""
+    late = view.pieces.filter(pl.col("trigger_launch").is_not_null() & pl.col("lane").is_not_null())
+    sums = late.group_by(launch="trigger_launch").agg(late_ns=pl.col("duration_ns").sum())
+    calls = view.trace.launches.with_row_index("launch").select("launch", "start_ns", "duration_ns", "operator", "name")
+    joined = sums.join(calls, on="launch", how="inner").sort("start_ns")
+    names = view.trace.operators["name"].gather(joined["operator"])
+    kind = pl.lit(len(_KINDS) - 1)
+    for number, (pattern, _, _) in reversed(list(enumerate(_KINDS[:-1]))):
+        kind = pl.when(pl.col("operator_name").str.contains("^" + pattern)).then(pl.lit(number)).otherwise(kind)
+    return joined.with_columns(operator_name=names).with_columns(
+        charged_ns=pl.min_horizontal("late_ns", "duration_ns"), kind=kind
+    )
+
+
+def _finding(view: View, what: str, remedy: Remedy, calls: pl.DataFrame, cost: int, limit: float) -> Finding:
+    per_step = calls.height / view.step_count
+    rows = calls["launch"].to_numpy().astype(np.int64)
+    slices = view.activity.slices_of("launches")[rows]
+    waited = int(calls["duration_ns"].sum())
+    return view.finding(
+        ID,
+        f"{what} makes the host wait {per_step:,.0f} times a step, and the device is idle afterwards"
+        if per_step >= 1
+        else f"{what} makes the host wait, and the device is idle afterwards",
+        cost,
+        basis="idle time after each wait in which the host was late, at most as long as the wait",
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step lost after these waits", view.share(cost), "share", limit),
+                Figure("waits per step", per_step, "count"),
+                Figure("time the host waited per step", view.per_step(waited), "ns"),
+            ),
+            tuple(
+                view.longest(
+                    view.pieces.filter(pl.col("trigger_launch").is_in(calls["launch"].implode())), f"idle after {what}"
+                )
+            ),
+        ),
+        remedy=remedy,
+        where=view.locations_of(slices, calls["charged_ns"].to_numpy()),
+    )

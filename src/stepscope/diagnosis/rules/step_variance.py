@@ -1,0 +1,73 @@
+"""# What it finds
+Steps that take much longer than others.
+
+# Why it costs time
+The average step counts, not the typical one. A few steps that stop for a checkpoint, a slow batch, a garbage
+collection or a busy neighbour cost all of them.
+
+# How it is measured
+The mean of the complete steps against their median. The difference is what equal steps would save.
+
+# Known false positives
+Few steps show little; the first recorded step carries the profiler's start, the last one its end.
+
+# What to do
+Look at the longest steps' idle time by cause: `stepscope idle TRACE --steps N`.
+
+# Reference
+SageMaker Debugger's StepOutlier; nsys-ai calls a step slow from 1.5 times the median.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "step-variance"
+TITLE: Final = "Some steps take much longer than others"
+THRESHOLDS: Final = {
+    "share": Threshold(0.05, "share", "mean step above the median step, as a share of the mean"),
+    "steps": Threshold(3, "count", "complete steps needed to tell"),
+}
+
+
+def check(view: View) -> RuleResult:
+    """Compare the mean of the complete steps with their median."""
+    summary = view.summary
+    limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
+    if summary.count < view.threshold(ID, "steps", THRESHOLDS["steps"].value) or not summary.mean_ns:
+        return RuleResult()
+    excess = (summary.mean_ns - summary.median_ns) / summary.mean_ns
+    if excess < limit:
+        return RuleResult()
+    slow = view.complete_steps.sort(["duration_ns", "index"], descending=[True, False]).head(3)
+    shortest, longest = summary.shortest_ns / 1e6, summary.longest_ns / 1e6
+    finding = view.finding(
+        ID,
+        f"steps take from {shortest:,.1f} to {longest:,.1f} ms; the average is {excess:.0%} above the typical step",
+        (summary.mean_ns - summary.median_ns) * summary.count,
+        basis="mean step minus median step",
+        confidence="medium" if summary.count >= 10 else "low",
+        evidence=Evidence(
+            (
+                Figure("mean step above the median, as a share of the mean", excess, "share", limit),
+                Figure("mean step", summary.mean_ns, "ns"),
+                Figure("median step", summary.median_ns, "ns"),
+                Figure("steps compared", summary.count, "count"),
+            ),
+            tuple(
+                Interval(start, duration, f"step {index}")
+                for index, start, duration in slow.select(pl.col("index", "start_ns", "duration_ns")).iter_rows()
+            ),
+        ),
+        remedy=Remedy(
+            f"See what the longest step ({slow['index'][0]}) does that others do not.",
+            f"stepscope diagnose TRACE --steps {slow['index'][0]}",
+        ),
+    )
+    return RuleResult((finding,))

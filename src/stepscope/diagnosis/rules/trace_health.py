@@ -1,0 +1,126 @@
+"""# What it finds
+What is wrong with the recording itself, and what it therefore cannot tell.
+
+# Why it costs time
+It costs none. But a trace that lost events, was cut off, or lacks stacks or shapes answers some questions wrongly or
+not at all, and it is better to know which.
+
+# How it is measured
+The reader's warnings; the profiler's own work; device work without a launch; steps, stacks and shapes that are missing.
+
+# Known false positives
+Inference servers have no steps by nature.
+
+# What to do
+Each unanswered question says how to record a trace that answers it.
+
+# Reference
+nsys-ai warns of profiler overhead from 5 %; PyTorch's trace validator (2.14) for lost and reordered events.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, NotAnswered, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "trace-health"
+TITLE: Final = "What the recording cannot tell"
+THRESHOLDS: Final = {
+    "overhead": Threshold(0.05, "share", "share of the step lost to the profiler itself"),
+    "unlaunched": Threshold(0.05, "share", "share of the device's work whose launch is missing"),
+    "unknown": Threshold(0.05, "share", "share of the step idle for a reason the trace does not show"),
+}
+
+_PROFILE: Final = "torch.profiler.profile({}, schedule=torch.profiler.schedule(wait=1, warmup=2, active=5))"
+
+
+def check(view: View) -> RuleResult:
+    """Say what could not be answered, and report the profiler's overhead."""
+    questions = [*_missing_parts(view), *_missing_events(view)]
+    return RuleResult(_overhead(view), tuple(questions))
+
+
+def _overhead(view: View) -> tuple[Finding, ...]:
+    pieces = view.pieces.filter(pl.col("cause") == "profiler_overhead")
+    cost = int(pieces["duration_ns"].sum())
+    limit = view.threshold(ID, "overhead", THRESHOLDS["overhead"].value)
+    if cost == 0 or view.share(cost) < limit:
+        return ()
+    finding = view.finding(
+        ID,
+        f"{view.share(cost):.0%} of the step goes to the profiler itself, which is gone without it",
+        cost,
+        basis="time the profiler recorded of its own work",
+        confidence="high",
+        evidence=Evidence((Figure("share of the step lost to the profiler", view.share(cost), "share", limit),)),
+        remedy=Remedy("Record without stacks, shapes and memory to see the step as it is.", _PROFILE.format("")),
+    )
+    return (finding,)
+
+
+def _missing_parts(view: View) -> list[NotAnswered]:
+    trace = view.trace
+    found = []
+    if view.summary.source == "none":
+        found.append(
+            NotAnswered(
+                "How long is a step, and what varies between steps?",
+                "the trace has no step annotations, and nothing repeats regularly enough to infer steps",
+                "call profiler.step() once per iteration",
+                ID,
+            )
+        )
+    has_stacks = trace.frames.height > 0 or trace.operators["call_stack"].null_count() < trace.operators.height
+    if not has_stacks:
+        found.append(
+            NotAnswered(
+                "Which lines of the code are to blame?",
+                "the trace holds no Python frames",
+                f"record with {_PROFILE.format('with_stack=True')}",
+                ID,
+            )
+        )
+    if trace.operators["input_shapes"].null_count() == trace.operators.height:
+        found.append(
+            NotAnswered(
+                "Which sizes of tensors are slow?",
+                "the trace holds no input shapes",
+                f"record with {_PROFILE.format('record_shapes=True')}",
+                ID,
+            )
+        )
+    return found
+
+
+def _missing_events(view: View) -> list[NotAnswered]:
+    if view.device is None:
+        return []
+    found = []
+    work = view.trace.device_work.filter(pl.col("device") == view.device)
+    unlaunched = work["launch"].null_count() / work.height
+    if unlaunched > view.threshold(ID, "unlaunched", THRESHOLDS["unlaunched"].value):
+        found.append(
+            NotAnswered(
+                "Which code launched all of the device's work?",
+                f"{unlaunched:.0%} of the device's work has no launch in the trace: it was launched before the "
+                "recording began, or launches were not recorded",
+                "record CPU activities too, with warm-up steps before the recorded ones",
+                ID,
+            )
+        )
+    unknown = int(view.pieces.filter(pl.col("cause").is_in(["unknown", "untraced"]))["duration_ns"].sum())
+    if view.share(unknown) > view.threshold(ID, "unknown", THRESHOLDS["unknown"].value):
+        found.append(
+            NotAnswered(
+                f"Why is the device idle for {view.share(unknown):.0%} of the step without a visible reason?",
+                "the host threads recorded nothing then, or the device waited for something outside the trace",
+                f"record with {_PROFILE.format('with_stack=True')}, and every rank if there are several",
+                ID,
+            )
+        )
+    return found

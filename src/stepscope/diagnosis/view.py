@@ -1,0 +1,220 @@
+"""One trace as the rules see it: its tables and analyses, each computed once, and the ways to build a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.device_time import busy_intervals, device_time
+from stepscope.analysis.host import HostActivity, host_activity
+from stepscope.analysis.host_time import HOST_SCHEMA, host_time, main_lane
+from stepscope.analysis.idle import device_window, idle_time
+from stepscope.analysis.operators import operator_costs
+from stepscope.analysis.steps import StepSummary, step_summary, step_table
+from stepscope.analysis.where import Place, places, slice_index
+from stepscope.diagnosis.finding import (
+    Confidence,
+    Evidence,
+    Finding,
+    Interval,
+    Location,
+    Remedy,
+    Severity,
+)
+from stepscope.trace import Trace, Window
+from stepscope.trace.nesting import Rows
+
+HIGH_SHARE = 0.2
+MEDIUM_SHARE = 0.05
+
+
+class View:
+    """What rules look at.
+
+    Args:
+        trace: the trace to diagnose.
+        settings: thresholds by "rule.threshold", as the user set them.
+    """
+
+    def __init__(self, trace: Trace, settings: Mapping[str, float] | None = None) -> None:
+        self.trace = trace
+        self._settings = dict(settings or {})
+
+    def threshold(self, rule: str, name: str, default: float) -> float:
+        """A rule's threshold, as the user set it or by default."""
+        return self._settings.get(f"{rule}.{name}", default)
+
+    @cached_property
+    def activity(self) -> HostActivity:
+        """What the host threads did."""
+        return host_activity(self.trace)
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """As `step_table`."""
+        return step_table(self.trace)
+
+    @cached_property
+    def summary(self) -> StepSummary:
+        """Of the steps."""
+        return step_summary(self.steps)
+
+    @cached_property
+    def complete_steps(self) -> pl.DataFrame:
+        """The steps that lie inside the recording."""
+        return self.steps.filter(pl.col("complete"))
+
+    @cached_property
+    def device(self) -> str | None:
+        """The device that findings are about: the busiest; None where the trace has none."""
+        busy = device_time(self.trace).sort(["busy_ns", "device"], descending=[True, False])
+        return busy["device"][0] if busy.height else None
+
+    @cached_property
+    def span(self) -> Window:
+        """The stretch that findings are about: all complete steps, or the whole device or host window."""
+        if self.complete_steps.height:
+            start = self.complete_steps["start_ns"]
+            return Window(int(start.min()), int((start + self.complete_steps["duration_ns"]).max()))  # type: ignore[arg-type]
+        if self.device is not None:
+            return device_window(self.trace, self.device)
+        pieces = host_time(self.trace, activity=self.activity)
+        if pieces.is_empty():
+            return Window(0, 1)
+        return Window(int(pieces["start_ns"][0]), int(pieces["start_ns"][-1] + pieces["duration_ns"][-1]))
+
+    @cached_property
+    def step_count(self) -> int:
+        """Number of steps in the span; 1 where there are none."""
+        return max(self.complete_steps.height, 1)
+
+    @cached_property
+    def step_ns(self) -> int:
+        """The mean step's length in the span."""
+        return max(self.span.duration_ns // self.step_count, 1)
+
+    @cached_property
+    def idle(self) -> pl.DataFrame:
+        """Idle pieces of every device over its window."""
+        return idle_time(self.trace, activity=self.activity)
+
+    @cached_property
+    def pieces(self) -> pl.DataFrame:
+        """What findings explain: idle pieces of `device` in the span, or without a device the main thread's time.
+
+        Columns start_ns, duration_ns, cause, trigger, trigger_launch, refill, launch, slice_table, slice_row, slice.
+        """
+        if self.device is None:
+            rows = host_time(self.trace, window=self.span, activity=self.activity) if self.lane is not None else (
+                pl.DataFrame(schema=dict(HOST_SCHEMA))
+            )
+            rows = rows.with_columns(
+                gap=pl.lit(None, pl.Int64),
+                trigger=pl.lit(None, pl.String),
+                trigger_launch=pl.lit(None, pl.UInt32),
+                refill=pl.lit(False),
+                launch=pl.lit(None, pl.UInt32),
+            )
+        else:
+            rows = idle_time(self.trace, window=self._span_of_device, activity=self.activity)
+            rows = rows.filter(pl.col("device") == self.device)
+        index = slice_index(self.activity, rows["slice_table"], rows["slice_row"])
+        return rows.with_columns(slice=pl.Series(index, dtype=pl.Int64))
+
+    @cached_property
+    def _span_of_device(self) -> Window:
+        """The span without what lies before the device's first or after its last work."""
+        whole = device_window(self.trace, self.device or "")
+        start, end = max(self.span.start_ns, whole.start_ns), min(self.span.end_ns, whole.end_ns)
+        return Window(start, max(end, start))
+
+    @cached_property
+    def lane(self) -> int | None:
+        """The thread that drives the training."""
+        return main_lane(self.trace, self.activity)
+
+    @cached_property
+    def operator_costs(self) -> pl.DataFrame:
+        """As `stepscope.analysis.operators.operator_costs`."""
+        return operator_costs(self.trace)
+
+    @cached_property
+    def work(self) -> pl.DataFrame:
+        """The device's work that was launched in the span (or ran in it, where no launch is known), with `row`."""
+        calls = self.trace.launches.select(launch_start_ns="start_ns").with_row_index("launch")
+        rows = self.trace.device_work.with_row_index("row").filter(pl.col("device") == self.device)
+        rows = rows.join(calls, on="launch", how="left", maintain_order="left")
+        time = pl.coalesce("launch_start_ns", "start_ns")
+        return rows.filter(time.is_between(self.span.start_ns, self.span.end_ns, closed="left"))
+
+    def exposed_ns(self, kinds: tuple[str, ...]) -> int:
+        """Time in the span when the device worked on these kinds of work and on no computation."""
+        mine = self.trace.device_work.filter(pl.col("device") == self.device)
+        wanted = busy_intervals(mine.filter(pl.col("kind").is_in(kinds)), self.span)
+        compute = busy_intervals(mine.filter(pl.col("kind") == "compute"), self.span)
+        return wanted.total_ns - wanted.overlap_ns(compute)
+
+    def per_step(self, ns: int | float) -> int:
+        """A cost over the span as a cost per step, never more than the step."""
+        return min(int(ns) // self.step_count, self.step_ns)
+
+    def share(self, ns: int | float) -> float:
+        """A cost over the span as a share of it, 0 to 1."""
+        return min(float(ns) / max(self.span.duration_ns, 1), 1.0)
+
+    def locations(self, pieces: pl.DataFrame, top: int = 3) -> tuple[Location, ...]:
+        """Places in the user's code that carry these pieces' time; needs the columns slice and duration_ns."""
+        return self.locations_of(pieces["slice"].to_numpy(), pieces["duration_ns"].to_numpy(), top)
+
+    def locations_of(self, slices: Rows, ns: Rows, top: int = 3) -> tuple[Location, ...]:
+        """Places in the user's code under which the slices stand, weighted by `ns`."""
+        total = max(int(np.sum(ns)), 1)
+        return tuple(_location(place, total) for place in places(self.trace, self.activity, slices, ns, top))
+
+    def slices_of_operators(self, rows: Rows) -> Rows:
+        """Indices of the slices of these rows of `operators`."""
+        return self.activity.slices_of("operators")[rows]
+
+    def longest(self, pieces: pl.DataFrame, what: str, count: int = 3) -> tuple[Interval, ...]:
+        """The longest gaps among idle pieces, as examples."""
+        keys = ["gap"] if "gap" in pieces.columns and pieces["gap"].null_count() < pieces.height else ["start_ns"]
+        gaps = pieces.group_by(keys).agg(
+            begin=pl.col("start_ns").min(), ns=pl.col("duration_ns").sum()
+        )
+        top = gaps.sort(["ns", "begin"], descending=[True, False]).head(count)
+        return tuple(Interval(begin, ns, what) for begin, ns in top.select("begin", "ns").iter_rows())
+
+    def finding(
+        self,
+        rule: str,
+        title: str,
+        cost_ns: int | float,
+        *,
+        basis: str,
+        confidence: Confidence,
+        evidence: Evidence,
+        remedy: Remedy,
+        where: tuple[Location, ...] = (),
+    ) -> Finding:
+        """A finding whose saving is a cost over the span."""
+        saving = self.per_step(cost_ns)
+        share = saving / self.step_ns
+        return Finding(
+            rule, title, severity(share), saving, share, basis, confidence, evidence, remedy, where
+        )
+
+
+def severity(share: float) -> Severity:
+    """How a saving of this share of the step is called."""
+    return "high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low"
+
+
+def _location(place: Place, total: int) -> Location:
+    return Location(
+        place.file, place.line, place.function, min(place.ns / total, 1.0), place.exact_line, place.call_path
+    )
+
+
