@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,26 @@ def test_pointing_at_a_gap_tells_its_cause(browser: Browser, tmp_path: Path) -> 
     for part, text in ((0.4, "idle 500.0 us: input\nthe host was loading data"), (0.8, "busy")):
         browser.page("Input.dispatchMouseEvent", type="mouseMoved", x=x + part * width, y=y)
         assert browser.script("document.getElementById('tooltip').textContent") == text
+
+
+def test_a_thousand_short_gaps_take_the_room_they_took(browser: Browser, tmp_path: Path) -> None:
+    # Given: the device is idle for a tenth of every microsecond
+    gaps = tuple(PictureGap("0", 1000 * number, 100, "input", None) for number in range(1000))
+    opened(browser, tmp_path, html_report([empty()], [replace(picture("loss"), gaps=gaps)]))
+
+    # When: the strip's pixels in the colour of the cause are counted
+    orange = browser.script(
+        """(() => {
+            const canvas = document.querySelector("canvas");
+            const { data } = canvas.getContext("2d").getImageData(168, canvas.height - 63, canvas.width - 170, 28);
+            let found = 0;
+            for (let at = 0; at < data.length; at += 4) found += data[at] > data[at + 2] + 60;
+            return found / (data.length / 4);
+        })()"""
+    )
+
+    # Then
+    assert orange == pytest.approx(0.1, abs=0.04)
 
 
 def test_the_theme_follows_the_system_until_it_is_chosen(browser: Browser, tmp_path: Path) -> None:

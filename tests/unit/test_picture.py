@@ -169,6 +169,19 @@ def test_the_busiest_threads_come_first_and_the_rest_is_counted() -> None:
     assert picture.threads == Shown(MAXIMUM_THREADS, last)
 
 
+def test_a_lane_of_which_nothing_is_left_is_not_drawn() -> None:
+    # Given
+    work = [at(10 * number, 9, "op") for number in range(10)] + [at(100, 1, "tiny", 1)]
+    trace = trace_of(lanes=[thread(0, "main"), thread(1, "other")], operators=work)
+
+    # When
+    picture = step_picture(trace, Window(0, 200), idle_of(), maximum_slices=10)
+
+    # Then
+    assert [lane.label for lane in picture.lanes] == ["main"]
+    assert (picture.threads, picture.host_slices) == (Shown(1, 2), Shown(10, 11, 9))
+
+
 def test_threads_of_several_processes_say_which() -> None:
     # Given
     described = [{**thread(0, "main"), "process_name": "python"}, thread(1, "main", process="2")]

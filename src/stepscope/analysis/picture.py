@@ -159,7 +159,9 @@ def step_picture(trace: Trace, window: Window, idle: pl.DataFrame, maximum_slice
     host_kept, host_shown = _longest(host.slices, maximum_slices - queue_room)
     queue_kept, queue_shown = _longest(queues.slices, queue_room)
     kept = pl.concat([host_kept, queue_kept])
-    order = host.order + queues.order
+    drawn = set(kept["lane"])
+    threads, queue_lanes = ([lane for lane in each.order if lane in drawn] for each in (host, queues))
+    order = threads + queue_lanes
     return StepPicture(
         start_ns=window.start_ns,
         duration_ns=window.duration_ns,
@@ -168,8 +170,8 @@ def step_picture(trace: Trace, window: Window, idle: pl.DataFrame, maximum_slice
         gaps=_gaps(idle, window),
         host_slices=host_shown,
         device_slices=queue_shown,
-        threads=Shown(len(host.order), host.lane_total),
-        queues=Shown(len(queues.order), queues.lane_total),
+        threads=Shown(len(threads), host.lane_total),
+        queues=Shown(len(queue_lanes), queues.lane_total),
     )
 
 
@@ -273,18 +275,18 @@ def _lanes(
     trace: Trace, kept: pl.DataFrame, order: list[int], around: dict[int, tuple[str, ...]]
 ) -> tuple[PictureLane, ...]:
     described = {row["lane"]: row for row in trace.lanes.filter(pl.col("lane").is_in(order)).iter_rows(named=True)}
-    deepest = dict(kept.group_by("lane").agg(pl.col("depth").max() + 1).iter_rows())
+    deepest: dict[int, int] = dict(kept.group_by("lane").agg(pl.col("depth").max() + 1).iter_rows())
     processes = {row["process"] for row in described.values() if row["kind"] == "host_thread"}
     lanes = []
     for number in order:
-        row, rows = described[number], int(deepest.get(number, 1))
+        row, rows = described[number], deepest[number]
         if row["kind"] == "host_thread":
-            label = row["name"] or f"thread {row['thread'] or number}"
+            label = (row["name"] or "").strip() or f"thread {row['thread'] or number}"
             if len(processes) > 1:
                 label += f" ({row['process_name'] or 'process'} {row['process'] or ''})".replace(" )", ")")
             lanes.append(PictureLane(label, "host", "", rows, around.get(number, ())))
         else:
-            label = row["name"] or f"queue {row['queue'] or number}"
+            label = (row["name"] or "").strip() or f"queue {row['queue'] or number}"
             lanes.append(PictureLane(label, "queue", row["device"] or "", rows))
     return tuple(lanes)
 

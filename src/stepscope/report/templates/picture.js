@@ -1,5 +1,5 @@
 // The picture of one step on a canvas: lanes of slices, and for each device a strip of idle gaps by cause.
-const ROW = 15, AXIS = 22, SPACE = 10, STRIP = 22, DEEPEST = 48, SHORTEST_VIEW_NS = 50;
+const ROW = 15, AXIS = 22, SPACE = 10, STRIP = 28, COLUMN = 2, DEEPEST = 48, SHORTEST_VIEW_NS = 50;
 
 class StepPicture {
   constructor(element, data, tip) {
@@ -31,7 +31,7 @@ class StepPicture {
     this.tracks = [];
     lanes.forEach((each, index) => { if (each[1] === "host") lane(index); });
     devices.forEach((device) => {
-      track(STRIP, { device, label: `device ${device}: idle`, hint: `device ${device}: coloured where none of its queues worked` });
+      track(STRIP, { device, label: `device ${device}: idle`, hint: `device ${device}: coloured where none of its queues worked;\nwhere gaps are narrow, the height is their share of the time` });
       lanes.forEach((each, index) => { if (each[1] === "queue" && each[2] === device) lane(index); });
     });
     this.height = y;
@@ -148,7 +148,7 @@ class StepPicture {
     for (const [, depth, start, duration, name, kind] of this.bySlice[track.lane]) {
       if (depth >= DEEPEST || start > this.to || start + duration < this.from) continue;
       const left = Math.max(this.x(start), this.gutter - 2);
-      const width = Math.max(Math.min(this.x(start + duration), this.width + 2) - left, 0.7);
+      const width = Math.max(Math.min(this.x(start + duration), this.width + 2) - left, 0.25);
       const word = this.data.names[kind].replace(/^copy_.*/, "copy").replace("set", "other");
       this.box(left, track.y + depth * ROW, width, ROW - 1, this.colour("k-" + word) || this.colour("k-other"), this.data.names[name], this.colour("ink"));
     }
@@ -158,16 +158,40 @@ class StepPicture {
     const { context } = this;
     context.fillStyle = this.colour("busy");
     context.fillRect(this.x(0), track.y, this.x(this.whole) - this.x(0), STRIP);
-    for (const [, start, duration, cause] of this.byDevice.get(track.device)) {
-      if (start > this.to || start + duration < this.from) continue;
-      const left = Math.max(this.x(start), this.gutter - 2);
-      const width = Math.max(Math.min(this.x(start + duration), this.width + 2) - left, 0.7);
-      const { label, colour, hatched } = this.data.causes[this.data.names[cause]];
+    const filled = new Float64Array(Math.ceil((this.width - this.gutter) / COLUMN));
+    for (const [cause, columns] of this.idleByColumn(track.device)) {
+      const { colour, hatched } = this.data.causes[this.data.names[cause]];
+      context.beginPath();
+      columns.forEach((share, column) => {
+        if (share) context.rect(this.gutter + column * COLUMN, track.y + filled[column] * STRIP, COLUMN, share * STRIP);
+        filled[column] += share;
+      });
       context.fillStyle = colour;
-      context.fillRect(left, track.y, width, STRIP);
-      if (hatched) { context.fillStyle = this.hatch(); context.fillRect(left, track.y, width, STRIP); }
+      context.fill();
+      if (hatched) { context.fillStyle = this.hatch(); context.fill(); }
+    }
+    for (const [, start, duration, cause] of this.byDevice.get(track.device)) {
+      const left = Math.max(this.x(start), this.gutter), width = Math.min(this.x(start + duration), this.width) - left;
+      const { label, colour, hatched } = this.data.causes[this.data.names[cause]];
       if (width > 40) this.text(label, left, track.y, width, STRIP, StepPicture.inkOn(colour), hatched ? colour : "");
     }
+  }
+
+  // Cause -> its share of each column's time. A thousand gaps of a microsecond, drawn a pixel each, would look
+  // like a device that never works; stacked by share, they take the place that they took.
+  idleByColumn(device) {
+    const count = Math.ceil((this.width - this.gutter) / COLUMN);
+    const perColumn = COLUMN / (this.width - this.gutter) * (this.to - this.from);
+    const shares = new Map();
+    for (const [, start, duration, cause] of this.byDevice.get(device)) {
+      const first = Math.max((start - this.from) / perColumn, 0), last = Math.min((start + duration - this.from) / perColumn, count);
+      if (last <= first) continue;
+      if (!shares.has(cause)) shares.set(cause, new Float64Array(count));
+      const columns = shares.get(cause);
+      for (let column = Math.floor(first); column < last; column++)
+        columns[column] += Math.min(last, column + 1) - Math.max(first, column);
+    }
+    return shares;
   }
 
   // The marked interval: tinted behind the slices, framed before them, so that their colours stay.
