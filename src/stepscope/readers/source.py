@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import io
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import BinaryIO, Final
 
 import zstandard
-from isal import igzip
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
+from stepscope.readers.gunzip import MAGIC as GZIP_MAGIC
+from stepscope.readers.gunzip import Gunzip, Readable
 
 BLOCK_BYTES: Final = 4 * 2**20
 _DAMAGE_STEP_BYTES: Final = 2**16
@@ -20,14 +20,7 @@ _BOMB_BYTES: Final = 2**30
 _BOMB_RATIO: Final = 300
 """Real traces shrink 10 to 40 times; a file that grows more than this past one GiB is made to exhaust a machine."""
 
-GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
-
-
-class _Readable(Protocol):
-    """All that is asked of a file and of what unpacks it."""
-
-    def read(self, size: int = -1, /) -> bytes: ...
 
 
 class ByteSource:
@@ -47,7 +40,7 @@ class ByteSource:
         self.total_bytes = Path(path).stat().st_size if is_regular_file(path) else None
         self._peeked = self._first_bytes()
         self._counted = _CountingReader(self._peeked, self._raw)
-        self._stream: _Readable = self._unpacker()
+        self._stream: Readable = self._unpacker()
         self._head: bytes | None = None
 
     def _first_bytes(self) -> bytes:
@@ -102,9 +95,9 @@ class ByteSource:
         if self._raw is not sys.stdin.buffer:
             self._raw.close()
 
-    def _unpacker(self) -> _Readable:
+    def _unpacker(self) -> Readable:
         if self._peeked.startswith(GZIP_MAGIC):
-            return igzip.IGzipFile(fileobj=self._counted)  # type: ignore[no-untyped-call]
+            return Gunzip(self._counted)
         if self._peeked.startswith(ZSTD_MAGIC):
             return zstandard.ZstdDecompressor().stream_reader(self._counted, read_across_frames=True)  # type: ignore[arg-type]
         return self._counted
@@ -120,7 +113,7 @@ class ByteSource:
             except EOFError:
                 self.damage = "the compressed data ends early"
                 break
-            except (zlib.error, igzip.BadGzipFile, zstandard.ZstdError, OSError) as error:
+            except (zstandard.ZstdError, OSError) as error:
                 self.damage = f"the compressed data is damaged ({error})"
                 break
             if not part:
