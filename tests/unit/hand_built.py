@@ -97,10 +97,10 @@ FULL: dict[str, Any] = {
     ),
     "host": pl.DataFrame([("compute", 600_000_000, 0.6), ("input", 400_000_000, 0.4)], schema=HOST, orient="row"),
     "operators": pl.DataFrame(
-        {"name": ["aten::mm", "aten::add"], "calls": [1000, 20], "self_ns": [50_000_000, 20_000]}
+        {"name": ["aten::mm", "aten::add"], "calls": [1000, 20], "host_self_ns": [50_000_000, 20_000]}
     ),
     "operator_count": 431,
-    "kernels": pl.DataFrame({"name": ["gemm<a|b>"], "duration_ns": [50_000_000], "time_share": [0.4]}),
+    "kernels": pl.DataFrame({"name": ["gemm<a|b>"], "total_ns": [50_000_000], "share": [0.4], "precision": ["fp16"]}),
     "kernel_count": 1,
     "findings": (INPUT_BOUND, HOSTILE_NOTE),
     "hidden": 2,

@@ -62,7 +62,7 @@ def trace(tmp_path: Path) -> str:
             "lane": [0, 0, 0],
         }
     )
-    lanes = pl.DataFrame({"lane": [0], "kind": ["host_thread"], "process_name": ["python /home/jane/x.py"]})
+    lanes = pl.DataFrame({"lane": [0], "kind": ["host_thread"], "process_name": ["python /home/alice/x.py"]})
     Trace.from_tables({"operators": frame, "lanes": lanes}, Metadata(format="kineto")).save(tmp_path / "trace")
     return str(tmp_path / "trace")
 
@@ -566,7 +566,7 @@ class TestOutput:
         place.write_bytes(b"old")
         place.chmod(0o640)
         link.symlink_to(place)
-        _output.write_atomically(link, b"new")
+        _output.write_atomically(link, [b"n", b"ew"])
         assert link.is_symlink()
         assert place.read_bytes() == b"new"
         assert place.stat().st_mode & 0o777 == 0o640
@@ -581,16 +581,16 @@ class TestOutput:
 
         monkeypatch.setattr(os, "replace", fail)
         with pytest.raises(UsageError, match=r"report\.json cannot be written: No space left on device"):
-            _output.write_atomically(place, b"new")
+            _output.write_atomically(place, [b"new"])
         assert place.read_bytes() == b"old"
         assert list(tmp_path.iterdir()) == [place]
 
     def test_a_missing_folder(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="No such file or directory"):
-            _output.write_atomically(tmp_path / "none" / "report.json", b"")
+            _output.write_atomically(tmp_path / "none" / "report.json", [])
 
     def test_a_device_is_written_to(self) -> None:
-        _output.write_atomically(Path(os.devnull), b"data")
+        _output.write_atomically(Path(os.devnull), [b"data"])
         assert not Path(os.devnull).is_file()
 
     def test_a_terminal_without_the_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:

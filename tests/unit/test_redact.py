@@ -22,9 +22,9 @@ def test_nothing_stays_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "redacted"),
     [
-        ("/home/jane/project/train.py(88): main", "train.py(88): main"),
-        ("/Users/Jane Doe/project/train.py(88): main", "train.py(88): main"),
-        ("C:\\Users\\Jane Doe\\project\\train.py(88): main", "train.py(88): main"),
+        ("/home/alice/project/train.py(88): main", "train.py(88): main"),
+        ("/Users/alice b/project/train.py(88): main", "train.py(88): main"),
+        ("C:\\Users\\alice b\\project\\train.py(88): main", "train.py(88): main"),
         ("D:/data/x.json is cut", "x.json is cut"),
         ("\\\\server\\share\\x.json", "x.json"),
         ("~/project/train.py", "train.py"),

@@ -81,11 +81,11 @@ FULL_REPORT = {
         {"cause": "input", "ns": 400_000_000, "share": 0.4},
     ],
     "operators": [
-        {"name": "aten::mm", "calls": 1000, "self_ns": 50_000_000},
-        {"name": "aten::add", "calls": 20, "self_ns": 20_000},
+        {"name": "aten::mm", "calls": 1000, "host_self_ns": 50_000_000},
+        {"name": "aten::add", "calls": 20, "host_self_ns": 20_000},
     ],
     "operator_count": 431,
-    "kernels": [{"name": "gemm<a|b>", "duration_ns": 50_000_000, "time_share": 0.4}],
+    "kernels": [{"name": "gemm<a|b>", "total_ns": 50_000_000, "share": 0.4, "precision": "fp16"}],
     "kernel_count": 1,
     "findings": [
         {

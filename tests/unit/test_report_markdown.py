@@ -50,13 +50,13 @@ loader = DataLoader(
 
 ## Kernels, the costliest first
 
-| name | duration | time |
+| name | total | share |
 | --- | ---: | ---: |
 | gemm&lt;a\\|b&gt; | 50.0 ms | 40.0 % |
 
 ## Operators, the costliest first
 
-| name | calls | self |
+| name | calls | host self |
 | --- | ---: | ---: |
 | aten::mm | 1,000 | 50.0 ms |
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -16,21 +17,23 @@ _PIPE_WIDTH: Final = 120
 _PLAIN_CHARACTERS: Final = str.maketrans({"█": "#", "…": "~"})
 
 
-def write_output(target: str, data: bytes) -> None:
-    """Write to a file, atomically, or to standard output where the target is "-"."""
+def write_output(target: str, data: bytes | Iterable[bytes]) -> None:
+    """Write bytes, or pieces of them, to a file, atomically, or to standard output where the target is "-"."""
     if target != "-":
         write_atomically(Path(target), data)
         return
     sys.stdout.flush()
     buffer = getattr(sys.stdout, "buffer", None)
-    if buffer is None:
-        sys.stdout.write(data.decode())
-    else:
-        buffer.write(data)
+    for piece in _pieces(data):
+        if buffer is None:
+            sys.stdout.write(piece.decode())
+        else:
+            buffer.write(piece)
+    if buffer is not None:
         buffer.flush()
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write a file so that nobody ever sees half of it; links are followed and permissions kept.
 
     Raises:
@@ -39,12 +42,13 @@ def write_atomically(path: Path, data: bytes) -> None:
     place = Path(os.path.realpath(path))
     try:
         if place.exists() and not place.is_file():  # /dev/null, a named pipe
-            place.write_bytes(data)
+            with place.open("wb") as file:
+                file.writelines(_pieces(data))
             return
         handle, temporary = tempfile.mkstemp(prefix=f".{place.name}-", dir=place.parent)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(data)
+                file.writelines(_pieces(data))
             os.chmod(temporary, _permissions(place))
             os.replace(temporary, place)
         except BaseException:
@@ -53,6 +57,10 @@ def write_atomically(path: Path, data: bytes) -> None:
             raise
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _pieces(data: bytes | Iterable[bytes]) -> Iterable[bytes]:
+    return (data,) if isinstance(data, bytes) else data
 
 
 def print_text(text: str) -> None:

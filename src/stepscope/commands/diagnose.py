@@ -33,7 +33,7 @@ examples:
   stepscope diagnose trace.json --steps 10:20                only these steps
   stepscope diagnose trace.json --fail-on 10%                in CI: exit 1 where a finding would save 10 % or more
   stepscope diagnose trace.json --json - | jq .findings      for programs
-  stepscope diagnose trace.json --set input-bound.minimum_share=5%
+  stepscope diagnose trace.json --set input-bound.share=10%
 """
 _TEXT_ROWS: Final = 5
 _REPORT_ROWS: Final = 20
@@ -108,9 +108,7 @@ def parsed_setting(text: str) -> tuple[str, float]:
     """
     match = re.fullmatch(r"\s*([\w-]+)\.(\w+)\s*=\s*(-?\d{1,15}(?:\.\d{1,9})?(?:e-?\d{1,2})?)\s*([A-Za-z%]*)\s*", text)
     if match is None or (match[4] and match[4] not in _SCALES):
-        raise UsageError(
-            f"{text!r} sets no threshold: write RULE.THRESHOLD=VALUE, such as input-bound.minimum_share=5%"
-        )
+        raise UsageError(f"{text!r} sets no threshold: write RULE.THRESHOLD=VALUE, such as input-bound.share=10%")
     thresholds = rule_named(match[1]).THRESHOLDS
     if match[2] not in thresholds:
         guess = suggestion(match[2], thresholds) or f"; it has {', '.join(thresholds) or 'none'}"

@@ -20,6 +20,7 @@ from stepscope.report.text import (
     rank_name,
     rank_table,
     saving_sentence,
+    top_rows,
     trigger_sentence,
     warning_sentences,
 )
@@ -114,7 +115,7 @@ def _with_meaning(times: pl.DataFrame) -> pl.DataFrame:
 def _top(frame: pl.DataFrame, total: int, things: str, top: int) -> Iterator[str]:
     if frame.is_empty():
         return
-    shown = frame.head(top) if top else frame
+    shown = top_rows(frame, top)
     yield f"## {things.capitalize()}, the costliest first"
     yield ""
     yield from _table(shown)

@@ -17,7 +17,7 @@ TableFormat: TypeAlias = Literal["table", "csv", "json", "parquet"]
 FORMATS: Final[tuple[str, ...]] = get_args(TableFormat)
 
 _GAP: Final = 2
-_NARROWEST_TEXT: Final = 16
+_NARROWEST_TEXT: Final = 28
 
 
 def table_bytes(frame: pl.DataFrame, table_format: TableFormat, *, width: int = 120) -> bytes:

@@ -21,6 +21,20 @@ from stepscope.report.tables import showing, table_lines
 _BAR_WIDTH: Final = 20
 _SMALL_SHARE: Final = 0.005
 """Causes below this share of the window are shown together."""
+_TELLING_SHARE: Final = 0.05
+"""Of a cause's time, what may have followed a wait without being worth a word."""
+_TOP_COLUMNS: Final = (
+    "name",
+    "calls",
+    "total_ns",
+    "share",
+    "mean_ns",
+    "host_self_ns",
+    "host_self_share",
+    "device_self_ns",
+    "device_self_share",
+)
+"""What a report shows of operators and kernels; `stepscope operators` and `stepscope kernels` show every column."""
 _SEVERITY_STYLES: Final = {"high": "bold red", "medium": "bold yellow", "low": "bold cyan", "note": "bold"}
 _STEP_SOURCES: Final = {"annotation": "annotated", "inferred": "inferred from what repeats"}
 
@@ -135,12 +149,19 @@ def idle_by_cause(idle: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([large, rest])
 
 
+def top_rows(frame: pl.DataFrame, top: int) -> pl.DataFrame:
+    """The first rows of operators or kernels, 0 for all, with the columns that a report has room for."""
+    columns = [name for name in _TOP_COLUMNS if name in frame.columns]
+    return (frame.head(top) if top else frame).select(columns or frame.columns)
+
+
 def trigger_sentence(idle: pl.DataFrame, cause: str) -> str:
     """How much of a cause's idle time followed a wait that had drained the queues; empty where none did."""
     if "trigger" not in idle.columns:
         return ""
-    after = idle.filter((pl.col("cause") == cause) & pl.col("trigger").is_not_null()).sort("ns", descending=True)
-    if after.is_empty():
+    mine = idle.filter(pl.col("cause") == cause)
+    after = mine.filter(pl.col("trigger").is_not_null())
+    if after["ns"].sum() <= _TELLING_SHARE * mine["ns"].sum():
         return ""
     sums = after.group_by("trigger", maintain_order=True).agg(pl.col("ns").sum()).sort("ns", descending=True)
     most = f"after {printable(sums['trigger'][0])}" + (" and others" if sums.height > 1 else "")
@@ -258,7 +279,7 @@ def _cause_lines(times: pl.DataFrame, width: int) -> Iterator[RenderableType]:
 def _table(title: str, frame: pl.DataFrame, total: int, things: str, width: int, top: int) -> Iterator[RenderableType]:
     if frame.is_empty():
         return
-    shown = frame.head(top) if top else frame
+    shown = top_rows(frame, top)
     yield _heading(title)
     yield from _plain("  " + line for line in table_lines(shown, width=width - 2))
     cut = showing(shown.height, total, things)
