@@ -18,7 +18,7 @@ from stepscope.analysis.causes import CAUSES
 from stepscope.analysis.naming import cause_of_name, is_user_file
 from stepscope.trace import Trace
 from stepscope.trace.intervals import Times
-from stepscope.trace.nesting import Rows, enclosing, innermost_at, parents
+from stepscope.trace.nesting import Rows, enclosing, inherit, open_after, parents
 
 TABLES: Final = ("annotations", "frames", "operators", "launches")
 """Where slices come from; of slices that coincide the earlier table's is outside."""
@@ -56,16 +56,11 @@ class HostActivity:
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
         """The time line of each lane that has slices."""
-        lanes = np.unique(self.lane)
+        before = np.array([np.iinfo(np.int64).min], np.int64)
         result = {}
-        for lane in lanes.tolist():
+        for lane in np.unique(self.lane).tolist():
             mine = np.flatnonzero(self.lane == lane)
-            times = np.unique(np.concatenate([self.start[mine], self.end[mine]]))
-            asked = np.full(len(times), lane, np.int32)
-            innermost = innermost_at(
-                asked, times, self.lane, self.start, self.end - self.start, self.parent, closed=False
-            )
-            before = np.array([np.iinfo(np.int64).min], np.int64)
+            times, innermost = open_after(mine, self.start, self.end, self.parent)
             result[lane] = Timeline(np.concatenate([before, times]), np.concatenate([np.array([-1]), innermost]))
         return result
 
@@ -116,16 +111,6 @@ class Timeline:
         piece_start = np.maximum(self.times[segment], starts[interval])
         piece_end = np.minimum(following[segment], ends[interval])
         return interval, piece_start, piece_end, self.slices[segment]
-
-
-def inherit(own: Rows, around: Rows) -> Rows:
-    """Each slice's own value, or that of the nearest slice around it that has one; -1 means none."""
-    result = own.copy()
-    above = around.copy()
-    while (active := np.flatnonzero((result < 0) & (above >= 0))).size:
-        result[active] = own[above[active]]
-        above[active] = around[above[active]]
-    return result
 
 
 def host_activity(trace: Trace) -> HostActivity:

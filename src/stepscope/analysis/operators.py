@@ -12,7 +12,7 @@ from stepscope.analysis.host import host_activity
 from stepscope.analysis.steps import step_table
 from stepscope.errors import UsageError
 from stepscope.trace import Trace, Window
-from stepscope.trace.nesting import Rows, innermost_at
+from stepscope.trace.nesting import Rows, by_level, depths, innermost_at
 
 GROUPINGS: Final = ("name", "input_shapes", "stack")
 
@@ -44,10 +44,8 @@ def operator_costs(trace: Trace) -> pl.DataFrame:
 def with_inner(values: Rows, parent: Rows) -> Rows:
     """Each operator's value plus those of all operators inside it; shape (n,)."""
     total = values.copy()
-    above, carried = parent.copy(), values
-    while (active := np.flatnonzero((above >= 0) & (carried != 0))).size:
-        np.add.at(total, above[active], carried[active])
-        above[active] = parent[above[active]]
+    for rows in reversed(by_level(depths(parent))[1:]):
+        np.add.at(total, parent[rows], total[rows])
     return total
 
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from stepscope.trace.intervals import union
 from stepscope.trace.model import Trace
-from stepscope.trace.nesting import clipped_ends, parents
+from stepscope.trace.nesting import depths, parents
 from stepscope.trace.window import Window
 
 MAXIMUM_THREADS: Final = 12
@@ -183,7 +183,7 @@ def _host(trace: Trace, window: Window) -> _Nested:
     covered = _covered(slices, window)
     order = sorted(covered, key=lambda lane: (-busy.get(lane, 0), -covered[lane], lane))
     shown = order[:MAXIMUM_THREADS]
-    nested = _with_depth(slices.filter(pl.col("lane").is_in(shown)), clip=True)
+    nested = _with_depth(slices.filter(pl.col("lane").is_in(shown)))
     drawn, around = _without_frames_around(nested, window)
     return _Nested(drawn, shown, around, len(order))
 
@@ -193,7 +193,7 @@ def _queues(trace: Trace, window: Window) -> _Nested:
     covered = _covered(slices, window)
     busiest = sorted(covered, key=lambda lane: (-covered[lane], lane))[:MAXIMUM_QUEUES]
     lanes = trace.lanes.filter(pl.col("lane").is_in(busiest)).sort("device", "lane")
-    nested = _with_depth(slices.filter(pl.col("lane").is_in(busiest)), clip=False)
+    nested = _with_depth(slices.filter(pl.col("lane").is_in(busiest)))
     return _Nested(_cut(nested.drop("parent"), window), lanes["lane"].to_list(), {}, len(covered))
 
 
@@ -220,26 +220,15 @@ def _covered(slices: pl.DataFrame, window: Window) -> dict[int, int]:
     return result
 
 
-def _with_depth(slices: pl.DataFrame, *, clip: bool) -> pl.DataFrame:
-    """Adds `parent` (-1 for none) and `depth`; with `clip`, ends are cut at those of the slices around."""
+def _with_depth(slices: pl.DataFrame) -> pl.DataFrame:
+    """Adds `parent` (-1 for none) and `depth`."""
     lanes, starts = slices["lane"].to_numpy(), slices["start_ns"].to_numpy()
     durations = slices["end_ns"].to_numpy() - starts
     parent = parents(lanes, starts, durations)
-    ends = clipped_ends(parent, starts, durations) if clip else starts + durations
     return slices.with_columns(
-        pl.Series("end_ns", ends, pl.Int64),
         pl.Series("parent", parent, pl.Int64),
-        pl.Series("depth", _depths(parent), pl.Int64),
+        pl.Series("depth", depths(parent), pl.Int64),
     )
-
-
-def _depths(parent: Rows) -> Rows:
-    """How many slices stand around each one, by doubling the distance looked up at every turn."""
-    depth, above = (parent >= 0).astype(np.int64), parent.copy()
-    while (active := np.flatnonzero(above >= 0)).size:
-        depth[active] += depth[above[active]]
-        above[active] = above[above[active]]
-    return depth
 
 
 def _without_frames_around(nested: pl.DataFrame, window: Window) -> tuple[pl.DataFrame, dict[int, tuple[str, ...]]]:

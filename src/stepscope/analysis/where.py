@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.host import TABLES, HostActivity, inherit
+from stepscope.analysis.host import TABLES, HostActivity
 from stepscope.analysis.naming import is_user_file
 from stepscope.trace import Trace
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, inherit
 
 _ENTRY: Final = re.compile(r"(.+)\((\d{1,9})\): (.+)", re.DOTALL)
 _LONGEST_PATH: Final = 8

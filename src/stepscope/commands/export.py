@@ -27,8 +27,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the timeline."""
-    from stepscope.analysis.export import timeline_json
+    from stepscope.analysis.export import timeline
 
     trace = open_from(arguments, arguments.trace)
-    _output.write_output(arguments.output, timeline_json(trace))
+    _output.write_output(arguments.output, timeline(trace))
     return 0

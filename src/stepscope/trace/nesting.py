@@ -50,15 +50,42 @@ def _parents_by_level(lane: npt.NDArray[np.int32], start: Times, end: Times) -> 
     first_of_lane = np.searchsorted(lane, lane)
     depth = np.arange(count) - first_of_lane - closed
     result = np.full(count, -1, np.int64)
-    previous = np.flatnonzero(depth == 0)
-    for level in range(1, int(depth.max(initial=0)) + 1):
-        current = np.flatnonzero(depth == level)
+    levels = by_level(depth)
+    for previous, current in zip(levels, levels[1:], strict=False):
         if previous.size:
             found = np.searchsorted(previous, current) - 1
             candidate = previous[np.maximum(found, 0)]
             valid = (found >= 0) & (lane[candidate] == lane[current])
             result[current] = np.where(valid, candidate, -1)
-        previous = current
+    return result
+
+
+def by_level(depth: Rows) -> list[Rows]:
+    """The rows of each depth, from 0 on, in order of row."""
+    order = np.argsort(depth, kind="stable")
+    bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=-1)) + 2))
+    return [order[first:last] for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
+
+
+def depths(parent: Rows) -> Rows:
+    """How many slices stand around each; shape (n,)."""
+    depth = (parent >= 0).astype(np.int64)
+    above = parent.copy()
+    while (active := np.flatnonzero(above >= 0)).size:
+        over = above[active]
+        depth[active] += depth[over]
+        above[active] = above[over]
+    return depth
+
+
+def inherit(own: Rows, around: Rows) -> Rows:
+    """Each slice's own value, or that of the nearest slice around it that has one; -1 means none."""
+    result = own.copy()
+    above = around.copy()
+    while (active := np.flatnonzero((result < 0) & (above >= 0))).size:
+        over = above[active]
+        result[active] = result[over]
+        above[active] = above[over]
     return result
 
 
@@ -87,16 +114,6 @@ def _parents_by_stack(start: Times, end: Times) -> Rows:
     return np.array(found, np.int64)
 
 
-def clipped_ends(parent: Rows, starts: Times, durations: Times) -> Times:
-    """Each slice's end, cut at the ends of all slices around it; shape (n,)."""
-    ends = starts + durations
-    above = parent.copy()
-    while (active := np.flatnonzero(above >= 0)).size:
-        ends[active] = np.minimum(ends[active], (starts + durations)[above[active]])
-        above[active] = parent[above[active]]
-    return np.asarray(np.maximum(ends, starts), np.int64)
-
-
 def enclosing(parent: Rows, starts: Times, durations: Times) -> Rows:
     """The nearest slice around each that also covers most of it, -1 for none; shape (n,).
 
@@ -120,15 +137,14 @@ def innermost_at(
     starts: Times,
     durations: Times,
     parent: Rows,
-    *,
-    closed: bool = True,
 ) -> Rows:
     """Row of the innermost slice open at each time on its lane, -1 where none is; shape of `query_times`.
+
+    A slice of no length is open at its own time.
 
     Args:
         query_lanes, query_times: the questions, shape (m,).
         lanes, starts, durations, parent: the slices, as `parents` takes and gives them.
-        closed: a slice of no length is open at its own time; if false, slices are half-open and it never is.
     """
     order = nesting_order(lanes, starts, durations)
     ordered_lanes = lanes[order]
@@ -141,8 +157,30 @@ def innermost_at(
     ends = starts + durations
     while True:
         over = np.flatnonzero(result >= 0)
-        past = ends[result[over]] <= query_times[over]
-        over = over[past & (starts[result[over]] < query_times[over]) if closed else past]
+        over = over[(ends[result[over]] <= query_times[over]) & (starts[result[over]] < query_times[over])]
         if not over.size:
             return result
         result[over] = parent[result[over]]
+
+
+def open_after(rows: Rows, starts: Times, ends: Times, parent: Rows) -> tuple[Times, Rows]:
+    """The times at which what is open on one lane changes, and the innermost slice open from each on, -1 for none.
+
+    Args:
+        rows: the lane's slices, in nesting order of those that start together.
+        starts, ends, parent: of all slices; slices are half-open, so one of no length is never open.
+    """
+    order = rows[np.lexsort((rows, starts[rows] - ends[rows], starts[rows]))]
+    times = np.concatenate([ends[order], starts[order]])
+    candidates = np.concatenate([parent[order], order])
+    # At one time ends come before starts, and of several starts the innermost is last.
+    sequence = np.argsort(times, kind="stable")
+    times, candidates = times[sequence], candidates[sequence]
+    last = np.append(times[1:] != times[:-1], np.ones(min(len(times), 1), np.bool_))
+    times, candidates = times[last], candidates[last]
+    while (over := np.flatnonzero(candidates >= 0)).size:
+        over = over[ends[candidates[over]] <= times[over]]
+        if not over.size:
+            break
+        candidates[over] = parent[candidates[over]]
+    return times, candidates
