@@ -32,6 +32,7 @@ def test_nothing_stays_nothing() -> None:
         ("file:///scratch/jane/x.json", "x.json"),
         ("project/models/net.py(3): forward", "net.py(3): forward"),
         ("torch/nn/modules/module.py(1501): _call_impl", "torch/nn/modules/module.py(1501): _call_impl"),
+        ("logging/__init__.py(1776): getEffectiveLevel", "logging/__init__.py(1776): getEffectiveLevel"),
         ("/opt/env/lib/python3.11/site-packages/torch/_ops.py(9): f", "torch/_ops.py(9): f"),
         ("/usr/lib/python3.11/threading.py(973): run", "threading.py(973): run"),
         ("/a/train.py(8): main;/a/data.py(9): load", "train.py(8): main;data.py(9): load"),

@@ -147,10 +147,17 @@ def test_without_a_device_the_host_is_reported() -> None:
         top=0,
     )
     assert report.startswith(
-        "No device was recorded; a step takes 1.00 s (1 step, inferred from what repeats); most of the host's\n"
-        "time: the host was loading data (40.0 %).\n"
+        "No device was recorded; a step takes 1.00 s (1 step, inferred from what repeats); computing 60.0 %,\n"
+        "and most of the rest: the host was loading data (40.0 %).\n"
     )
     assert "Where the host's time went\n  compute ████████████" in report
+
+
+def test_without_anything_computed_the_largest_cause_is_most_of_the_time() -> None:
+    diagnosis = empty(host=FULL["host"].filter(pl.col("cause") == "input"), step_ns=5)
+    assert headline(diagnosis) == (
+        "No device was recorded; 5 ns recorded, without steps; most of the host's time: the host was loading data (40.0 %)."
+    )
 
 
 def test_idle_by_cause_keeps_every_nanosecond() -> None:

@@ -38,7 +38,9 @@ _PUBLIC_PACKAGES: Final = frozenset(
     """torch torchvision torchaudio torchao torchtune triton numpy scipy pandas polars sklearn PIL jax jaxlib flax optax
     tensorflow keras transformers datasets accelerate peft trl diffusers tokenizers safetensors huggingface_hub timm
     lightning pytorch_lightning lightning_fabric deepspeed apex xformers flash_attn bitsandbytes vllm ray wandb
-    tensorboard matplotlib tqdm stepscope""".split()  # noqa: SIM905
+    tensorboard matplotlib tqdm stepscope torch_xla torchrec torch_geometric fbgemm_gpu megatron sglang numba cupy
+    asyncio collections concurrent ctypes email encodings html http importlib json logging multiprocessing re sqlite3
+    unittest urllib xml zoneinfo""".split()  # noqa: SIM905
 )
 _EVERYONE: Final = frozenset({"root", "user", "users", "admin", "ubuntu", "runner", "home", "localhost", "shared"})
 _WORDS: Final = frozenset(

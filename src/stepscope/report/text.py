@@ -73,8 +73,7 @@ def headline(diagnosis: Diagnosis) -> str:
     step = _step_sentence(diagnosis)
     device = worst_device(diagnosis)
     if device is None:
-        cause = _biggest(diagnosis.host)
-        return f"No device was recorded; {step}" + (f"; most of the host's time: {cause}." if cause else ".")
+        return f"No device was recorded; {step}{_host_clause(diagnosis.host)}."
     idle = f"idle {share(_idle_share(device))}, busy {share(_busy_share(device))}"
     cause = _biggest(diagnosis.idle.filter(pl.col("device") == device.device))
     return f"{_device_name(diagnosis, device)}: {step}, {idle}" + (f"; biggest cause: {cause}." if cause else ".")
@@ -213,6 +212,14 @@ def _biggest(times: pl.DataFrame) -> str:
         return ""
     cause = causes["cause"][0]
     return f"{_cause_sentence(cause)} ({share(causes['share'][0])})"
+
+
+def _host_clause(host: pl.DataFrame) -> str:
+    cause = _biggest(host)
+    computing = host.filter(pl.col("cause") == "compute")["share"].sum()
+    if computing > 0:
+        return f"; computing {share(computing)}" + (f", and most of the rest: {cause}" if cause else "")
+    return f"; most of the host's time: {cause}" if cause else ""
 
 
 def _cause_sentence(cause: str) -> str:
