@@ -156,7 +156,8 @@ def test_without_a_device_the_host_is_reported() -> None:
 def test_without_anything_computed_the_largest_cause_is_most_of_the_time() -> None:
     diagnosis = empty(host=FULL["host"].filter(pl.col("cause") == "input"), step_ns=5)
     assert headline(diagnosis) == (
-        "No device was recorded; 5 ns recorded, without steps; most of the host's time: the host was loading data (40.0 %)."
+        "No device was recorded; 5 ns recorded, without steps; "
+        "most of the host's time: the host was loading data (40.0 %)."
     )
 
 

@@ -160,7 +160,7 @@ def trigger_sentence(idle: pl.DataFrame, cause: str) -> str:
         return ""
     mine = idle.filter(pl.col("cause") == cause)
     after = mine.filter(pl.col("trigger").is_not_null())
-    if after["ns"].sum() <= _TELLING_SHARE * mine["ns"].sum():
+    if int(after["ns"].sum()) <= _TELLING_SHARE * int(mine["ns"].sum()):
         return ""
     sums = after.group_by("trigger", maintain_order=True).agg(pl.col("ns").sum()).sort("ns", descending=True)
     most = f"after {printable(sums['trigger'][0])}" + (" and others" if sums.height > 1 else "")
@@ -216,7 +216,7 @@ def _biggest(times: pl.DataFrame) -> str:
 
 def _host_clause(host: pl.DataFrame) -> str:
     cause = _biggest(host)
-    computing = host.filter(pl.col("cause") == "compute")["share"].sum()
+    computing = float(host.filter(pl.col("cause") == "compute")["share"].sum())
     if computing > 0:
         return f"; computing {share(computing)}" + (f", and most of the rest: {cause}" if cause else "")
     return f"; most of the host's time: {cause}" if cause else ""
