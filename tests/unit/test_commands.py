@@ -424,6 +424,29 @@ class TestTables:
         assert "there is no column 'caus'; did you mean cause?" in capsys.readouterr().err
 
 
+class TestExport:
+    def test_the_timeline_is_written_piece_by_piece(
+        self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        module = module_with(timeline=lambda trace: iter([b"{", b"}"]))
+        monkeypatch.setitem(sys.modules, "stepscope.analysis.export", module)
+        assert main(["export", trace, str(tmp_path / "out.json")]) == 0
+        assert (tmp_path / "out.json").read_bytes() == b"{}"
+        assert main(["export", trace, "-"]) == 0
+        assert capsys.readouterr().out == "{}"
+
+    def test_a_timeline_that_cannot_be_finished_leaves_no_file(
+        self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def timeline(trace: Trace) -> Any:
+            yield b"{"
+            raise UsageError("no more")
+
+        monkeypatch.setitem(sys.modules, "stepscope.analysis.export", module_with(timeline=timeline))
+        assert main(["export", trace, str(tmp_path / "out.json")]) == 2
+        assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+
+
 class TestQuery:
     def test_without_a_query_the_tables_are_listed(self, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["query", trace]) == 0

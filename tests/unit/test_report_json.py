@@ -23,7 +23,7 @@ EMPTY_REPORT = {
         "warnings": [],
     },
     "devices": [],
-    "steps": {"source": "none", "typical_ns": 0, "count": 1, "list": []},
+    "steps": {"source": "none", "step_ns": 0, "count": 1, "list": []},
     "idle": [],
     "host": [],
     "operators": [],
@@ -65,7 +65,7 @@ FULL_REPORT = {
     ],
     "steps": {
         "source": "annotation",
-        "typical_ns": 120_300_000,
+        "step_ns": 120_300_000,
         "count": 10,
         "list": [{"index": 1, "start_ns": 0, "duration_ns": 120_300_000, "complete": True}],
     },

@@ -33,7 +33,7 @@ def json_report(diagnosis: Diagnosis) -> dict[str, Any]:
         "devices": [_plain(device) for device in diagnosis.devices],
         "steps": {
             "source": diagnosis.step_source,
-            "typical_ns": diagnosis.step_ns,
+            "step_ns": diagnosis.step_ns,
             "count": diagnosis.step_count,
             "list": _rows(diagnosis.steps),
         },

@@ -193,7 +193,7 @@ def _busy_share(device: DeviceSummary) -> float:
 def _step_sentence(diagnosis: Diagnosis) -> str:
     if diagnosis.step_source == "none":
         return f"{duration(diagnosis.step_ns)} recorded, without steps"
-    steps = "1 step" if diagnosis.step_count == 1 else f"median of {count(diagnosis.step_count)}"
+    steps = "1 step" if diagnosis.step_count == 1 else f"mean of {count(diagnosis.step_count)}"
     return f"a step takes {duration(diagnosis.step_ns)} ({steps}, {_STEP_SOURCES.get(diagnosis.step_source, '')})"
 
 
