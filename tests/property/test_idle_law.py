@@ -32,7 +32,8 @@ def written_and_read(machine: Machine, folder: Path, options: KinetoOptions | No
 def pieces(idle: pl.DataFrame, *, with_refill: bool = False) -> list[IdlePiece]:
     rows = idle if with_refill else idle.with_columns(trigger=pl.when(~pl.col("refill")).then(pl.col("trigger")))
     return merge_pieces(
-        IdlePiece(int(row[0]), *row[1:]) for row in rows.select("device", "start_ns", "duration_ns", "cause", "trigger").iter_rows()
+        IdlePiece(int(row[0]), *row[1:])
+        for row in rows.select("device", "start_ns", "duration_ns", "cause", "trigger").iter_rows()
     )
 
 

@@ -146,7 +146,8 @@ class Timeline:
     def synchronising_call_at(self, time_ns: int) -> str | None:
         """The last synchronising call or copy to the host in progress at ``time_ns``, both ends included."""
         for slice_ in reversed(self.slices):
-            waits = slice_.name in SYNCHRONISING_CALLS or slice_.category == CALL and slice_.cause == "synchronisation"
+            copies_out = slice_.category == CALL and slice_.cause == "synchronisation"
+            waits = copies_out or slice_.name in SYNCHRONISING_CALLS
             if waits and slice_.start_ns <= time_ns <= slice_.closed_ns:
                 return slice_.name
         return None

@@ -59,9 +59,13 @@ def _names(trace: Trace, idle: pl.DataFrame) -> bytes:
     events = []
     for lane in trace.lanes.iter_rows(named=True):
         pid = numbers[lane["lane"]]
-        process = f"device {lane['device']}" if lane["device"] is not None else (lane["process_name"] or lane["process"])
+        process = (
+            f"device {lane['device']}" if lane["device"] is not None else (lane["process_name"] or lane["process"])
+        )
         events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": process}})
-        events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": lane["lane"], "args": {"name": lane["name"]}})
+        events.append(
+            {"ph": "M", "name": "thread_name", "pid": pid, "tid": lane["lane"], "args": {"name": lane["name"]}}
+        )
     for number, device in enumerate(idle["device"].unique().sort().to_list()):
         name = f"device {device}: why idle"
         pid = _IDLE_PROCESS + number
@@ -80,7 +84,9 @@ def _quoted(column: pl.Series) -> pl.Series:
     """JSON strings, worked out once for each different value."""
     values = column.unique()
     quoted = pl.DataFrame({"value": values, "quoted": [json.dumps(value or "") for value in values]})
-    return column.to_frame("value").join(quoted, on="value", how="left", nulls_equal=True, maintain_order="left")["quoted"]
+    return column.to_frame("value").join(quoted, on="value", how="left", nulls_equal=True, maintain_order="left")[
+        "quoted"
+    ]
 
 
 def _lines(rows: pl.DataFrame, line: pl.Expr) -> bytes:

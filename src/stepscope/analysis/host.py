@@ -77,6 +77,12 @@ class HostActivity:
             own[mine] = np.where(is_user[self.row[mine]], self.row[mine], -1)
         return inherit(own, self.around)
 
+    def cause_of(self, slices: Rows) -> npt.NDArray[np.int16]:
+        """The cause of each slice as innermost of its thread, untraced for -1; shape (n,)."""
+        cause = np.full(len(slices), CAUSE_CODES["untraced"], np.int16)
+        cause[slices >= 0] = self.cause[slices[slices >= 0]]
+        return cause
+
     def slices_of(self, table: str) -> Rows:
         """For each row of a table, the index of its slice, -1 where the row is on no host thread."""
         found = np.full(self._trace.table(table).height, -1, np.int64)
@@ -191,7 +197,9 @@ def _launch_causes(trace: Trace) -> Rows:
         .when(pl.col("kind") == "compile")
         .then(pl.lit("compilation"))
     )
-    codes = calls.select(cause.replace_strict(CAUSE_CODES, default=-1, return_dtype=pl.Int64).fill_null(-1).alias("code"))
+    codes = calls.select(
+        cause.replace_strict(CAUSE_CODES, default=-1, return_dtype=pl.Int64).fill_null(-1).alias("code")
+    )
     return codes["code"].to_numpy()
 
 
@@ -203,9 +211,7 @@ def _main_lanes(trace: Trace) -> dict[str, int]:
     marks = (
         trace.annotations.filter(pl.col("kind") == "host")
         .group_by("lane")
-        .agg(
-            steps=pl.col("step").is_not_null().sum(), marks=pl.col("name").str.contains("DataLoader|Optimizer").sum()
-        )
+        .agg(steps=pl.col("step").is_not_null().sum(), marks=pl.col("name").str.contains("DataLoader|Optimizer").sum())
     )
     ranked = (
         lanes.join(marks, on="lane", how="left")

@@ -23,7 +23,11 @@ HOST_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 def main_lane(trace: Trace, activity: HostActivity) -> int | None:
     """The thread that drives the training: a process's main thread, else the one with the most operator time."""
-    busy = trace.operators.group_by("lane").agg(ns=pl.col("duration_ns").sum()).sort("ns", "lane", descending=[True, False])
+    busy = (
+        trace.operators.group_by("lane")
+        .agg(ns=pl.col("duration_ns").sum())
+        .sort("ns", "lane", descending=[True, False])
+    )
     known = [lane for lane in activity.main_lanes.values() if lane in activity.timelines]
     if known:
         by_lane = dict(busy.iter_rows())
@@ -64,7 +68,9 @@ def host_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
         slice_table=pl.when(pl.Series(known)).then(pl.col("slice_table")),
         slice_row=pl.when(pl.Series(known)).then(pl.col("slice_row")),
     )
-    return frame.filter(pl.col("duration_ns") > 0).select([pl.col(name).cast(dtype) for name, dtype in HOST_SCHEMA.items()])
+    return frame.filter(pl.col("duration_ns") > 0).select(
+        [pl.col(name).cast(dtype) for name, dtype in HOST_SCHEMA.items()]
+    )
 
 
 def host_summary(pieces: pl.DataFrame) -> pl.DataFrame:

@@ -211,8 +211,12 @@ def _idle_of_device(trace: Trace, device: str, gaps: _Gaps, activity: HostActivi
             "lane": _nullable(pieces.lane.astype(np.int64)),
             "next_work": _nullable(gaps.work[pieces.gap]),
             "launch": _nullable(gaps.launch[pieces.gap]),
-            "slice_table": tables if tables is not None else pl.repeat(None, len(pieces.gap), dtype=pl.String, eager=True),
-            "slice_row": _nullable(np.where(has_slice, activity.row[inner], -1) if len(activity.row) else pieces.slices),
+            "slice_table": tables
+            if tables is not None
+            else pl.repeat(None, len(pieces.gap), dtype=pl.String, eager=True),
+            "slice_row": _nullable(
+                np.where(has_slice, activity.row[inner], -1) if len(activity.row) else pieces.slices
+            ),
         }
     ).with_columns(
         trigger=trace.launches["name"].gather(_nullable(trigger)),
@@ -222,8 +226,11 @@ def _idle_of_device(trace: Trace, device: str, gaps: _Gaps, activity: HostActivi
 
 
 def _nullable(rows: Rows) -> pl.Series:
-    series = pl.Series(rows, dtype=pl.Int64)
-    return pl.select(pl.when(series >= 0).then(series)).to_series().cast(pl.UInt32)
+    return (
+        pl.Series(rows, dtype=pl.Int64)
+        .to_frame("row")
+        .select(pl.when(pl.col("row") >= 0).then(pl.col("row")).cast(pl.UInt32))["row"]
+    )
 
 
 def _device_pieces(gaps: _Gaps) -> _Pieces:
@@ -273,9 +280,7 @@ def _host_pieces(trace: Trace, gaps: _Gaps, activity: HostActivity) -> list[_Pie
 def _cut(activity: HostActivity, lane: int, gap: Rows, starts: Times, ends: Times) -> _Pieces:
     empty = Timeline(np.array([np.iinfo(np.int64).min], np.int64), np.array([-1], np.int64))
     interval, start, end, slices = activity.timelines.get(lane, empty).cut(starts, ends)
-    cause = np.full(len(slices), CAUSE_CODES["untraced"], np.int16)
-    cause[slices >= 0] = activity.cause[slices[slices >= 0]]
-    return _Pieces(gap[interval], start, end, cause, slices, np.full(len(slices), lane, np.int32))
+    return _Pieces(gap[interval], start, end, activity.cause_of(slices), slices, np.full(len(slices), lane, np.int32))
 
 
 def _without_overhead(trace: Trace, pieces: _Pieces) -> _Pieces:
@@ -285,7 +290,9 @@ def _without_overhead(trace: Trace, pieces: _Pieces) -> _Pieces:
         return pieces
     covered = union(overhead["start_ns"].to_numpy(), (overhead["start_ns"] + overhead["duration_ns"]).to_numpy())
     count = len(covered.starts)
-    times = np.concatenate([np.array([np.iinfo(np.int64).min]), np.column_stack([covered.starts, covered.ends]).ravel()])
+    times = np.concatenate(
+        [np.array([np.iinfo(np.int64).min]), np.column_stack([covered.starts, covered.ends]).ravel()]
+    )
     inside = np.concatenate([np.array([-1]), np.tile(np.array([0, -1]), count)])
     host = pieces.lane >= 0
     mine = _select(pieces, host)
@@ -301,7 +308,12 @@ def _select(pieces: _Pieces, which: npt.NDArray[np.bool_]) -> _Pieces:
 
 def _take(pieces: _Pieces, rows: Rows) -> _Pieces:
     return _Pieces(
-        pieces.gap[rows], pieces.start[rows], pieces.end[rows], pieces.cause[rows], pieces.slices[rows], pieces.lane[rows]
+        pieces.gap[rows],
+        pieces.start[rows],
+        pieces.end[rows],
+        pieces.cause[rows],
+        pieces.slices[rows],
+        pieces.lane[rows],
     )
 
 
@@ -320,17 +332,15 @@ def _sorted(pieces: _Pieces) -> _Pieces:
     return _take(pieces, np.argsort(pieces.start, kind="stable"))
 
 
-def _triggers(
-    trace: Trace, gaps: _Gaps, pieces: _Pieces, activity: HostActivity
-) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    """For each piece, the row of the synchronising call that drained the queues, -1 for none, and whether it is a refill.
+def _triggers(trace: Trace, gaps: _Gaps, pieces: _Pieces, activity: HostActivity) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    """For each piece, the row of the synchronising call that drained the queues (-1: none), and whether it is a refill.
 
     A call triggers the gap that begins while it waits. It also used up the lead of the host over the device: without
     it the host would have been earlier by as long as it waited, so later gaps in which the host is late belong to
     it until they add up to that, or until the next synchronising call.
     """
-    launch_cause = activity.cause[activity.slices_of("launches")] if trace.launches.height else np.zeros(0, np.int16)
     waits = trace.launches.select("kind", "lane", "start_ns", "duration_ns").with_row_index("launch")
+    launch_cause = activity.cause_of(activity.slices_of("launches"))
     copies_out = pl.Series(launch_cause == CAUSE_CODES["synchronisation"], dtype=pl.Boolean)
     waits = waits.filter((pl.col("kind") == "synchronise") | ((pl.col("kind") == "copy") & copies_out))
     gap_trigger = np.full(len(gaps.start), -1, np.int64)

@@ -112,9 +112,7 @@ def _with_arithmetic(table: pl.DataFrame) -> pl.DataFrame:
 
 def _with_launch(trace: Trace) -> pl.DataFrame:
     calls = trace.launches.select(launch_start_ns="start_ns", launch_duration_ns="duration_ns", launch_kind="kind")
-    return trace.device_work.join(
-        calls.with_row_index("launch"), on="launch", how="left", maintain_order="left"
-    )
+    return trace.device_work.join(calls.with_row_index("launch"), on="launch", how="left", maintain_order="left")
 
 
 def launch_table(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:

@@ -47,7 +47,7 @@ def loops(trace: Trace, activity: HostActivity, window: Window, minimum_repetiti
     )
     slices = activity.slices_of("operators")
     excluded = [CAUSE_CODES["optimizer"], CAUSE_CODES["input"]]
-    keep = ~np.isin(activity.cause[slices[outermost["row"].to_numpy()]], excluded)
+    keep = ~np.isin(activity.cause_of(slices[outermost["row"].to_numpy()]), excluded)
     outermost = outermost.filter(pl.Series(keep, dtype=pl.Boolean))
     found: list[Loop] = []
     for _, mine in outermost.group_by("lane", maintain_order=True):

@@ -10,7 +10,11 @@ from typing import Final
 _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
     (cause, re.compile(pattern))
     for cause, pattern in (
-        ("profiler_overhead", r"torch/profiler/profiler\.py\(|torch/autograd/profiler\.py\(\d+\): (?:_start_trace|_stop_trace)"),
+        (
+            "profiler_overhead",
+            r"torch/profiler/profiler\.py\("
+            r"|torch/autograd/profiler\.py\(\d+\): (?:_start_trace|_stop_trace)",
+        ),
         ("input", r"enumerate\(DataLoader\)|torch/utils/data/dataloader\.py\(\d+\): __next__|DataLoader\.__next__"),
         (
             "compilation",
@@ -27,11 +31,13 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
         (
             "communication",
             r"^gloo:|^mpi:|^ucc:|(?::|::)barrier$"
-            r"|distributed_c10d\.py\(\d+\): (?:monitored_)?(?:barrier|all_gather_object|broadcast_object_list|gather_object)",
+            r"|distributed_c10d\.py\(\d+\): (?:monitored_)?"
+            r"(?:barrier|all_gather_object|broadcast_object_list|gather_object)",
         ),
         (
             "synchronisation",
-            r"^aten::(?:item|_local_scalar_dense|is_nonzero|nonzero)$|torch/cuda/(?:__init__|streams)\.py\(\d+\): (?:wait_)?synchronize",
+            r"^aten::(?:item|_local_scalar_dense|is_nonzero|nonzero)$"
+            r"|torch/cuda/(?:__init__|streams)\.py\(\d+\): (?:wait_)?synchronize",
         ),
         ("optimizer", r"^Optimizer\.(?:step|zero_grad)#|torch/optim/\w+\.py\("),
         ("dispatch", r"run_backward"),
@@ -39,13 +45,17 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
 )
 """The first pattern that a name holds decides. Patterns name what frameworks record, not what users may call things."""
 
-_FRAMEWORKS: Final = frozenset(
-    "torch torchvision torchaudio torchtext torch_xla functorch triton transformers accelerate datasets tokenizers "
-    "diffusers peft trl timm lightning pytorch_lightning lightning_fabric torchmetrics deepspeed megatron apex "
-    "xformers flash_attn vllm sglang fairseq ignite fastai numpy pandas scipy sklearn PIL cv2 tqdm wandb "
-    "tensorboard mlflow tensorflow jax jaxlib flax keras ray hydra omegaconf click typer pytest IPython ipykernel "
-    "stepscope habana_frameworks torchrec fbgemm_gpu einops safetensors huggingface_hub bitsandbytes".split()
-)
+# fmt: off
+_FRAMEWORKS: Final = frozenset({
+    "torch", "torchvision", "torchaudio", "torchtext", "torch_xla", "functorch", "triton", "transformers",
+    "accelerate", "datasets", "tokenizers", "diffusers", "peft", "trl", "timm", "lightning", "pytorch_lightning",
+    "lightning_fabric", "torchmetrics", "deepspeed", "megatron", "apex", "xformers", "flash_attn", "vllm", "sglang",
+    "fairseq", "ignite", "fastai", "numpy", "pandas", "scipy", "sklearn", "PIL", "cv2", "tqdm", "wandb",
+    "tensorboard", "mlflow", "tensorflow", "jax", "jaxlib", "flax", "keras", "ray", "hydra", "omegaconf", "click",
+    "typer", "pytest", "IPython", "ipykernel", "stepscope", "habana_frameworks", "torchrec", "fbgemm_gpu", "einops",
+    "safetensors", "huggingface_hub", "bitsandbytes",
+})
+# fmt: on
 _LIBRARY_PATH: Final = re.compile(r"(?:^|/)(?:site-packages|dist-packages)/|/lib/python\d|^<|^$")
 
 

@@ -43,7 +43,7 @@ def operator_costs(trace: Trace) -> pl.DataFrame:
 
 def with_inner(values: Rows, parent: Rows) -> Rows:
     """Each operator's value plus those of all operators inside it; shape (n,)."""
-    total = values.copy()
+    total: Rows = values.copy()
     for rows in reversed(by_level(depths(parent))[1:]):
         np.add.at(total, parent[rows], total[rows])
     return total
@@ -85,9 +85,7 @@ def _bytes_allocated(trace: Trace, parent: Rows) -> Rows:
     return result
 
 
-def operator_table(
-    trace: Trace, *, window: Window | None = None, group_by: Sequence[str] = ("name",)
-) -> pl.DataFrame:
+def operator_table(trace: Trace, *, window: Window | None = None, group_by: Sequence[str] = ("name",)) -> pl.DataFrame:
     """Operators grouped as asked, the costliest first.
 
     Args:
@@ -104,7 +102,9 @@ def operator_table(
     """
     unknown = [name for name in group_by if name not in GROUPINGS]
     if unknown or not group_by:
-        raise UsageError(f"operators can be grouped by {', '.join(GROUPINGS)}, not by {', '.join(unknown) or 'nothing'}")
+        raise UsageError(
+            f"operators can be grouped by {', '.join(GROUPINGS)}, not by {', '.join(unknown) or 'nothing'}"
+        )
     rows = pl.concat([trace.operators, operator_costs(trace)], how="horizontal")
     if "stack" in group_by:
         rows = rows.with_columns(stack=_user_frames(trace))
@@ -128,7 +128,9 @@ def operator_table(
         *group_by, "calls", "calls_per_step", "host_total_ns", "host_self_ns", "host_self_share", "device_total_ns",
         "device_self_ns", "device_self_share", "bytes_allocated",
     ]  # fmt: skip
-    return table.select(columns).sort([order, "host_self_ns", *group_by], descending=[True, True, *[False] * len(group_by)])
+    return table.select(columns).sort(
+        [order, "host_self_ns", *group_by], descending=[True, True, *[False] * len(group_by)]
+    )
 
 
 def calls_in_steps(steps: pl.DataFrame, time: pl.Expr) -> pl.Expr:
@@ -136,7 +138,7 @@ def calls_in_steps(steps: pl.DataFrame, time: pl.Expr) -> pl.Expr:
     if steps.is_empty():
         return pl.lit(None, pl.Float64)
     first = int(steps["start_ns"].min())  # type: ignore[arg-type]
-    last = int((steps["start_ns"] + steps["duration_ns"]).max())  # type: ignore[arg-type]
+    last = int((steps["start_ns"] + steps["duration_ns"]).to_numpy().max())
     return time.is_between(first, last, closed="left").sum() / steps.height
 
 

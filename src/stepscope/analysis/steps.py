@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,14 +34,14 @@ class StepSummary:
     """The steps of a trace in one line.
 
     Attributes:
-        source: where the steps come from.
+        source: where the steps come from: "annotation", "inferred" or "none".
         count: number of complete steps.
         median_ns, shortest_ns, longest_ns: of the complete steps; 0 if there are none.
         mean_ns: of the complete steps.
         spread: standard deviation over mean, 0 if there are none.
     """
 
-    source: Literal["annotation", "inferred", "none"]
+    source: str
     count: int
     median_ns: int
     shortest_ns: int

@@ -69,7 +69,11 @@ def _by_frame(trace: Trace, frames: Rows, ns: Rows) -> list[Place]:
     if costs.is_empty():
         return []
     named = costs.with_columns(name=trace.frames["name"].gather(costs["row"]))
-    merged = named.sort("ns", descending=True).group_by("name", maintain_order=True).agg(pl.col("ns").sum(), pl.col("row").first())
+    merged = (
+        named.sort("ns", descending=True)
+        .group_by("name", maintain_order=True)
+        .agg(pl.col("ns").sum(), pl.col("row").first())
+    )
     parent = trace.frames["parent"].to_list() if merged.height else []
     result = []
     for name, cost, row in merged.sort("ns", descending=True).head(20).iter_rows():

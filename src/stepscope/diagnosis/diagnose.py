@@ -52,7 +52,9 @@ def diagnose(
         findings.extend(result.findings)
         questions.extend(result.not_answered)
     findings.sort(key=lambda finding: (-finding.saving_ns_per_step, finding.rule))
-    shown = tuple(finding for finding in findings if finding.saving_share >= minimum_share or finding.severity == "note")
+    shown = tuple(
+        finding for finding in findings if finding.saving_share >= minimum_share or finding.severity == "note"
+    )
     operators, kernels = operator_table(trace), kernel_table(trace)
     windows = {name: device_window(trace, name) for name in sorted(trace.device_work["device"].unique().to_list())}
     return Diagnosis(
@@ -60,7 +62,7 @@ def diagnose(
         warnings=trace.warnings,
         step_source=view.summary.source,
         steps=view.steps.select("index", "start_ns", "duration_ns", "complete"),
-        step_ns=view.summary.median_ns or view.span.duration_ns,
+        step_ns=view.step_ns,
         step_count=view.step_count,
         devices=_devices(trace),
         idle=idle_summary(view.idle, windows),

@@ -35,7 +35,8 @@ class Diagnosis:
         warnings: of the trace.
         step_source: "annotation", "inferred" or "none".
         steps: columns index, start_ns, duration_ns, complete (bool: fully inside the recording).
-        step_ns: the typical (median) step's duration, or the length of the window where there are no steps.
+        step_ns: the mean complete step's duration, from which savings are taken; where there are no steps, the length
+            of the device's or the main thread's window.
         step_count: number of steps that `step_ns` and the savings are about; 1 where there are none.
         devices: one summary a device; empty for a trace without a device.
         idle: columns device, cause, trigger, ns, share (of the device's window); sums to idle_ns, device by device.

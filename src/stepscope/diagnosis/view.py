@@ -108,8 +108,10 @@ class View:
         Columns start_ns, duration_ns, cause, trigger, trigger_launch, refill, launch, slice_table, slice_row, slice.
         """
         if self.device is None:
-            rows = host_time(self.trace, window=self.span, activity=self.activity) if self.lane is not None else (
-                pl.DataFrame(schema=dict(HOST_SCHEMA))
+            rows = (
+                host_time(self.trace, window=self.span, activity=self.activity)
+                if self.lane is not None
+                else (pl.DataFrame(schema=dict(HOST_SCHEMA)))
             )
             rows = rows.with_columns(
                 gap=pl.lit(None, pl.Int64),
@@ -181,9 +183,7 @@ class View:
     def longest(self, pieces: pl.DataFrame, what: str, count: int = 3) -> tuple[Interval, ...]:
         """The longest gaps among idle pieces, as examples."""
         keys = ["gap"] if "gap" in pieces.columns and pieces["gap"].null_count() < pieces.height else ["start_ns"]
-        gaps = pieces.group_by(keys).agg(
-            begin=pl.col("start_ns").min(), ns=pl.col("duration_ns").sum()
-        )
+        gaps = pieces.group_by(keys).agg(begin=pl.col("start_ns").min(), ns=pl.col("duration_ns").sum())
         top = gaps.sort(["ns", "begin"], descending=[True, False]).head(count)
         return tuple(Interval(begin, ns, what) for begin, ns in top.select("begin", "ns").iter_rows())
 
@@ -202,9 +202,7 @@ class View:
         """A finding whose saving is a cost over the span."""
         saving = self.per_step(cost_ns)
         share = saving / self.step_ns
-        return Finding(
-            rule, title, severity(share), saving, share, basis, confidence, evidence, remedy, where
-        )
+        return Finding(rule, title, severity(share), saving, share, basis, confidence, evidence, remedy, where)
 
 
 def severity(share: float) -> Severity:
@@ -216,5 +214,3 @@ def _location(place: Place, total: int) -> Location:
     return Location(
         place.file, place.line, place.function, min(place.ns / total, 1.0), place.exact_line, place.call_path
     )
-
-

@@ -6,6 +6,8 @@ longer is outside. Profilers round and clip, so a child may end after its parent
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
@@ -51,7 +53,7 @@ def _parents_by_level(lane: npt.NDArray[np.int32], start: Times, end: Times) -> 
     depth = np.arange(count) - first_of_lane - closed
     result = np.full(count, -1, np.int64)
     levels = by_level(depth)
-    for previous, current in zip(levels, levels[1:], strict=False):
+    for previous, current in pairwise(levels):
         if previous.size:
             found = np.searchsorted(previous, current) - 1
             candidate = previous[np.maximum(found, 0)]
@@ -80,7 +82,7 @@ def depths(parent: Rows) -> Rows:
 
 def inherit(own: Rows, around: Rows) -> Rows:
     """Each slice's own value, or that of the nearest slice around it that has one; -1 means none."""
-    result = own.copy()
+    result: Rows = own.copy()
     above = around.copy()
     while (active := np.flatnonzero((result < 0) & (above >= 0))).size:
         over = above[active]
@@ -121,7 +123,7 @@ def enclosing(parent: Rows, starts: Times, durations: Times) -> Rows:
     """
     ends = starts + durations
     middle = starts + durations // 2
-    around = parent.copy()
+    around: Rows = parent.copy()
     while True:
         above = np.flatnonzero(around >= 0)
         above = above[ends[around[above]] < middle[above]]

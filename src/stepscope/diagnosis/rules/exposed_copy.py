@@ -2,7 +2,8 @@
 Copies between host and device that nothing else overlaps.
 
 # Why it costs time
-A copy from ordinary (pageable) memory goes through a staging buffer and holds the host until it is done. A blocking copy
+A copy from ordinary (pageable) memory goes through a staging buffer and holds the host until it is done. A blocking
+copy
 stands between two steps; a pinned, asynchronous one runs while the device computes.
 
 # How it is measured

@@ -86,13 +86,16 @@ def _finding(view: View, same: list[Loop], limit: float) -> Finding | None:
         f"{body} {'run' if len(same[0].body) > 1 else 'runs'} {longest:,} times in a row, "
         f"{per_step:,.0f} repetitions a step: a loop that one batched call replaces",
         saved,
-        basis="all repetitions but one, forward and backward"
-        if len(backward)
-        else "all repetitions but one",
+        basis="all repetitions but one, forward and backward" if len(backward) else "all repetitions but one",
         confidence="medium",
         evidence=Evidence(
             (
-                Figure("repetitions per step", per_step, "count", view.threshold(ID, "repetitions", THRESHOLDS["repetitions"].value)),
+                Figure(
+                    "repetitions per step",
+                    per_step,
+                    "count",
+                    view.threshold(ID, "repetitions", THRESHOLDS["repetitions"].value),
+                ),
                 Figure("share of the step that the loop costs", view.share(cost), "share", limit),
                 Figure("backward calls per step", len(backward) / view.step_count, "count"),
                 Figure("bytes allocated per repetition", allocated // repetitions, "bytes"),

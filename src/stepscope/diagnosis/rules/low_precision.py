@@ -14,7 +14,8 @@ Numerically delicate parts that must stay in FP32. Kernel names do not tell ever
 number type.
 
 # What to do
-`torch.autocast` with bf16 (or fp16 with a gradient scaler on Volta and Turing); on Ampere and later, TF32 with one line.
+`torch.autocast` with bf16 (or fp16 with a gradient scaler on Volta and Turing); on Ampere and later, TF32 with one
+line.
 
 # Reference
 PyTorch's FP32MatMulPattern and TensorBoard plugin (tensor cores unused on compute capability 7.0 or later).

@@ -16,7 +16,8 @@ Few large parameters: then the launches are few, and nothing is reported.
 `fused=True` where the optimizer has it, else `foreach=True`.
 
 # Reference
-PyTorch's OptimizerSingleTensorPattern (removed in 2026); torch.optim documentation, "foreach and fused implementations".
+PyTorch's OptimizerSingleTensorPattern (removed in 2026); torch.optim documentation, "foreach and fused
+implementations".
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ THRESHOLDS: Final = {
     "share": Threshold(0.01, "share", "share of the step lost in the optimizer"),
 }
 
+_FUSED: Final = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
+"""Optimizers of torch.optim that have a fused implementation."""
+
 
 def check(view: View) -> RuleResult:
     """Count the optimizer's launches and sum the time lost to them."""
@@ -46,7 +50,7 @@ def check(view: View) -> RuleResult:
     activity = view.activity
     launched = view.work.filter(pl.col("launch").is_not_null())
     slices = activity.slices_of("launches")[launched["launch"].to_numpy().astype(np.int64)]
-    in_optimizer = (slices >= 0) & (activity.cause[np.maximum(slices, 0)] == CAUSE_CODES["optimizer"])
+    in_optimizer = activity.cause_of(slices) == CAUSE_CODES["optimizer"]
     mine = launched.filter(pl.Series(in_optimizer, dtype=pl.Boolean))
     count = mine["launch"].n_unique() / view.step_count
     minimum = view.threshold(ID, "launches", THRESHOLDS["launches"].value)
@@ -73,18 +77,30 @@ def check(view: View) -> RuleResult:
             ),
             view.longest(late, "optimizer"),
         ),
-        remedy=Remedy(
-            "Let the optimizer update all parameters with few kernels.",
-            "optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)   # or foreach=True",
-        ),
+        remedy=_remedy(view),
         where=view.locations(late),
     )
     return RuleResult((finding,))
+
+
+def _remedy(view: View) -> Remedy:
+    names = view.trace.annotations["name"].str.extract(r"^Optimizer\.step#(\w+)\.step").drop_nulls()
+    name = names[0] if len(names) else "AdamW"
+    if name not in _FUSED:
+        return Remedy(
+            f"Give {name} an implementation over lists of tensors (torch._foreach_...), or compile its step.",
+            "optimizer_step = torch.compile(optimizer.step)   # fuses the loop over parameters into few kernels",
+        )
+    return Remedy(
+        f"Let {name} update all parameters with few kernels.",
+        f"optimizer = torch.optim.{name}(model.parameters(), ..., fused=True)   # or foreach=True",
+    )
 
 
 def _is_batched(view: View, work: pl.DataFrame) -> bool:
     """Whether most of the optimizer's kernels come from operators over lists of tensors."""
     operators = view.trace.launches["operator"].gather(work["launch"])
     names = view.trace.operators["name"].gather(operators).drop_nulls()
-    batched = names.str.contains("_foreach_|_fused_").sum() + work["name"].str.contains("multi_tensor_apply").sum()
-    return bool(batched * 2 > work.height)
+    over_lists = int(names.str.contains("_foreach_|_fused_").to_numpy().sum())
+    over_lists += work.filter(pl.col("name").str.contains("multi_tensor_apply")).height
+    return over_lists * 2 > work.height

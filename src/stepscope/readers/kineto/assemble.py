@@ -204,7 +204,8 @@ class Assembly:
             if device is not None:
                 kind = "queue"
             else:
-                kind = "host_thread" if process.isdecimal() and label in ("", "CPU") else "other"
+                is_thread = process.isdecimal() and label in ("", "CPU")
+                kind = "host_thread" if is_thread or lane in columns.host_lanes else "other"
             rows.append(
                 {
                     "lane": lane,

@@ -28,6 +28,7 @@ class Columns:
         pool: the strings behind the batches' code columns.
         lanes: (process, thread) -> number of the lane.
         queues: lane -> (device, queue), of lanes on which devices worked.
+        host_lanes: lanes with operators, launches or frames.
         process_names, process_labels, thread_names: from the metadata events.
         events, complete_events: counts.
         origin_ns: the earliest complete event's start, None before the first.
@@ -39,6 +40,7 @@ class Columns:
         self.lanes = Codes()
         self._lane_of = _LaneCache(self.lanes)
         self.queues: dict[int, tuple[str, str]] = {}
+        self.host_lanes: set[int] = set()
         self.process_names: dict[str, str] = {}
         self.process_labels: dict[str, str] = {}
         self.thread_names: dict[tuple[str, str], str] = {}
@@ -89,7 +91,10 @@ class Columns:
             kept = [event for event, is_mark in zip(kept, mask, strict=True) if not is_mark]
             start, duration = start[~mask], duration[~mask]
         if kept:
-            _append(batch, table, self._slices(kept, start, duration, build(kept)))
+            frame = self._slices(kept, start, duration, build(kept))
+            _append(batch, table, frame)
+            if table in ("operators", "launches", "frames"):
+                self.host_lanes.update(frame["lane"].unique())
 
     def _builder(self, category: str, group: list[Event]) -> tuple[str, Any]:
         if category in names.OPERATOR_CATEGORIES or (not category and group[0].pid == "CPU functions"):
@@ -160,7 +165,7 @@ class Columns:
             "external_id": _integers([a.external_id for a in args]),
             "input_shapes": self.pool.raw_codes([a.input_shapes for a in args]),
             "input_types": self.pool.raw_codes([a.input_types for a in args]),
-            "call_stack": self.pool.optional_codes([a.call_stack for a in args]),
+            "call_stack": self.pool.optional_codes([a.call_stack or None for a in args]),
         }
 
     def _launches(self, events: list[Event]) -> dict[str, pl.Series]:
@@ -209,7 +214,7 @@ class Columns:
         args = arguments.decode(events, arguments.Annotation, self.damage)
         return {
             "kind": self.pool.codes([kind] * len(events)),
-            "call_stack": self.pool.optional_codes([a.call_stack for a in args]),
+            "call_stack": self.pool.optional_codes([a.call_stack or None for a in args]),
         }
 
     def _synchronisations(self, events: list[Event]) -> dict[str, pl.Series]:
