@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 
 import polars as pl
 
@@ -66,3 +67,13 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     hidden: int
     not_answered: tuple[NotAnswered, ...]
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(finding.title)}</td><td style='text-align:right'>{finding.saving_ns_per_step / 1e6:,.2f} ms"
+            f"</td><td style='text-align:right'>{finding.saving_share:.1%}</td>"
+            f"<td>{escape(', '.join(f'{place.file}:{place.line}' for place in finding.where))}</td></tr>"
+            for finding in self.findings
+        )
+        head = "<tr><th>finding</th><th>saves per step</th><th>share</th><th>where</th></tr>"
+        return f"<b>step {self.step_ns / 1e6:,.2f} ms</b><table>{head}{rows}</table>"

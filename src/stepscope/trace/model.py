@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -177,8 +178,6 @@ class Trace:
         save(self, directory)
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         rows = "".join(
             f"<tr><td>{name}</td><td style='text-align:right'>{self.table(name).height:,}</td></tr>" for name in SCHEMAS
         )

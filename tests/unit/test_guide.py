@@ -1,0 +1,51 @@
+"""The user's guide names everything there is: each command and option, table and column, cause and JSON key."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from stepscope.analysis.causes import CAUSES
+from stepscope.commands import COMMANDS
+from stepscope.trace.tables import SCHEMAS
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def options_of(command: object) -> list[str]:
+    parser = argparse.ArgumentParser()
+    command.prepare_parser(parser)  # type: ignore[attr-defined]
+    return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.NAME)
+def test_every_command_and_option_stands_in_the_guide(command: object) -> None:
+    guide = (DOCS / "guide.md").read_text()
+    wanted = [f"stepscope {command.NAME}", *options_of(command)]  # type: ignore[attr-defined]
+    assert [word for word in wanted if word not in guide and word != "--help"] == []
+
+
+@pytest.mark.parametrize("table", SCHEMAS)
+def test_every_column_stands_in_the_page_of_tables(table: str) -> None:
+    section = (DOCS / "tables.md").read_text().split(f"## {table}\n", 1)[1].split("\n## ", 1)[0]
+    assert [column for column in SCHEMAS[table] if f"| `{column}` |" not in section] == []
+
+
+def test_every_cause_stands_in_the_page_of_idle_time() -> None:
+    page = (DOCS / "idle-time.md").read_text()
+    assert [cause for cause in CAUSES if f"| {cause} |" not in page] == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    import re
+
+    pages = [DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
+    lost = [
+        f"{page.name}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert lost == []
