@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.analysis.causes import CAUSES
+from stepscope.analysis.derived import DERIVED
 from stepscope.commands import COMMANDS
+from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -27,10 +29,19 @@ def test_every_command_and_option_stands_in_the_guide(command: object) -> None:
     assert [word for word in wanted if word not in guide and word != "--help"] == []
 
 
-@pytest.mark.parametrize("table", SCHEMAS)
+COLUMNS = {**SCHEMAS, **{name: schema for name, (_, schema) in DERIVED.items()}}
+
+
+@pytest.mark.parametrize("table", COLUMNS)
 def test_every_column_stands_in_the_page_of_tables(table: str) -> None:
     section = (DOCS / "tables.md").read_text().split(f"## {table}\n", 1)[1].split("\n## ", 1)[0]
-    assert [column for column in SCHEMAS[table] if f"| `{column}` |" not in section] == []
+    assert [column for column in COLUMNS[table] if f"| `{column}` |" not in section] == []
+
+
+@pytest.mark.parametrize("table", DERIVED)
+def test_derived_tables_have_the_columns_they_promise(table: str) -> None:
+    make, schema = DERIVED[table]
+    assert list(make(Trace.from_tables({})).schema.items()) == [(name, dtype()) for name, dtype in schema.items()]
 
 
 def test_every_cause_stands_in_the_page_of_idle_time() -> None:

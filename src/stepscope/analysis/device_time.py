@@ -24,6 +24,14 @@ DEVICE_TIME_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "exposed_copy_ns": pl.Int64,
 }
 
+QUEUE_TIME_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "device": pl.String,
+    "queue": pl.String,
+    "works": pl.Int64,
+    "busy_ns": pl.Int64,
+    "share": pl.Float64,  # of the device's window
+}
+
 
 def device_time(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
     """One row a device; every time is the length of a union over the device's queues.
@@ -64,12 +72,11 @@ def busy_intervals(work: pl.DataFrame, window: Window) -> IntervalSet:
 
 
 def queue_time(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
-    """One row a queue: columns device, queue, works, busy_ns, share (of the device's window), the busiest first."""
+    """One row a queue, each device's busiest first; columns as in QUEUE_TIME_SCHEMA."""
     rows = []
     for (device, queue), work in trace.device_work.group_by("device", "queue"):
         span = device_window(trace, str(device), window)
         busy_ns = busy_intervals(work, span).total_ns
         rows.append((device, queue, work.height, busy_ns, busy_ns / span.duration_ns if span.duration_ns else 0.0))
-    schema = {"device": pl.String, "queue": pl.String, "works": pl.Int64, "busy_ns": pl.Int64, "share": pl.Float64}
-    table = pl.DataFrame(rows, schema=schema, orient="row")
+    table = pl.DataFrame(rows, schema=dict(QUEUE_TIME_SCHEMA), orient="row")
     return table.sort(["device", "busy_ns", "queue"], descending=[False, True, False])

@@ -18,27 +18,42 @@ from stepscope.trace import Trace, Window
 GROUPINGS: Final = ("name", "kind", "device", "queue", "grid", "block")
 
 _TENSOR_CORES: Final = re.compile(
-    r"tensorop|tensor_?core|[hib]mma|wgmma|xmma|(?<![a-z])mma|s1688|s16816|h1688|h16816|i8816|i16832|[sh]884|mfma|"
-    r"flash|fmha|nvjet|sm90_|sm100_|tcgen05",
-    re.IGNORECASE,
+    r"tensorop_|OpClassTensorOp|(?i:tensor_?core|[hib]mma|wgmma|xmma(?!.*ffma)|(?<![a-z])mma|s1688|s16816|h1688|h16816|"
+    r"i8816|i16832|[shd]884|mfma|xdl|gtcx|Cijk_.*_MI\d|flash_?(?:fwd|bwd|attn|attention)|fmha|nvjet|tcgen05)"
 )
 _MATRIX: Final = re.compile(
-    r"gemm|gemv|matmul|conv(?!ert)|cudnn.*(?:dgrad|wgrad|fprop|relu|nn_v|nt_v|tn_v)|xmma|cutlass|Cijk_|nvjet|winograd|"
-    r"attention|fmha|flash",
+    r"(?<!fb)gemm|(?<!cublas)gemv|matmul|(?<!causal_)conv(?!ert|_?depthwise)|xmma|cutlass|Cijk_|nvjet|winograd|"
+    r"cudnn.*(?:dgrad|wgrad(?!.*offsets)|fprop|relu|nn_v|nt_v|tn_v)|unified_attention|fmha|flash_?(?:fwd|bwd|attn|attention)",
     re.IGNORECASE,
 )
 _PRECISIONS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
-        ("fp8", r"(?i)fp8|e4m3|e5m2|float8"),
-        ("bf16", r"(?i)bf16|bfloat16|_BBS_|_BSS_"),
-        ("fp16", r"(?i)half|fp16|(?<![b\d])f16|hgemm|h884|h1688|h16816|s884|_HHS_|_HSS_|_HBH_"),
-        ("tf32", r"(?i)tf32|tensorop_s1688|s1688|s16816gemm_f32"),
-        ("int8", r"(?i)int8|_s8_|i8816|imma"),
-        ("fp64", r"(?i)double|dgemm|f64"),
-        ("fp32", r"(?i)float|sgemm|scudnn|f32|fp32|_SB_|_S_B_|simt"),
+        ("fp8", r"(?i:fp8(?!kv)|e4m3|e5m2|float8)|nvjet_(?:sm\d+_)?q"),
+        ("bf16", r"(?i:bf16|bfloat16)|DF16b|_BBS_|_BSS_|nvjet_(?:sm\d+_)?t"),
+        (
+            "fp16",
+            r"(?i:half|fp16|(?<![b\d])f16|hgemm|h884|h1688|h16816|s884)|DF16_|_HHS_|_HSS_|_HBH_|nvjet_(?:sm\d+_)?h",
+        ),
+        ("tf32", r"(?i:tf32|s1688|s16816gemm_f32)"),
+        ("int8", r"(?i:int8|i8816|(?<![a-z])imma)|_s8_|s8s8"),
+        ("fp64", r"(?i:double|dgemm|d884|f64)|_DB_"),
+        ("fp32", r"(?i:float|sgemm|scudnn|f32|fp32|simt)|_SB_|_S_B_"),
     )
 )
+
+LAUNCH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "device": pl.String,
+    "works": pl.Int64,
+    "works_without_launch": pl.Int64,
+    "launch_calls": pl.Int64,
+    "works_per_graph_launch": pl.Float64,  # mean; null without graph launches
+    "shorter_than_launch": pl.Int64,  # works that took less than their launch call
+    "launch_call_ns": pl.Float64,  # median length of a call
+    "launch_delay_ns": pl.Float64,  # median, from the call's start to the work's
+    "queue_depth": pl.Float64,  # mean over time of how many works were launched and not finished
+    "deepest_queue": pl.Int64,
+}
 
 
 class Arithmetic(NamedTuple):
@@ -119,10 +134,7 @@ def launch_table(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
     """How each device was given its work.
 
     Returns:
-        One row a device: device, works, works_without_launch, launch_calls, works_per_graph_launch (mean; null
-        without graph launches), shorter_than_launch, launch_call_ns (median length of a call), launch_delay_ns
-        (median, from call to start), queue_depth (mean number of works launched and not yet finished, over time),
-        deepest_queue.
+        One row a device; columns as in LAUNCH_SCHEMA.
     """
     work = _with_launch(trace)
     if window is not None:
@@ -146,12 +158,7 @@ def launch_table(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
                 "deepest_queue": deepest,
             }
         )
-    schema = {
-        "device": pl.String, "works": pl.Int64, "works_without_launch": pl.Int64, "launch_calls": pl.Int64,
-        "works_per_graph_launch": pl.Float64, "shorter_than_launch": pl.Int64, "launch_call_ns": pl.Float64,
-        "launch_delay_ns": pl.Float64, "queue_depth": pl.Float64, "deepest_queue": pl.Int64,
-    }  # fmt: skip
-    return pl.DataFrame(rows, schema=schema).sort("device")
+    return pl.DataFrame(rows, schema=dict(LAUNCH_SCHEMA)).sort("device")
 
 
 def _queue_depth(launched: pl.DataFrame) -> tuple[float, int]:

@@ -16,14 +16,16 @@ from stepscope.trace.nesting import Rows, by_level, depths, innermost_at
 
 GROUPINGS: Final = ("name", "input_shapes", "stack")
 
+COST_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "host_self_ns": pl.Int64,  # without operators inside
+    "device_self_ns": pl.Int64,  # of the work it launched itself
+    "device_total_ns": pl.Int64,  # with what operators inside launched
+    "bytes_allocated": pl.Int64,  # by itself, without what operators inside allocated
+}
+
 
 def operator_costs(trace: Trace) -> pl.DataFrame:
-    """What each call of an operator cost; one row for each row of `operators`, in order.
-
-    Returns:
-        Columns host_self_ns (without operators inside), device_self_ns (work it launched itself), device_total_ns
-        (with what operators inside launched), bytes_allocated (by itself, without what operators inside allocated).
-    """
+    """What each call of an operator cost: one row for each row of `operators`, in order; columns as in COST_SCHEMA."""
     operators = trace.operators
     duration = operators["duration_ns"].to_numpy()
     parent = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()

@@ -14,6 +14,7 @@ _EXAMPLES: Final = """\
 examples:
   stepscope kernels trace.json
   stepscope kernels trace.json --group-by name,queue
+  stepscope kernels trace.json --launches                    queue depth, launch delays, kernels shorter than a launch
   stepscope kernels trace.json --format json | jq '.[0]'
 """
 
@@ -29,14 +30,22 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default=("name",),
         help="one row for each value of these columns, such as name,queue (default: name)",
     )
+    parser.add_argument(
+        "--launches", action="store_true", help="how each device was given its work instead: queue depth, delays"
+    )
     add_table_options(parser)
     add_reading_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
-    from stepscope.analysis.kernels import kernel_table
-
     trace = open_from(arguments, arguments.trace)
-    write_table(kernel_table(trace, group_by=arguments.group_by), arguments, "kernels")
+    if arguments.launches:
+        from stepscope.analysis.kernels import launch_table
+
+        write_table(launch_table(trace), arguments, "devices")
+    else:
+        from stepscope.analysis.kernels import kernel_table
+
+        write_table(kernel_table(trace, group_by=arguments.group_by), arguments, "kernels")
     return 0

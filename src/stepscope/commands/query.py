@@ -29,6 +29,7 @@ Times are nanoseconds from the start of the trace. The trace itself is never cha
 examples:
   stepscope query trace.json
   stepscope query trace.json "select name, count(*) as calls from operators group by name order by calls desc"
+  stepscope query trace.json "select cause, sum(duration_ns) as ns from idle group by cause order by ns desc"
   stepscope query trace.json "select w.name, l.name as launch from device_work w join launches l on w.launch = l.row"
 """
 _STATEMENTS: Final = re.compile(r"[\s(]*(select|with|from|values|show)\b", re.IGNORECASE)
@@ -69,10 +70,15 @@ def answer(trace: Trace, sql: str) -> pl.DataFrame:
     """
     import polars as pl
 
+    from stepscope.analysis.derived import DERIVED
     from stepscope.trace.tables import SCHEMAS
 
     _refuse_more_than_reading(sql)
     tables = {name: trace.scan(name).with_row_index("row") for name in SCHEMAS}
+    for name, (make, schema) in DERIVED.items():
+        wanted = re.search(rf"\b{name}\b", sql, re.IGNORECASE) is not None
+        frame = make(trace) if wanted else pl.DataFrame(schema=dict(schema))
+        tables[name] = frame.lazy().with_row_index("row")
     try:
         with pl.SQLContext(tables, eager=False) as context:
             plan = context.execute(sql)
@@ -111,9 +117,7 @@ def _sentence(message: str, tables: dict[str, pl.LazyFrame]) -> str:
         )
     column = re.search(r'unable to find column "(.+?)"', first) or re.fullmatch(r'"?([\w.]+)"?', first)
     if column is not None:
-        from stepscope.trace.tables import SCHEMAS
-
-        known = {name for schema in SCHEMAS.values() for name in schema}
+        known = {name for table in tables.values() for name in table.collect_schema().names()}
         return f"there is no column {column[1]!r}{suggestion(column[1], known)}"
     return first
 
@@ -126,12 +130,14 @@ def _listing(tables: pl.DataFrame, width: int) -> Iterator[str]:
 
 
 def _tables(trace: Trace) -> pl.DataFrame:
-    """Columns table, rows, columns."""
+    """Columns table, rows, columns; the trace's own tables first, then those that follow from them."""
     import polars as pl
 
+    from stepscope.analysis.derived import DERIVED
     from stepscope.trace.tables import SCHEMAS
 
     rows = [
         (name, trace.scan(name).select(pl.len()).collect().item(), ["row", *schema]) for name, schema in SCHEMAS.items()
     ]
+    rows += [(name, make(trace).height, ["row", *schema]) for name, (make, schema) in DERIVED.items()]
     return pl.DataFrame(rows, schema=["table", "rows", "columns"], orient="row")

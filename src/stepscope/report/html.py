@@ -122,7 +122,7 @@ def _facts(diagnosis: Diagnosis) -> list[str]:
 def _tiles(diagnosis: Diagnosis) -> list[View]:
     """The three or four numbers to see first."""
     stepped = diagnosis.step_source != "none"
-    how = f"median of {count(diagnosis.step_count)}" if diagnosis.step_count > 1 else "one step"
+    how = f"mean of {count(diagnosis.step_count)}" if diagnosis.step_count > 1 else "one step"
     tiles = [
         {
             "label": "Step" if stepped else "Recorded",

@@ -1,0 +1,29 @@
+"""Tables that follow from a trace and can be asked by name, beside its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import polars as pl
+
+from stepscope.analysis.device_time import DEVICE_TIME_SCHEMA, QUEUE_TIME_SCHEMA, device_time, queue_time
+from stepscope.analysis.host_time import HOST_SCHEMA, host_time
+from stepscope.analysis.idle import IDLE_SCHEMA, idle_time
+from stepscope.analysis.kernels import LAUNCH_SCHEMA, launch_table
+from stepscope.analysis.operators import COST_SCHEMA, operator_costs
+from stepscope.analysis.steps import STEP_SCHEMA, step_table
+from stepscope.trace import Trace
+
+Schema = Mapping[str, type[pl.DataType]]
+
+DERIVED: Final[dict[str, tuple[Callable[[Trace], pl.DataFrame], Schema]]] = {
+    "steps": (step_table, STEP_SCHEMA),
+    "idle": (idle_time, IDLE_SCHEMA),
+    "host_time": (host_time, HOST_SCHEMA),
+    "device_time": (device_time, DEVICE_TIME_SCHEMA),
+    "queue_time": (queue_time, QUEUE_TIME_SCHEMA),
+    "launch_statistics": (launch_table, LAUNCH_SCHEMA),
+    "operator_costs": (operator_costs, COST_SCHEMA),
+}
+"""Name -> the function that makes the table, and its columns. `operator_costs` has the rows of `operators`."""
