@@ -64,7 +64,7 @@ class StepRange:
         Raises:
             UsageError: the text is no range of steps, or is empty.
         """
-        match = re.fullmatch(r"\s*(\d{0,18})\s*(:?)\s*(\d{0,18})\s*", text)
+        match = re.fullmatch(r"\s*(\d{0,18})\s*(?:(:)\s*(\d{0,18})\s*)?", text)
         if match is None or not (match[1] or match[3]):
             raise UsageError(f"steps are FIRST:LAST, such as 3:5, or one number, not {text!r}")
         first = int(match[1]) if match[1] else 0
