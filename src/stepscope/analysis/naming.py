@@ -18,15 +18,20 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
         ("input", r"enumerate\(DataLoader\)|torch/utils/data/dataloader\.py\(\d+\): __next__|DataLoader\.__next__"),
         (
             "compilation",
-            r"torch/_dynamo/convert_frame\.py|torch/_inductor/(?:compile_fx|async_compile|codecache)\.py"
-            r"|triton/(?:compiler/|backends/.*compiler)|dynamo_timed|entire_frame_compile|compile_inner",
+            # Whenever compiled code runs, Inductor's run, wrapper and __call__ and Triton's launch path are open.
+            r"torch/_dynamo/convert_frame\.py|torch/_inductor/async_compile\.py"
+            r"|torch/_inductor/compile_fx\.py\(\d+\): (?!(?:run|wrapper)$)"
+            r"|torch/_inductor/codecache\.py\(\d+\): (?!(?:__call__|get_current_callable)$)"
+            r"|triton/compiler/(?:code_generator|compiler)\.py\(\d+\): (?:compile$|ast_to_ttir|__init__|_init_handles)"
+            r"|triton/backends/.*compiler\.py\(\d+\): make_|dynamo_timed|entire_frame_compile|compile_inner",
         ),
-        ("garbage_collection", r"built-in (?:function|method) (?:gc\.)?collect\b|^gc\.collect|^Garbage collection"),
+        ("garbage_collection", r"built-in function (?:gc\.)?collect>|^gc\.collect|^Garbage collection"),
         ("checkpoint", r"torch/serialization\.py\(\d+\): (?:_?save|_?load)|torch/distributed/checkpoint/"),
         (
             "logging",
-            r"built-in (?:function|method) print\b|^tqdm/|/tqdm/|^wandb/|/wandb/|torch/utils/tensorboard/"
-            r"|^logging/__init__\.py|^mlflow/|/mlflow/",
+            # A progress bar's __iter__ stands around everything that the iterator it shows does.
+            r"built-in function print>|(?:^|/)tqdm/(?!.*\): __(?:iter|next)__$)|(?:^|/)(?:wandb|mlflow)/"
+            r"|torch/utils/tensorboard/|(?:^|/)logging/__init__\.py",
         ),
         (
             "communication",
@@ -37,10 +42,10 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
         (
             "synchronisation",
             r"^aten::(?:item|_local_scalar_dense|is_nonzero|nonzero)$"
-            r"|torch/cuda/(?:__init__|streams)\.py\(\d+\): (?:wait_)?synchronize",
+            r"|torch/cuda/(?:__init__|streams)\.py\(\d+\): synchronize$",
         ),
         ("optimizer", r"^Optimizer\.(?:step|zero_grad)#|torch/optim/\w+\.py\("),
-        ("dispatch", r"run_backward"),
+        ("dispatch", r"built-in method run_backward |: _engine_run_backward$"),
     )
 )
 """The first pattern that a name holds decides. Patterns name what frameworks record, not what users may call things."""
