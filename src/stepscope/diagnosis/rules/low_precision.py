@@ -6,7 +6,7 @@ Tensor cores (matrix cores on AMD) multiply 16-bit and TF32 matrices several tim
 FP32 ones. A model trained in plain FP32 leaves them unused.
 
 # How it is measured
-Time of matrix kernels whose names say FP32 and no tensor cores, on a device of compute capability 7.0 or later. Half
+Time of matrix kernels whose names say FP32 (TF32 is another), on a device of compute capability 7.0 or later. Half
 of that time is counted as saved, which is less than the hardware's ratio.
 
 # Known false positives
@@ -50,12 +50,11 @@ def check(view: View) -> RuleResult:
         return RuleResult()
     capability = _capability(view)
     names = view.work["name"].unique()
-    slow = [name for name in names if (found := arithmetic(name)).is_matrix and found.tensor_cores is False
-            and found.precision == "fp32"]  # fmt: skip
+    slow = [name for name in names if arithmetic(name).is_matrix and arithmetic(name).precision == "fp32"]
     kernels = view.work.filter(pl.col("name").is_in(slow) & (pl.col("kind") == "compute"))
     total = int(kernels["duration_ns"].sum())
     limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
-    if view.share(total) < limit:
+    if total == 0 or view.share(total) < limit:
         return RuleResult()
     if capability is None:
         return RuleResult((), (_UNKNOWN_DEVICE,))
@@ -63,11 +62,12 @@ def check(view: View) -> RuleResult:
         return RuleResult()
     launched = kernels.filter(pl.col("launch").is_not_null())
     slices = view.activity.slices_of("launches")[launched["launch"].to_numpy().astype(np.int64)]
+    saved = view.threshold(ID, "saved", THRESHOLDS["saved"].value)
     finding = view.finding(
         ID,
         f"{view.share(total):.0%} of the step is FP32 matrix products that tensor cores could do",
-        total * view.threshold(ID, "saved", THRESHOLDS["saved"].value),
-        basis="half of the time of FP32 matrix kernels, an assumption below the hardware's ratio",
+        total * saved,
+        basis=f"{saved:.0%} of the time of FP32 matrix kernels, an assumption below the hardware's ratio",
         confidence="low",
         evidence=Evidence(
             (

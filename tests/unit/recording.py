@@ -1,0 +1,139 @@
+"""Traces written down slice by slice, for tests whose expected values are literals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from stepscope.trace import Metadata, Trace, TraceWarning
+from stepscope.trace.tables import SCHEMAS
+
+
+@dataclass
+class Recording:
+    """What a profiler saw. Times are nanoseconds; parents and launching operators follow from the times.
+
+    Lane 0 is the main thread of process 1. `trace()` sorts the tables and checks their promises.
+    """
+
+    metadata: Metadata = field(default_factory=Metadata)
+    warnings: tuple[TraceWarning, ...] = ()
+    _rows: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {name: [] for name in SCHEMAS})
+
+    def __post_init__(self) -> None:
+        self.thread("1")
+
+    def thread(self, thread: str, process: str = "1") -> int:
+        """A further host thread's lane."""
+        return self._lane(kind="host_thread", process=process, thread=thread, name=f"thread {thread}")
+
+    def queue(self, queue: str = "7", device: str = "0") -> int:
+        """A device queue's lane, made at its first mention."""
+        for row in self._rows["lanes"]:
+            if (row.get("device"), row.get("queue")) == (device, queue):
+                return int(row["lane"])
+        return self._lane(kind="queue", process=device, thread=queue, device=device, queue=queue)
+
+    def _lane(self, **columns: str) -> int:
+        lane = len(self._rows["lanes"])
+        self._rows["lanes"].append({"lane": lane, **columns})
+        return lane
+
+    def operator(self, start_ns: int, duration_ns: int, name: str, lane: int = 0, **more: Any) -> None:
+        self._slice("operators", start_ns, duration_ns, name, lane, more)
+
+    def frame(self, start_ns: int, duration_ns: int, name: str, lane: int = 0, **more: Any) -> None:
+        """A Python frame called "file(line): function"."""
+        file, _, rest = name.partition("(")
+        line, _, function = rest.partition("): ")
+        parts = {"file": file, "line": int(line), "function": function} if function else {}
+        self._slice("frames", start_ns, duration_ns, name, lane, {**parts, **more})
+
+    def annotation(self, start_ns: int, duration_ns: int, name: str, lane: int = 0, **more: Any) -> None:
+        self._slice("annotations", start_ns, duration_ns, name, lane, {"kind": "host", **more})
+
+    def step(self, start_ns: int, duration_ns: int, number: int, lane: int = 0) -> None:
+        self.annotation(start_ns, duration_ns, f"ProfilerStep#{number}", lane, step=number)
+
+    def launch(
+        self,
+        start_ns: int,
+        duration_ns: int,
+        correlation: int,
+        lane: int = 0,
+        name: str = "cudaLaunchKernel",
+        kind: str = "launch",
+    ) -> None:
+        more = {"kind": kind, "correlation": correlation}
+        self._slice("launches", start_ns, duration_ns, name, lane, more)
+
+    def work(
+        self,
+        start_ns: int,
+        duration_ns: int,
+        name: str,
+        correlation: int | None = None,
+        *,
+        queue: str = "7",
+        device: str = "0",
+        kind: str = "compute",
+        **more: Any,
+    ) -> None:
+        """Device work, launched by the call of the same correlation."""
+        lane = self.queue(queue, device)
+        columns = {"kind": kind, "device": device, "queue": queue, "correlation": correlation, **more}
+        self._slice("device_work", start_ns, duration_ns, name, lane, columns)
+
+    def launched(self, call_ns: int, start_ns: int, duration_ns: int, name: str, correlation: int, **more: Any) -> None:
+        """A launch call of 2 ns with its work."""
+        self.launch(call_ns, 2, correlation)
+        self.work(start_ns, duration_ns, name, correlation, **more)
+
+    def allocation(self, start_ns: int, byte_count: int, lane: int = 0) -> None:
+        self._rows["memory"].append({"start_ns": start_ns, "lane": lane, "device": "0", "bytes": byte_count})
+
+    def _slice(self, table: str, start_ns: int, duration_ns: int, name: str, lane: int, more: dict[str, Any]) -> None:
+        self._rows[table].append({"start_ns": start_ns, "duration_ns": duration_ns, "name": name, "lane": lane, **more})
+
+    def trace(self) -> Trace:
+        for name, rows in self._rows.items():
+            if name != "lanes":
+                rows.sort(key=lambda row: (row["start_ns"], -row.get("duration_ns", 0)))
+        operators, frames = self._rows["operators"], self._rows["frames"]
+        for rows in (operators, frames):
+            for row in rows:
+                row["parent"] = _around(row, rows)
+        for row in self._rows["launches"]:
+            row["operator"] = _around(row, operators)
+        calls = {row["correlation"]: number for number, row in enumerate(self._rows["launches"])}
+        for row in self._rows["device_work"]:
+            row["launch"] = calls.get(row["correlation"])
+        tables = {
+            name: pl.DataFrame(rows, schema={column: SCHEMAS[name][column] for column in _columns(rows, name)})
+            for name, rows in self._rows.items()
+            if rows
+        }
+        trace = Trace.from_tables(tables, self.metadata, self.warnings)
+        trace.check()
+        return trace
+
+
+def _columns(rows: list[dict[str, Any]], table: str) -> list[str]:
+    used = {column for row in rows for column in row}
+    assert used <= set(SCHEMAS[table]), used - set(SCHEMAS[table])
+    return [column for column in SCHEMAS[table] if column in used]
+
+
+def _around(row: dict[str, Any], rows: list[dict[str, Any]]) -> int | None:
+    """The last of these rows that holds `row`, itself left out."""
+    holding = [
+        number
+        for number, other in enumerate(rows)
+        if other is not row
+        and other["lane"] == row["lane"]
+        and other["start_ns"] <= row["start_ns"]
+        and row["start_ns"] + row["duration_ns"] <= other["start_ns"] + other["duration_ns"]
+    ]
+    return holding[-1] if holding else None
