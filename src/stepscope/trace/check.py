@@ -13,8 +13,8 @@ def check(trace: Trace) -> None:
     """Raise `InconsistentTraceError`, naming the table, at the first broken promise.
 
     Promised are: the columns and types of the schema; words of the vocabulary; lanes that exist; tables sorted by
-    start; no negative time; row references that resolve; a parent on the same lane that is open when its child
-    starts; and device work that does not start before its launch was called.
+    start; no negative time; row references that resolve; and a parent on the same lane that is open when its child
+    starts. That device work starts after its launch was called is not promised: clocks of host and device may differ.
     """
     for name, schema in SCHEMAS.items():
         frame = trace.table(name)

@@ -1,0 +1,79 @@
+"""Which slice stands inside which, against a stack that looks at one slice after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.trace.nesting import enclosing, innermost_at, nesting_order, parents
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Slices of several lanes with partial overlaps, points and equals, in any order."""
+
+    lanes: list[int]
+    starts: list[int]
+    durations: list[int]
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return np.array(self.lanes, np.int32), np.array(self.starts, np.int64), np.array(self.durations, np.int64)
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 12)), max_size=14)
+SLICES = ROWS.map(
+    lambda rows: Slices(*(list(column) for column in zip(*rows, strict=True))) if rows else Slices([], [], [])
+)
+
+
+def is_open(start: int, duration: int, time: int) -> bool:
+    """Whether a slice that began by `time` is open then; one of no length is at its own time."""
+    return time < start + duration or (duration == 0 and time == start)
+
+
+def brute_force_parents(slices: Slices) -> list[int]:
+    """For each slice the last one before it in nesting order, on its lane, that is still open."""
+    lanes, starts, durations = slices.arrays()
+    order = nesting_order(lanes, starts, durations).tolist()
+    found = [-1] * len(order)
+    for place, row in enumerate(order):
+        for before in order[:place]:
+            same = slices.lanes[before] == slices.lanes[row]
+            if same and is_open(slices.starts[before], slices.durations[before], slices.starts[row]):
+                found[row] = before
+    return found
+
+
+@given(SLICES)
+def test_parents_are_those_of_a_stack(slices: Slices) -> None:
+    assert parents(*slices.arrays()).tolist() == brute_force_parents(slices)
+
+
+@given(SLICES, st.integers(0, 2), st.integers(0, 34))
+def test_the_innermost_slice_at_a_time(slices: Slices, lane: int, time: int) -> None:
+    lanes, starts, durations = slices.arrays()
+    order = nesting_order(lanes, starts, durations).tolist()
+    begun = [row for row in order if slices.lanes[row] == lane and slices.starts[row] <= time]
+    open_then = [row for row in begun if is_open(slices.starts[row], slices.durations[row], time)]
+    question = (np.array([lane], np.int32), np.array([time], np.int64))
+
+    found = innermost_at(*question, lanes, starts, durations, parents(lanes, starts, durations))
+
+    assert found.tolist() == (open_then or [-1])[-1:]
+
+
+@given(SLICES)
+def test_what_encloses_a_slice_covers_most_of_it(slices: Slices) -> None:
+    lanes, starts, durations = slices.arrays()
+    above = brute_force_parents(slices)
+    expected = []
+    for row, (start, duration) in enumerate(zip(slices.starts, slices.durations, strict=True)):
+        around = above[row]
+        while around >= 0 and slices.starts[around] + slices.durations[around] < start + duration // 2:
+            around = above[around]
+        expected.append(around)
+
+    assert enclosing(parents(lanes, starts, durations), starts, durations).tolist() == expected
