@@ -82,15 +82,12 @@ class Gunzip:
 
     def _input(self) -> bytes:
         """Packed bytes, the file's last few apart: what they check is then unpacked and given before they fail."""
-        while not self._ended:
+        while len(self._held) <= _TRAILER_BYTES and not self._ended:
             more = self._packed.read(_INPUT_BYTES)
+            self._held += more
             self._ended = not more
-            data = self._held + more
-            if len(data) > _TRAILER_BYTES:
-                self._held = data[-_TRAILER_BYTES:]
-                return data[:-_TRAILER_BYTES]
-            self._held = data
-        data, self._held = self._held, b""
+        given = len(self._held) if self._ended else len(self._held) - _TRAILER_BYTES
+        data, self._held = self._held[:given], self._held[given:]
         return data
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,7 @@ def open_trace(
         UnreadableTraceError: the file cannot be opened, or nothing in it can be read.
         UsageError: the steps asked for do not exist.
     """
-    if str(path) != "-" and is_store(Path(path)):
+    if str(path) != "-" and os.path.isdir(path) and is_store(Path(path)):
         return open_store(Path(path))
     if cache is None or window is not None or steps is not None or not _can_be_kept(path):
         return temporary_store(lambda writer: _read(path, writer, window, steps, progress))
@@ -64,7 +65,7 @@ def trace_files(path: str | Path) -> list[Path]:
         UnreadableTraceError: a folder without trace files, or nothing at that path.
     """
     place = Path(path)
-    if str(path) == "-" or is_store(place) or not place.is_dir():
+    if str(path) == "-" or not os.path.isdir(path) or is_store(place):
         return [place]
     found = sorted(child for child in place.iterdir() if child.is_file() and child.name.endswith(_SUFFIXES))
     if not found:

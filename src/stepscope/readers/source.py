@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from stepscope.readers.gunzip import Gunzip, Readable
 BLOCK_BYTES: Final = 4 * 2**20
 _DAMAGE_STEP_BYTES: Final = 2**16
 _BOMB_BYTES: Final = 2**30
-_BOMB_RATIO: Final = 300
+_BOMB_RATIO: Final = 150
 """Real traces shrink 10 to 40 times; a file that grows more than this past one GiB is made to exhaust a machine."""
 
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
@@ -150,14 +151,14 @@ class _CountingReader(io.RawIOBase):
 
 def is_regular_file(path: str | Path) -> bool:
     """Whether the path is a file that can be read twice, unlike standard input or a pipe."""
-    return str(path) != "-" and Path(path).is_file()
+    return str(path) != "-" and os.path.isfile(path)
 
 
 def _open(path: str | Path) -> BinaryIO:
     if str(path) == "-":
         return sys.stdin.buffer
     try:
-        if Path(path).is_dir():
+        if os.path.isdir(path):
             raise NotATraceError(f"{path} is a folder without a trace file, not a trace")
         return open(path, "rb")
     except FileNotFoundError:

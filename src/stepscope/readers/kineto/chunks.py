@@ -71,8 +71,6 @@ class EventStream:
                 self.damage.update(damage)
                 events = self._decode(text, is_last=is_last)
             yield events
-            if self.closed:
-                break
         for block in self._blocks:  # what follows the array, if it is long
             self._keep_after(block)
 
@@ -119,7 +117,7 @@ class EventStream:
             if cut is not None:
                 text, rest = cut
                 yield text, False
-                if self.closed:
+                if self.closed:  # the text was the last, and what was cut off belongs to what follows the array
                     self._keep_after(b"," + rest)
                     return
                 parts, searched = [rest], 0

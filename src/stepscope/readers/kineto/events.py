@@ -157,7 +157,7 @@ def lenient_event(value: Any, damage: Damage) -> Event:
         raise ValueError("no event")
     damage["repaired_event"] += 1
     return Event(
-        ph=value["ph"],
+        ph=_text(value["ph"]),
         cat=_text(value.get("cat")),
         name=_text(value.get("name")),
         ts=_number(value.get("ts")),

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import polars as pl
+
+from stepscope.readers.kineto.events import DECODE_ERRORS
 
 
 class Codes(dict[Any, int]):
@@ -24,8 +27,16 @@ class _RawCodes(dict[bytes, "int | None"]):
         self._codes = codes
 
     def __missing__(self, raw: bytes) -> int:
-        code = self[raw] = self._codes[raw.decode("utf-8", "replace")]
+        code = self[raw] = self._codes[_one_spacing(raw).decode("utf-8", "replace")]
         return code
+
+
+def _one_spacing(raw: bytes) -> bytes:
+    """JSON text with a space after each comma and colon: profilers write the same shapes in several ways."""
+    try:
+        return msgspec.json.format(raw, indent=0)
+    except (*DECODE_ERRORS, ValueError):
+        return raw
 
 
 class StringPool:

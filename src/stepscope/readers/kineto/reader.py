@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ _RECORDED: Final = {
 _WANTED: Final = frozenset(
     {*_RECORDED, "traceEvents", "distributedInfo", "deviceProperties", "baseTimeNanoseconds", "host_name"}
 )
+_TOLD_DETAILS: Final = 20
 _LONGEST_NAME: Final = 100
 _LENIENT_BYTES: Final = 2**21
 _BLANK: Final = b" \t\r\n\0"
@@ -193,10 +195,16 @@ def _text(value: Any) -> str | None:
 
 
 def _warnings(damage: Damage) -> tuple[TraceWarning, ...]:
-    """The damage in words, the most frequent last; repairs that follow from damage are told after it."""
-    result = []
-    for key, count in sorted(damage.items()):
+    """The damage in words, by kind; of the details of a kind the most frequent, the others together."""
+    kinds: dict[str, Counter[str]] = {}
+    for key, count in damage.items():
         kind, _, detail = key.partition(":")
         if count:
-            result.append(TraceWarning(kind, count, EXPLANATIONS.get(kind, kind).format(detail)))
+            kinds.setdefault(kind, Counter())[detail] += count
+    result = []
+    for kind, details in sorted(kinds.items()):
+        told = details.most_common(_TOLD_DETAILS)
+        if others := details.total() - sum(count for _, count in told):
+            told.append(("and others", others))
+        result += [TraceWarning(kind, count, EXPLANATIONS[kind].format(detail)) for detail, count in told]
     return tuple(result)
