@@ -8,7 +8,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.trace.nesting import enclosing, innermost_at, nesting_order, parents
+from stepscope.trace.nesting import (
+    by_level,
+    depths,
+    enclosing,
+    inherit,
+    innermost_at,
+    nesting_order,
+    open_after,
+    parents,
+)
 
 
 @dataclass(frozen=True)
@@ -77,3 +86,42 @@ def test_what_encloses_a_slice_covers_most_of_it(slices: Slices) -> None:
         expected.append(around)
 
     assert enclosing(parents(lanes, starts, durations), starts, durations).tolist() == expected
+
+
+@given(SLICES)
+def test_depths_levels_and_inheritance(slices: Slices) -> None:
+    above = brute_force_parents(slices)
+    around = [chain(above, row) for row in range(len(above))]
+    own = [row if slices.durations[row] % 3 == 0 else -1 for row in range(len(above))]
+    parent = np.array(above, np.int64)
+
+    depth = depths(parent)
+
+    assert depth.tolist() == [len(chain_of_row) for chain_of_row in around]
+    assert [rows.tolist() for rows in by_level(depth)] == [
+        [row for row in range(len(above)) if len(around[row]) == level] for level in range(depth.max(initial=-1) + 1)
+    ]
+    assert inherit(np.array(own, np.int64), parent).tolist() == [
+        next((own[other] for other in [row, *around[row]] if own[other] >= 0), -1) for row in range(len(above))
+    ]
+
+
+@given(SLICES, st.integers(0, 2))
+def test_what_is_open_after_each_change_on_a_lane(slices: Slices, lane: int) -> None:
+    lanes, starts, durations = slices.arrays()
+    order = nesting_order(lanes, starts, durations).tolist()
+    mine = [row for row in order if slices.lanes[row] == lane]
+    expected = []
+    for time in sorted({time for row in mine for time in (starts[row], starts[row] + durations[row])}):
+        covering = [row for row in mine if starts[row] <= time < starts[row] + durations[row]]
+        expected.append((int(time), (covering or [-1])[-1]))
+
+    tree = (starts, starts + durations, parents(lanes, starts, durations))
+    times, innermost = open_after(np.flatnonzero(lanes == lane), *tree)
+
+    assert list(zip(times.tolist(), innermost.tolist(), strict=True)) == expected
+
+
+def chain(above: list[int], row: int) -> list[int]:
+    """The rows around a row, the innermost first."""
+    return [] if above[row] < 0 else [above[row], *chain(above, above[row])]

@@ -28,7 +28,7 @@ MATRIX_KERNELS: dict[str, Arithmetic] = {
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_kernel__5x_cublas": BF16,
     "sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64_stage3_warpsize2x2x1_tensor16x8x16_kernel": FP16,
     "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_stage3_warpsize2x2x1_tensor16x8x8_kernel": TF32,
-    "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_stage3_warpsize1x2x1_ffma_aligna4_alignc4_kernel__5x_cublas": FP32,
+    "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_stage3_warpsize1x2x1_ffma_aligna4_kernel__5x_cublas": FP32,
     "sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize64x128x128_warpgroupsize1x1x1_kernel__5x_cublas": FP8,
     "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT": BF16,
     "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT": FP16,

@@ -174,12 +174,18 @@ def open_after(rows: Rows, starts: Times, ends: Times, parent: Rows) -> tuple[Ti
     """
     order = rows[np.lexsort((rows, starts[rows] - ends[rows], starts[rows]))]
     times = np.concatenate([ends[order], starts[order]])
-    candidates = np.concatenate([parent[order], order])
-    # At one time ends come before starts, and of several starts the innermost is last.
-    sequence = np.argsort(times, kind="stable")
-    times, candidates = times[sequence], candidates[sequence]
-    last = np.append(times[1:] != times[:-1], np.ones(min(len(times), 1), np.bool_))
-    times, candidates = times[last], candidates[last]
+    around = parent[order]
+    if ((around >= 0) & (ends[order] > ends[np.maximum(around, 0)])).any():
+        # Where slices partly overlap, one may outlive its parent: only what began last leads to what is open.
+        times = np.unique(times)
+        candidates = order[np.searchsorted(starts[order], times, side="right") - 1]
+    else:
+        candidates = np.concatenate([around, order])
+        # At one time ends come before starts, and of several starts the innermost is last.
+        sequence = np.argsort(times, kind="stable")
+        times, candidates = times[sequence], candidates[sequence]
+        last = np.append(times[1:] != times[:-1], np.ones(min(len(times), 1), np.bool_))
+        times, candidates = times[last], candidates[last]
     while (over := np.flatnonzero(candidates >= 0)).size:
         over = over[ends[candidates[over]] <= times[over]]
         if not over.size:
