@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -57,7 +57,8 @@ def loops(trace: Trace, activity: HostActivity, window: Window, minimum_repetiti
             called = rows[first:last]
             names = tuple(mine["name"][first : first + body])
             found.append(Loop((last - first) // body, names, called, np.zeros(0, np.int64)))
-    return [_with_backward(trace, loop) for loop in found]
+    backward = _Backward(trace)
+    return [replace(loop, backward=backward.of(loop.operators)) for loop in found]
 
 
 def _runs(codes: npt.NDArray[np.int64], minimum: int) -> list[tuple[int, int, int]]:
@@ -78,30 +79,37 @@ def _runs(codes: npt.NDArray[np.int64], minimum: int) -> list[tuple[int, int, in
     return sorted(result)
 
 
-def _with_backward(trace: Trace, loop: Loop) -> Loop:
-    """The loop with the outermost backward calls whose sequence numbers its operators gave out."""
-    operators = trace.operators
-    first, last = int(loop.operators[0]), int(loop.operators[-1])
-    lane = operators["lane"][first]
-    begin = operators["start_ns"][first]
-    end = operators["start_ns"][last] + operators["duration_ns"][last]
-    inside = operators.with_row_index("row").filter(
-        (pl.col("lane") == lane) & pl.col("start_ns").is_between(begin, end, closed="left")
-    )
-    numbers = inside.filter(pl.col("forward_thread") == 0)["sequence_number"].drop_nulls().unique()
-    backward = operators.with_row_index("row").filter(
-        pl.col("parent").is_null()
-        & (pl.col("start_ns") >= end)
-        & pl.col("sequence_number").is_in(numbers.implode())
-        & pl.col("name").str.contains("^autograd::engine|Backward")
-    )
-    following = _same_step_only(trace, backward, begin)
-    return Loop(loop.repetitions, loop.body, loop.operators, following)
+class _Backward:
+    """The outermost backward calls of a trace, looked up by the forward calls that caused them."""
 
+    def __init__(self, trace: Trace) -> None:
+        operators = trace.operators
+        calls = operators.with_row_index("row").filter(
+            pl.col("parent").is_null()
+            & pl.col("sequence_number").is_not_null()
+            & pl.col("name").str.contains(r"^autograd::engine|Backward\d*$")
+        )
+        self._start = calls["start_ns"].to_numpy()
+        self._number = calls["sequence_number"].to_numpy()
+        self._row = calls["row"].to_numpy().astype(np.int64)
+        self._lanes = operators["lane"].to_numpy()
+        self._starts = operators["start_ns"].to_numpy()
+        self._durations = operators["duration_ns"].to_numpy()
+        self._numbers = operators["sequence_number"].fill_null(-1).to_numpy()
+        self._is_forward = (operators["forward_thread"] == 0).fill_null(False).to_numpy()
+        self._steps = np.sort(trace.annotations.filter(pl.col("step").is_not_null())["start_ns"].to_numpy())
 
-def _same_step_only(trace: Trace, backward: pl.DataFrame, begin: int) -> Rows:
-    """Backward calls up to the next step's beginning: sequence numbers grow, so later ones are others'."""
-    steps = trace.annotations.filter(pl.col("step").is_not_null() & (pl.col("start_ns") > begin))["start_ns"]
-    if steps.len():
-        backward = backward.filter(pl.col("start_ns") < steps.min())
-    return backward["row"].to_numpy().astype(np.int64)
+    def of(self, forward: Rows) -> Rows:
+        """Rows of the backward calls of a run of outermost forward calls, up to the next step's beginning.
+
+        Sequence numbers tie them; those of a later step's operators are others'.
+        """
+        first, last = int(forward[0]), int(forward[-1])
+        begin, end = int(self._starts[first]), int(self._starts[last] + self._durations[last])
+        inside = np.arange(first, int(np.searchsorted(self._starts, end)))
+        inside = inside[(self._lanes[inside] == self._lanes[first]) & self._is_forward[inside]]
+        numbers = np.unique(self._numbers[inside])
+        following = self._steps[np.searchsorted(self._steps, begin, side="right") :]
+        until = int(following[0]) if len(following) else np.iinfo(np.int64).max
+        low, high = np.searchsorted(self._start, [end, until])
+        return self._row[low:high][np.isin(self._number[low:high], numbers[numbers >= 0])]

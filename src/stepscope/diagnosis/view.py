@@ -121,17 +121,9 @@ class View:
                 launch=pl.lit(None, pl.UInt32),
             )
         else:
-            rows = idle_time(self.trace, window=self._span_of_device, activity=self.activity)
-            rows = rows.filter(pl.col("device") == self.device)
+            rows = clipped(self.idle.filter(pl.col("device") == self.device), self.span)
         index = slice_index(self.activity, rows["slice_table"], rows["slice_row"])
         return rows.with_columns(slice=pl.Series(index, dtype=pl.Int64))
-
-    @cached_property
-    def _span_of_device(self) -> Window:
-        """The span without what lies before the device's first or after its last work."""
-        whole = device_window(self.trace, self.device or "")
-        start, end = max(self.span.start_ns, whole.start_ns), min(self.span.end_ns, whole.end_ns)
-        return Window(start, max(end, start))
 
     @cached_property
     def lane(self) -> int | None:
@@ -203,6 +195,13 @@ class View:
         saving = self.per_step(cost_ns)
         share = saving / self.step_ns
         return Finding(rule, title, severity(share), saving, share, basis, confidence, evidence, remedy, where)
+
+
+def clipped(pieces: pl.DataFrame, window: Window) -> pl.DataFrame:
+    """The pieces of time inside the window, cut at its ends."""
+    start = pl.col("start_ns").clip(lower_bound=window.start_ns)
+    end = (pl.col("start_ns") + pl.col("duration_ns")).clip(upper_bound=window.end_ns)
+    return pieces.with_columns(start_ns=start, duration_ns=end - start).filter(pl.col("duration_ns") > 0)
 
 
 def severity(share: float) -> Severity:
