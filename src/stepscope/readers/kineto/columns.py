@@ -59,7 +59,7 @@ class Columns:
         others: defaultdict[str, list[Event]] = defaultdict(list)
         for event in events:
             if event.ph == "X":
-                complete[event.cat].append(event)
+                complete[event.cat or names.LEGACY_CATEGORIES.get(event.pid, "")].append(event)
             else:
                 others[event.ph].append(event)
         batch: Batch = {}
@@ -80,7 +80,9 @@ class Columns:
         if len(timed) < len(group):
             self.damage["incomplete_event"] += len(group) - len(timed)
         self.complete_events += len(timed)
-        kept, start, duration = self._times(timed)
+        # Work that runs after the wanted window may have been launched in it.
+        keep_until_ns = 2 * LATEST_NS if category in names.DEVICE_CATEGORIES else self._keep_until_ns
+        kept, start, duration = self._times(timed, keep_until_ns)
         if not kept:
             return
         table, build = self._builder(category, kept)
@@ -97,11 +99,11 @@ class Columns:
                 self.host_lanes.update(frame["lane"].unique())
 
     def _builder(self, category: str, group: list[Event]) -> tuple[str, Any]:
-        if category in names.OPERATOR_CATEGORIES or (not category and group[0].pid == "CPU functions"):
+        if category in names.OPERATOR_CATEGORIES:
             return "operators", self._operators
         if category in names.LAUNCH_CATEGORIES:
             return "launches", self._launches
-        if category in names.DEVICE_CATEGORIES or (not category and group[0].pid == "CUDA functions"):
+        if category in names.DEVICE_CATEGORIES:
             return "device_work", lambda events: self._device_work(category, events)
         if category in names.FRAME_CATEGORIES:
             return "frames", self._frames
@@ -112,7 +114,9 @@ class Columns:
         kind = names.ANNOTATION_CATEGORIES.get(category, "host")
         return "annotations", lambda events: self._annotations(events, kind)
 
-    def _times(self, events: list[Event]) -> tuple[list[Event], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _times(
+        self, events: list[Event], keep_until_ns: int
+    ) -> tuple[list[Event], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Events whose times are usable, their starts and durations; what is outside the wanted window is left out."""
         start, start_fits = nanoseconds([event.ts for event in events])
         duration, duration_fits = nanoseconds([event.dur for event in events])
@@ -127,7 +131,7 @@ class Columns:
         if usable.any():
             earliest = int(start[usable].min())
             self.origin_ns = earliest if self.origin_ns is None else min(self.origin_ns, earliest)
-            usable &= start - self.origin_ns < self._keep_until_ns
+            usable &= start - self.origin_ns < keep_until_ns
         if not usable.all():
             events = [event for event, keep in zip(events, usable.tolist(), strict=True) if keep]
         return events, start[usable], duration[usable]

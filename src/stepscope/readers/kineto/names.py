@@ -21,6 +21,8 @@ ANNOTATION_CATEGORIES: Final = {
     "overhead": "overhead",
     "trace": "profiler",
 }
+LEGACY_CATEGORIES: Final[dict[int | str, str]] = {"CPU functions": "operator", "CUDA functions": "kernel"}
+"""By process, of the oldest exports, whose events have no category."""
 FORWARD_BACKWARD_FLOWS: Final = frozenset({"fwdbwd", "forward_backward"})
 
 _ANNOTATION_NAMES = re.compile(r"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.(?:step|zero_grad)#")
