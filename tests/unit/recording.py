@@ -127,13 +127,12 @@ def _columns(rows: list[dict[str, Any]], table: str) -> list[str]:
 
 
 def _around(row: dict[str, Any], rows: list[dict[str, Any]]) -> int | None:
-    """The last of these rows that holds `row`, itself left out."""
-    holding = [
+    """The innermost of these rows that is open when `row` starts."""
+    before = rows[: next((number for number, other in enumerate(rows) if other is row), len(rows))]
+    is_open = [
         number
-        for number, other in enumerate(rows)
-        if other is not row
-        and other["lane"] == row["lane"]
-        and other["start_ns"] <= row["start_ns"]
-        and row["start_ns"] + row["duration_ns"] <= other["start_ns"] + other["duration_ns"]
+        for number, other in enumerate(before)
+        if other["lane"] == row["lane"]
+        and other["start_ns"] <= row["start_ns"] < other["start_ns"] + other["duration_ns"]
     ]
-    return holding[-1] if holding else None
+    return is_open[-1] if is_open else None

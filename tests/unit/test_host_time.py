@@ -1,0 +1,109 @@
+"""Where the main thread's time went."""
+
+from __future__ import annotations
+
+from stepscope.analysis.host import host_activity
+from stepscope.analysis.host_time import HOST_SCHEMA, host_summary, host_time, main_lane
+from stepscope.trace import Trace, Window
+from tests.unit.recording import Recording
+
+
+def small_recording() -> Recording:
+    recording = Recording()
+    recording.frame(10, 90, "train.py(5): step")
+    recording.annotation(20, 30, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+    recording.operator(60, 20, "aten::mm")
+    recording.operator(120, 30, "aten::mm")
+    return recording
+
+
+def pieces_of(trace: Trace, window: Window | None = None) -> list[tuple[object, ...]]:
+    return host_time(trace, window=window).select("start_ns", "duration_ns", "cause").rows()
+
+
+def driving_lane(recording: Recording) -> int | None:
+    trace = recording.trace()
+    return main_lane(trace, host_activity(trace))
+
+
+def test_no_thread() -> None:
+    pieces = host_time(Trace.from_tables({}))
+
+    assert dict(pieces.schema) == {name: dtype() for name, dtype in HOST_SCHEMA.items()}
+    assert pieces.height == 0
+    assert host_summary(pieces).rows() == []
+
+
+def test_without_a_device_operators_compute() -> None:
+    trace = small_recording().trace()
+
+    assert pieces_of(trace) == [
+        (10, 10, "python"),
+        (20, 30, "input"),
+        (50, 10, "python"),
+        (60, 20, "compute"),
+        (80, 20, "python"),
+        (100, 20, "untraced"),
+        (120, 30, "compute"),
+    ]
+    assert host_summary(host_time(trace)).rows() == [
+        ("compute", 50, 50 / 140),
+        ("python", 40, 40 / 140),
+        ("input", 30, 30 / 140),
+        ("untraced", 20, 20 / 140),
+    ]
+
+
+def test_with_a_device_operators_dispatch() -> None:
+    recording = small_recording()
+    recording.launched(65, 70, 10, "gemm", 101)
+
+    assert {cause for _, _, cause in pieces_of(recording.trace())} == {"python", "input", "dispatch", "untraced"}
+
+
+def test_any_window_is_filled() -> None:
+    trace = small_recording().trace()
+
+    assert pieces_of(trace, Window(0, 25)) == [(0, 10, "untraced"), (10, 10, "python"), (20, 5, "input")]
+    assert pieces_of(trace, Window(140, 200)) == [(140, 10, "compute"), (150, 50, "untraced")]
+
+
+def test_pieces_name_their_slices() -> None:
+    rows = host_time(small_recording().trace(), window=Window(20, 110)).select("slice_table", "slice_row", "lane")
+
+    assert rows.rows() == [
+        ("annotations", 0, 0),
+        ("frames", 0, 0),
+        ("operators", 0, 0),
+        ("frames", 0, 0),
+        (None, None, 0),
+    ]
+
+
+def test_the_driving_thread() -> None:
+    # given: the process's own thread idles while another one computes
+    recording = Recording()
+    worker = recording.thread("11")
+    recording.operator(0, 10, "aten::mm", worker)
+    assert driving_lane(recording) == worker
+
+    # when: the process's own thread is seen at all, it is taken
+    recording.frame(0, 100, "train.py(5): step")
+    assert driving_lane(recording) == 0
+
+
+def test_of_several_processes_the_one_with_most_operator_time() -> None:
+    recording = Recording()
+    other = recording.thread("2", process="2")
+    recording.operator(0, 10, "aten::mm")
+    recording.operator(0, 50, "aten::mm", other)
+
+    assert driving_lane(recording) == other
+
+
+def test_a_thread_of_frames_only() -> None:
+    recording = Recording()
+    lane = recording.thread("31", process="3")
+    recording.frame(0, 10, "serve.py(3): main", lane)
+
+    assert pieces_of(recording.trace()) == [(0, 10, "python")]

@@ -1,0 +1,138 @@
+"""Which lines of the user's code slices stand under."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from stepscope.analysis.host import host_activity
+from stepscope.analysis.where import Place, parse, places, slice_index, user_entries
+from stepscope.trace import Trace
+from tests.unit.recording import Recording
+
+
+def places_of(recording: Recording, ns: list[int] | None = None, top: int = 3) -> list[Place]:
+    """Places of all operators, each weighted by its duration or by `ns`."""
+    trace = recording.trace()
+    activity = host_activity(trace)
+    slices = activity.slices_of("operators")
+    weights = np.array(ns, np.int64) if ns is not None else trace.operators["duration_ns"].to_numpy()
+    return places(trace, activity, slices, weights, top)
+
+
+def test_nothing_stands_nowhere() -> None:
+    trace = Trace.from_tables({})
+    activity = host_activity(trace)
+    none = np.zeros(0, np.int64)
+
+    assert places(trace, activity, none, none) == []
+    assert places(trace, activity, np.array([-1]), np.array([5])) == []
+    assert slice_index(activity, pl.Series([], dtype=pl.String), pl.Series([], dtype=pl.UInt32)).tolist() == []
+
+
+def test_without_frames_and_stacks_there_is_no_place() -> None:
+    recording = Recording()
+    recording.operator(0, 10, "aten::mm")
+
+    assert places_of(recording) == []
+
+
+def test_the_users_innermost_frame_and_the_path_to_it() -> None:
+    recording = Recording()
+    recording.frame(0, 100, "train.py(1): <module>")
+    recording.frame(1, 98, "train.py(20): main")
+    recording.frame(2, 90, "torch/nn/modules/module.py(1500): _call_impl")
+    recording.frame(3, 80, "model.py(30): forward")
+    recording.frame(4, 70, "torch/nn/modules/linear.py(120): forward")
+    recording.operator(10, 10, "aten::linear")
+
+    assert places_of(recording) == [
+        Place("model.py", 30, "forward", False, 10, ("train.py:1 <module>", "train.py:20 main"))
+    ]
+
+
+def test_costs_of_calls_of_one_function_add_up_and_the_costliest_comes_first() -> None:
+    recording = Recording()
+    for number, function in enumerate(["model.py(30): forward", "data.py(5): load", "model.py(30): forward"]):
+        recording.frame(100 * number, 50, function)
+        recording.operator(100 * number + 10, 10, "aten::mm")
+
+    found = places_of(recording, ns=[10, 15, 20])
+
+    assert [(place.file, place.line, place.function, place.ns) for place in found] == [
+        ("model.py", 30, "forward", 30),
+        ("data.py", 5, "load", 15),
+    ]
+    assert places_of(recording, ns=[10, 15, 20], top=1) == found[:1]
+
+
+def test_recorded_call_stacks_name_the_statement() -> None:
+    recording = Recording()
+    stack = "torch/nn/functional.py(10): linear;model.py(33): forward;train.py(21): main;train.py(40): <module>"
+    recording.operator(0, 20, "aten::linear", call_stack=stack)
+    recording.operator(5, 10, "aten::addmm")
+
+    assert places_of(recording) == [
+        Place("model.py", 33, "forward", True, 30, ("train.py:40 <module>", "train.py:21 main"))
+    ]
+
+
+def test_frames_come_before_call_stacks() -> None:
+    recording = Recording()
+    recording.frame(0, 50, "model.py(30): forward")
+    recording.operator(10, 20, "aten::linear", call_stack="model.py(33): forward")
+
+    assert [(place.line, place.exact_line) for place in places_of(recording)] == [(30, False)]
+
+
+def test_a_frame_without_a_place_in_a_file_is_passed_over() -> None:
+    recording = Recording()
+    recording.frame(0, 50, "my_frame")
+    recording.operator(10, 20, "aten::linear")
+
+    assert places_of(recording) == []
+
+
+def test_slices_by_table_and_row() -> None:
+    recording = Recording()
+    recording.frame(0, 100, "train.py(1): <module>")
+    recording.operator(10, 20, "aten::mm")
+    recording.operator(40, 20, "aten::mm")
+    activity = host_activity(recording.trace())
+
+    index = slice_index(
+        activity, pl.Series(["operators", None, "frames", "operators"]), pl.Series([1, None, 0, 0], dtype=pl.UInt32)
+    )
+
+    assert [(int(activity.table[row]), int(activity.row[row])) if row >= 0 else None for row in index] == [
+        (2, 1),
+        None,
+        (1, 0),
+        (2, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("train.py(5): step", ("train.py", 5, "step")),
+        ("dir (old)/train.py(5): <lambda>", ("dir (old)/train.py", 5, "<lambda>")),
+        ("a.py(5): f(3): g", ("a.py(5): f", 3, "g")),
+        ("", None),
+        ("aten::mm", None),
+        ("train.py(x): step", None),
+        ("train.py(1234567890): step", None),
+        ("train.py(5): ", None),
+        ("<built-in function print>", None),
+    ],
+)
+def test_parsing_names_of_frames(name: str, expected: tuple[str, int, str] | None) -> None:
+    assert parse(name) == expected
+
+
+def test_the_users_entries_of_a_call_stack() -> None:
+    stack = "torch/a.py(1): f;train.py(2): g;nonsense;/usr/lib/python3.11/abc.py(3): h;model.py(4): i"
+
+    assert user_entries(stack) == ("train.py(2): g", "model.py(4): i")
+    assert user_entries("") == ()
