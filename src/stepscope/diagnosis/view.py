@@ -105,7 +105,8 @@ class View:
     def pieces(self) -> pl.DataFrame:
         """What findings explain: idle pieces of `device` in the span, or without a device the main thread's time.
 
-        Columns start_ns, duration_ns, cause, trigger, trigger_launch, refill, launch, slice_table, slice_row, slice.
+        Columns gap, start_ns, duration_ns, cause, trigger_launch, lane, launch, as in `idle_time`, and slice, the index of
+        the thread's innermost slice in `activity`, -1 for none.
         """
         if self.device is None:
             rows = (
@@ -115,15 +116,14 @@ class View:
             )
             rows = rows.with_columns(
                 gap=pl.lit(None, pl.Int64),
-                trigger=pl.lit(None, pl.String),
                 trigger_launch=pl.lit(None, pl.UInt32),
-                refill=pl.lit(False),
                 launch=pl.lit(None, pl.UInt32),
             )
         else:
             rows = clipped(self.idle.filter(pl.col("device") == self.device), self.span)
         index = slice_index(self.activity, rows["slice_table"], rows["slice_row"])
-        return rows.with_columns(slice=pl.Series(index, dtype=pl.Int64))
+        columns = ["gap", "start_ns", "duration_ns", "cause", "trigger_launch", "lane", "launch"]
+        return rows.select(columns).with_columns(slice=pl.Series(index, dtype=pl.Int64))
 
     @cached_property
     def lane(self) -> int | None:

@@ -125,7 +125,8 @@ def _finding(view: View, what: str, remedy: Remedy, calls: pl.DataFrame, cost: i
             ),
             tuple(
                 view.longest(
-                    view.pieces.filter(pl.col("trigger_launch").is_in(calls["launch"].implode())), f"idle after {what}"
+                    view.pieces.join(calls, left_on="trigger_launch", right_on="launch", how="semi"),
+                    f"idle after {what}",
                 )
             ),
         ),

@@ -42,15 +42,15 @@ def check(view: View) -> RuleResult:
     """Sum the late pieces, and the launch latency of gaps in which the host was late throughout."""
     if view.device is None:
         return RuleResult()
-    pieces = view.pieces
+    pieces = view.pieces.select("gap", "start_ns", "duration_ns", "cause", "lane", "slice")
     host = pieces.filter(pl.col("lane").is_not_null())
     mostly_late = (
         host.group_by("gap")
         .agg(late=pl.col("duration_ns").filter(pl.col("cause").is_in(_LATE)).sum(), host=pl.col("duration_ns").sum())
-        .filter(pl.col("late") * 2 > pl.col("host"))["gap"]
+        .filter(pl.col("late") * 2 > pl.col("host"))
     )
-    latency = pl.col("cause").is_in(["launch_latency"]) & pl.col("gap").is_in(mostly_late.implode())
-    mine = pieces.filter(pl.col("cause").is_in(_LATE) | latency)
+    latency = pieces.filter(pl.col("cause") == "launch_latency").join(mostly_late, on="gap", how="semi")
+    mine = pl.concat([pieces.filter(pl.col("cause").is_in(_LATE)), latency])
     cost = int(mine["duration_ns"].sum())
     limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
     if cost == 0 or view.share(cost) < limit:

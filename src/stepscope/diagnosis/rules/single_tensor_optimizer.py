@@ -57,8 +57,7 @@ def check(view: View) -> RuleResult:
     if count < minimum or _is_batched(view, mine):
         return RuleResult()
     late = view.pieces.filter((pl.col("cause") == "optimizer") & pl.col("gap").is_not_null())
-    of_optimizer = pl.col("launch").is_in(mine["launch"].unique().implode())
-    latency = view.pieces.filter((pl.col("cause") == "launch_latency") & of_optimizer)
+    latency = view.pieces.filter(pl.col("cause") == "launch_latency").join(mine, on="launch", how="semi")
     cost = int(late["duration_ns"].sum()) + int(latency["duration_ns"].sum())
     limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
     if view.share(cost) < limit:
