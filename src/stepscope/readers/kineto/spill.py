@@ -14,9 +14,9 @@ MEMORY_BYTES: Final = 48 * 2**20
 class Spill:
     """Rows of several tables in the order they were added; `take` gives a table back and forgets it."""
 
-    def __init__(self, directory: Path, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(self, directory: Path, memory_bytes: int | None = None) -> None:
         self._directory = directory
-        self._limit = memory_bytes
+        self._limit = MEMORY_BYTES if memory_bytes is None else memory_bytes
         self._held: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._files: defaultdict[str, list[Path]] = defaultdict(list)
         self._size = 0
