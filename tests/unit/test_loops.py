@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from stepscope.analysis.host import host_activity
@@ -12,9 +13,11 @@ from tests.unit.recording import Recording
 EVERYTHING = Window(0, 2**40)
 
 
-def loops_of(recording: Recording, minimum: int = 4, window: Window = EVERYTHING) -> list[Loop]:
+def loops_of(
+    recording: Recording, minimum: int = 4, window: Window = EVERYTHING, step_starts: tuple[int, ...] = ()
+) -> list[Loop]:
     trace = recording.trace()
-    return loops(trace, host_activity(trace), window, minimum)
+    return loops(trace, host_activity(trace), window, minimum, np.array(step_starts, np.int64))
 
 
 def found(recording: Recording, minimum: int = 4, window: Window = EVERYTHING) -> list[tuple[int, tuple[str, ...]]]:
@@ -31,7 +34,7 @@ def run_of(*names: str, start: int = 0) -> Recording:
 def test_no_operators() -> None:
     trace = Trace.from_tables({})
 
-    assert loops(trace, host_activity(trace), EVERYTHING, 4) == []
+    assert loops(trace, host_activity(trace), EVERYTHING, 4, np.zeros(0, np.int64)) == []
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,12 @@ def test_threads_do_not_mix() -> None:
     assert found(recording) == [(5, ("a",)), (5, ("b",))]
 
 
+def test_a_run_ends_where_a_step_does() -> None:
+    steps = (0, 30, 75)
+
+    assert [loop.repetitions for loop in loops_of(run_of(*"aaaaaaaaaaaaaa"), step_starts=steps)] == [5, 6]
+
+
 def test_a_window_chooses_operators_by_their_start() -> None:
     assert found(run_of(*"aaaaaaaa"), window=Window(10, 60)) == [(5, ("a",))]
 
@@ -111,8 +120,6 @@ def test_the_backward_pass_is_no_loop(name: str) -> None:
 def test_the_backward_calls_of_a_loop_are_found_by_sequence_number() -> None:
     # given: a loop whose calls hand out numbers 7 to 10, their backward calls in this step, others in the next
     recording = Recording()
-    recording.step(0, 500, 1)
-    recording.step(500, 500, 2)
     for number in range(4):
         recording.operator(10 * number, 8, "aten::select", sequence_number=7 + number, forward_thread=0)
     recording.operator(60, 8, "aten::sum", sequence_number=20, forward_thread=0)
@@ -125,7 +132,7 @@ def test_the_backward_calls_of_a_loop_are_found_by_sequence_number() -> None:
     recording.operator(600, 8, "autograd::engine::evaluate_function: X", sequence_number=7, forward_thread=1)
     trace = recording.trace()
 
-    loop = loops(trace, host_activity(trace), EVERYTHING, 4)[0]
+    loop = loops(trace, host_activity(trace), EVERYTHING, 4, np.array([0, 500]))[0]
 
     assert loop.repetitions == 4
     assert trace.operators["sequence_number"].gather(loop.backward).to_list() == [10, 9, 8, 7]

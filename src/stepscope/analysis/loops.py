@@ -11,6 +11,7 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, HostActivity
 from stepscope.trace import Trace, Window
+from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows
 
 LONGEST_BODY: Final = 24
@@ -34,10 +35,17 @@ class Loop:
     backward: Rows
 
 
-def loops(trace: Trace, activity: HostActivity, window: Window, minimum_repetitions: int) -> list[Loop]:
+def loops(
+    trace: Trace, activity: HostActivity, window: Window, minimum_repetitions: int, step_starts: Times
+) -> list[Loop]:
     """Runs of a repeating body of outermost operators on each thread, with the backward calls they caused.
 
-    Operators of the optimizer, of the data loader and of the backward pass itself do not start a loop.
+    Operators of the optimizer, of the data loader and of the backward pass itself do not start a loop, and a run
+    ends where a step does.
+
+    Args:
+        window: operators that start in it are looked at.
+        step_starts: when steps begin, in order; shape (n,).
     """
     operators = trace.operators
     outermost = operators.with_row_index("row").filter(
@@ -49,15 +57,17 @@ def loops(trace: Trace, activity: HostActivity, window: Window, minimum_repetiti
     excluded = [CAUSE_CODES["optimizer"], CAUSE_CODES["input"]]
     keep = ~np.isin(activity.cause_of(slices[outermost["row"].to_numpy()]), excluded)
     outermost = outermost.filter(pl.Series(keep, dtype=pl.Boolean))
+    step = np.searchsorted(step_starts, outermost["start_ns"].to_numpy(), side="right")
+    outermost = outermost.with_columns(step=pl.Series(step, dtype=pl.Int64))
     found: list[Loop] = []
-    for _, mine in outermost.group_by("lane", maintain_order=True):
+    for _, mine in outermost.group_by("lane", "step", maintain_order=True):
         codes = mine["name"].rank("dense").to_numpy().astype(np.int64)
         rows = mine["row"].to_numpy().astype(np.int64)
         for first, last, body in _runs(codes, minimum_repetitions):
             called = rows[first:last]
             names = tuple(mine["name"][first : first + body])
             found.append(Loop((last - first) // body, names, called, np.zeros(0, np.int64)))
-    backward = _Backward(trace)
+    backward = _Backward(trace, step_starts)
     return [replace(loop, backward=backward.of(loop.operators)) for loop in found]
 
 
@@ -82,7 +92,7 @@ def _runs(codes: npt.NDArray[np.int64], minimum: int) -> list[tuple[int, int, in
 class _Backward:
     """The outermost backward calls of a trace, looked up by the forward calls that caused them."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, step_starts: Times) -> None:
         operators = trace.operators
         calls = operators.with_row_index("row").filter(
             pl.col("parent").is_null()
@@ -97,7 +107,7 @@ class _Backward:
         self._durations = operators["duration_ns"].to_numpy()
         self._numbers = operators["sequence_number"].fill_null(-1).to_numpy()
         self._is_forward = (operators["forward_thread"] == 0).fill_null(False).to_numpy()
-        self._steps = np.sort(trace.annotations.filter(pl.col("step").is_not_null())["start_ns"].to_numpy())
+        self._steps = step_starts
 
     def of(self, forward: Rows) -> Rows:
         """Rows of the backward calls of a run of outermost forward calls, up to the next step's beginning.

@@ -7,10 +7,10 @@ Python, dispatch and launch, and its backward pass often allocates and fills a t
 piece's gradient. One call over the whole tensor does the same work once.
 
 # How it is measured
-Runs of a short body of outermost operators that repeats without interruption on one thread, outside the optimizer and
-the data loader; with the backward calls that carry their sequence numbers. Their cost is the thread's time in them;
-with a device, the device's time for what they launched plus its idle time before it. All repetitions but one
-are counted as saved.
+Runs of a short body of outermost operators that repeats without interruption on one thread within a step, outside the
+optimizer and the data loader; with the backward calls that carry their sequence numbers. Their cost is the thread's
+time in them; with a device, the device's time for what they launched plus its idle time before it. All repetitions but
+one are counted as saved.
 
 # Known false positives
 Loops that are sequential by nature: a recurrent network's time steps, tokens of a generation. A deep stack of
@@ -50,11 +50,12 @@ def check(view: View) -> RuleResult:
     minimum = int(view.threshold(ID, "repetitions", THRESHOLDS["repetitions"].value))
     limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
     kinds: defaultdict[tuple[str, ...], list[Loop]] = defaultdict(list)
-    for loop in loops(view.trace, view.activity, view.span, max(minimum, 2)):
+    step_starts = view.steps["start_ns"].to_numpy()
+    for loop in loops(view.trace, view.activity, view.span, max(minimum, 2), step_starts):
         kinds[_kind(loop)].append(loop)
     findings = []
     for same in kinds.values():
-        finding = _finding(view, same, limit)
+        finding = _finding(view, same, minimum, limit)
         if finding is not None:
             findings.append(finding)
     return RuleResult(tuple(findings))
@@ -66,7 +67,7 @@ def _kind(loop: Loop) -> tuple[str, ...]:
     return min(turns)
 
 
-def _finding(view: View, same: list[Loop], limit: float) -> Finding | None:
+def _finding(view: View, same: list[Loop], minimum: int, limit: float) -> Finding | None:
     forward = np.concatenate([loop.operators for loop in same])
     backward = np.unique(np.concatenate([loop.backward for loop in same]))
     rows = np.concatenate([forward, backward])
@@ -90,12 +91,8 @@ def _finding(view: View, same: list[Loop], limit: float) -> Finding | None:
         confidence="medium",
         evidence=Evidence(
             (
-                Figure(
-                    "repetitions per step",
-                    per_step,
-                    "count",
-                    view.threshold(ID, "repetitions", THRESHOLDS["repetitions"].value),
-                ),
+                Figure("repetitions in a row", longest, "count", minimum),
+                Figure("repetitions per step", per_step, "count"),
                 Figure("share of the step that the loop costs", view.share(cost), "share", limit),
                 Figure("backward calls per step", len(backward) / view.step_count, "count"),
                 Figure("bytes allocated per repetition", allocated // repetitions, "bytes"),
