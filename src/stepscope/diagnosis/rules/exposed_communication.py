@@ -58,7 +58,7 @@ def check(view: View) -> RuleResult:
         evidence=Evidence(
             (
                 Figure("share of the step lost to communication", view.share(cost), "share", limit),
-                Figure("communication in all per step", view.per_step(total), "ns"),
+                Figure("communication in all per step", total // view.step_count, "ns"),
                 Figure("share of it that is exposed", exposed / total if total else 0.0, "share"),
                 Figure("collectives per step", work.height / view.step_count, "count"),
             ),

@@ -29,6 +29,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.host import CAUSE_CODES
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
@@ -36,6 +37,9 @@ from stepscope.diagnosis.view import View
 ID: Final = "host-synchronisation"
 TITLE: Final = "The host waits for the device and falls behind"
 THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost after one kind of synchronisation")}
+
+_COPY_IN: Final = "(copy to the device)"
+"""In place of an operator's name, which is the same for both directions of a copy."""
 
 _KINDS: Final[tuple[tuple[str, str, Remedy], ...]] = (
     (
@@ -64,6 +68,14 @@ _KINDS: Final[tuple[tuple[str, str, Remedy], ...]] = (
         ),
     ),
     (
+        _COPY_IN,
+        "a copy to the device from pageable memory",
+        Remedy(
+            "Copy from pinned memory without waiting.",
+            "loader = DataLoader(dataset, ..., pin_memory=True)\nbatch = batch.to(device, non_blocking=True)",
+        ),
+    ),
+    (
         ".*",
         "an explicit synchronisation",
         Remedy(
@@ -72,6 +84,9 @@ _KINDS: Final[tuple[tuple[str, str, Remedy], ...]] = (
         ),
     ),
 )
+
+
+_NUMBER_OF_COPY_IN: Final = [pattern for pattern, _, _ in _KINDS].index(_COPY_IN)
 
 
 def check(view: View) -> RuleResult:
@@ -96,9 +111,12 @@ def _charged(view: View) -> pl.DataFrame:
     calls = view.trace.launches.with_row_index("launch").select("launch", "start_ns", "duration_ns", "operator", "name")
     joined = sums.join(calls, on="launch", how="inner").sort("start_ns")
     names = view.trace.operators["name"].gather(joined["operator"])
+    cause = view.activity.cause_of(view.activity.slices_of("launches")[joined["launch"].to_numpy().astype(np.int64)])
+    copies_in = pl.Series(cause == CAUSE_CODES["host_to_device_copy"], dtype=pl.Boolean)
     kind = pl.lit(len(_KINDS) - 1)
     for number, (pattern, _, _) in reversed(list(enumerate(_KINDS[:-1]))):
         kind = pl.when(pl.col("operator_name").str.contains("^" + pattern)).then(pl.lit(number)).otherwise(kind)
+    kind = pl.when(copies_in).then(pl.lit(_NUMBER_OF_COPY_IN)).otherwise(kind)
     return joined.with_columns(operator_name=names).with_columns(
         charged_ns=pl.min_horizontal("late_ns", "duration_ns"), kind=kind
     )
