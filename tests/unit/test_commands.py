@@ -546,9 +546,10 @@ class TestRulesAndCache:
     def test_explain(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["explain", "input-bound"]) == 0
         assert capsys.readouterr().out == (
-            "input-bound: Data loading\n\nThe device waits for data.\n\nWhat to do\n    Use workers.\n\n"
-            "Thresholds\n  input-bound.minimum_share = 5.0 %\n      idle time that counts\n\n"
-            "Set one with: stepscope diagnose TRACE --set input-bound.minimum_share=VALUE\n"
+            "# Data loading\n\nRule `input-bound`\n\nThe device waits for data.\n\nWhat to do\n    Use workers.\n\n"
+            "## Thresholds\n\n| threshold | default | meaning |\n|---|---|---|\n"
+            "| `input-bound.minimum_share` | 0.05 (a share: 5%) | idle time that counts |\n\n"
+            "Set one when diagnosing:\n\n    stepscope diagnose TRACE --set input-bound.minimum_share=0.05\n"
         )
 
     def test_the_cache_is_listed_limited_and_cleared(

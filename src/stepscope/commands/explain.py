@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import inspect
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Final
 
 from stepscope.commands import _output
 from stepscope.commands._parser import suggestion
 from stepscope.errors import UsageError
-from stepscope.report.format import count, duration, share, size
 
 NAME: Final = "explain"
 HELP: Final = "What a finding means, how it is measured, when it is wrong and what to do."
@@ -20,7 +17,6 @@ examples:
   stepscope rules                                            which ones there are
   stepscope explain input-bound
 """
-_UNITS: Final = {"ns": duration, "bytes": size, "share": share}
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +27,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the rule's page."""
-    rule = rule_named(arguments.rule)
-    _output.print_text("\n".join(_page(rule)) + "\n")
+    from stepscope.diagnosis.pages import rule_page
+
+    _output.print_text(rule_page(rule_named(arguments.rule)))
     return 0
 
 
@@ -48,18 +45,3 @@ def rule_named(name: str) -> ModuleType:
     if name not in rules:
         raise UsageError(f"there is no rule {name!r}{suggestion(name, rules)} (stepscope rules lists them)")
     return rules[name]
-
-
-def _page(rule: ModuleType) -> Iterator[str]:
-    yield f"{rule.ID}: {rule.TITLE}"
-    yield ""
-    yield inspect.cleandoc(rule.__doc__ or "")
-    if rule.THRESHOLDS:
-        yield ""
-        yield "Thresholds"
-        for name, threshold in rule.THRESHOLDS.items():
-            value = _UNITS.get(threshold.unit, count)(threshold.value)
-            yield f"  {rule.ID}.{name} = {value}"
-            yield f"      {threshold.meaning}"
-        yield ""
-        yield f"Set one with: stepscope diagnose TRACE --set {rule.ID}.{next(iter(rule.THRESHOLDS))}=VALUE"

@@ -1,0 +1,74 @@
+"""The user's guide against the rules it describes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import cast
+
+import pytest
+
+from stepscope.diagnosis.pages import SECTIONS, rule_index, rule_page
+from stepscope.diagnosis.rules import RULES
+from stepscope.diagnosis.threshold import Threshold
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "rules"
+
+UNDOCUMENTED = cast(ModuleType, SimpleNamespace(ID="nothing", TITLE="Nothing is slow", THRESHOLDS={}, __doc__=None))
+SMALL = cast(
+    ModuleType,
+    SimpleNamespace(
+        ID="small",
+        TITLE="Kernels are small",
+        THRESHOLDS={
+            "share": Threshold(0.05, "share", "share of small kernels"),
+            "length": Threshold(2000, "ns", "a kernel's length"),
+            "kernels": Threshold(10, "count", "kernels that are many"),
+        },
+        __doc__="""# What it finds
+    Small kernels.
+
+    # What to do
+    Fuse them.
+    """,
+    ),
+)
+
+
+def test_the_page_of_a_rule_that_says_nothing() -> None:
+    assert rule_page(UNDOCUMENTED) == "# Nothing is slow\n\nRule `nothing`\n"
+
+
+def test_a_page() -> None:
+    assert rule_page(SMALL) == (
+        "# Kernels are small\n\nRule `small`\n\n"
+        "## What it finds\nSmall kernels.\n\n## What to do\nFuse them.\n\n"
+        "## Thresholds\n\n"
+        "| threshold | default | meaning |\n"
+        "|---|---|---|\n"
+        "| `small.share` | 0.05 (a share: 5%) | share of small kernels |\n"
+        "| `small.length` | 2000 ns | a kernel's length |\n"
+        "| `small.kernels` | 10 | kernels that are many |\n\n"
+        "Set one when diagnosing:\n\n"
+        "    stepscope diagnose TRACE --set small.share=0.05\n"
+    )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.ID)
+def test_every_rules_page_is_up_to_date(rule: ModuleType) -> None:
+    page = FOLDER / f"{rule.ID}.md"
+
+    assert page.is_file(), "run scripts/generate_docs"
+    assert page.read_text(encoding="utf-8") == rule_page(rule), "run scripts/generate_docs"
+    headings = re.findall(r"^## (.+)$", rule_page(rule), re.MULTILINE)
+    assert headings == [*SECTIONS, "Thresholds"]
+
+
+def test_the_index_is_up_to_date_and_no_page_is_left_over() -> None:
+    assert (FOLDER / "README.md").read_text(encoding="utf-8") == rule_index(), "run scripts/generate_docs"
+    assert {path.name for path in FOLDER.iterdir()} == {"README.md", *(f"{rule.ID}.md" for rule in RULES)}
+
+
+def test_the_index_lists_every_rule_once() -> None:
+    assert re.findall(r"^\| \[(.+?)\]", rule_index(), re.MULTILINE) == [rule.ID for rule in RULES]
