@@ -15,7 +15,7 @@ from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers.gunzip import MAGIC as GZIP_MAGIC
 from stepscope.readers.gunzip import Gunzip, Readable
 
-BLOCK_BYTES: Final = 4 * 2**20
+BLOCK_BYTES: Final = 2 * 2**20
 _DAMAGE_STEP_BYTES: Final = 2**16
 _BOMB_BYTES: Final = 2**30
 _BOMB_RATIO: Final = 150
@@ -107,7 +107,7 @@ class ByteSource:
         """Up to a block; in small steps, so that what precedes damage is kept."""
         parts: list[bytes] = []
         size = 0
-        step = BLOCK_BYTES if self._stream is self._counted else _DAMAGE_STEP_BYTES
+        step = _DAMAGE_STEP_BYTES if isinstance(self._stream, zstandard.ZstdDecompressionReader) else BLOCK_BYTES
         while size < BLOCK_BYTES and self.damage is None:
             try:
                 part = self._stream.read(step)

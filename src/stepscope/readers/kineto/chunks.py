@@ -23,7 +23,7 @@ from stepscope.readers.kineto.events import (
 from stepscope.readers.kineto.times import DOUBLE_LIMIT
 from stepscope.readers.source import ByteSource
 
-CHUNK_BYTES: Final = 8 * 2**20
+CHUNK_BYTES: Final = 4 * 2**20
 MAXIMUM_EVENT_BYTES: Final = 64 * 2**20
 MAXIMUM_HEADER_BYTES: Final = 16 * 2**20
 """How much text before and after the events is kept; the search for the events goes on beyond it."""
@@ -150,7 +150,7 @@ def _needs_decimals(events: list[Event]) -> bool:
     times = [event.ts for event in events]
     if max(filter(None, times), default=0) <= DOUBLE_LIMIT:
         return False
-    return any(type(time) is float and time > DOUBLE_LIMIT for time in times)
+    return float in set(map(type, times)) and any(type(time) is float and time > DOUBLE_LIMIT for time in times)
 
 
 def _cut(parts: list[bytes], searched: int) -> tuple[bytes, bytes] | None:
