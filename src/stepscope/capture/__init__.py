@@ -1,0 +1,1 @@
+"""Recording: from a running program to a trace."""
