@@ -75,7 +75,7 @@ def _finding(view: View, same: list[Loop], minimum: int, limit: float) -> Findin
     longest = max(loop.repetitions for loop in same)
     cost = _cost_ns(view, rows)
     saved = cost * (repetitions - len(same)) // repetitions
-    if saved <= 0 or view.share(saved) < limit:
+    if saved <= 0 or view.share(cost) < limit:
         return None
     allocated = int(_inside(view, rows, view.operator_costs["bytes_allocated"]))
     per_step = repetitions / view.step_count

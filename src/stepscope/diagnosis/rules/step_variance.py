@@ -43,7 +43,7 @@ def check(view: View) -> RuleResult:
     if summary.count < view.threshold(ID, "steps", THRESHOLDS["steps"].value) or not summary.mean_ns:
         return RuleResult()
     excess = (summary.mean_ns - summary.median_ns) / summary.mean_ns
-    if excess < limit:
+    if excess <= 0 or excess < limit:
         return RuleResult()
     slow = view.complete_steps.sort(["duration_ns", "index"], descending=[True, False]).head(3)
     shortest, longest = summary.shortest_ns / 1e6, summary.longest_ns / 1e6

@@ -1,0 +1,115 @@
+"""exposed-copy: copies between host and device stop the work."""
+
+from __future__ import annotations
+
+from stepscope.diagnosis.rules import exposed_copy as rule
+from stepscope.trace import Trace
+from tests.simulator import Machine
+from tests.simulator.device import Queue
+from tests.simulator.host import Host
+from tests.simulator.programs import item_every_step
+from tests.unit.recording import Recording
+from tests.unit.rules.cases import (
+    US,
+    Cases,
+    asked,
+    busy_device,
+    empty_trace,
+    figures_of,
+    layers,
+    places_of,
+    recorded,
+    the_finding,
+    training,
+)
+
+
+def copying(*, pageable: bool = True) -> Machine:
+    def step(host: Host, queue: Queue) -> None:
+        host.copy_to_device(1 << 20, queue, duration_ns=200 * US, pageable=pageable)
+        layers(host, queue)
+
+    return training(step)
+
+
+def overlapped() -> Trace:
+    """A copy in while a kernel runs, and a copy on the device."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.launched(5, 10, 600, "gemm", 101)
+    recording.launched(15, 20, 300, "Memcpy HtoD (Pinned -> Device)", 102, queue="8", kind="copy_in", bytes=64)
+    recording.launched(25, 610, 390, "Memcpy DtoD (Device -> Device)", 103, kind="copy_on_device", bytes=64)
+    return recording.trace()
+
+
+def by_hand() -> Trace:
+    """In 1000 ns: a copy of 100 ns, half of it behind a kernel, and 30 ns idle inside the copying call."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "train.py(12): step")
+    recording.launched(5, 10, 190, "gemm", 101)
+    recording.launch(12, 8, 102, name="cudaMemcpyAsync", kind="copy")
+    recording.work(150, 100, "Memcpy HtoD (Pageable -> Device)", 102, queue="8", kind="copy_in", bytes=4096)
+    recording.launch(240, 40, 103, name="cudaMemcpyAsync", kind="copy")
+    recording.work(330, 10, "Memcpy HtoD (Pinned -> Device)", 103, queue="8", kind="copy_in", bytes=1000)
+    recording.launched(290, 290, 710, "gemm", 104)
+    return recording.trace()
+
+
+FIRES: Cases = {
+    "pageable": lambda: recorded(copying()),
+    "pinned, and waited for": lambda: recorded(copying(pageable=False)),
+    "by hand": by_hand,
+}
+SILENT: Cases = {
+    "empty": empty_trace,
+    "nothing is wrong": busy_device,
+    "overlapped": overlapped,
+    "one number per step": lambda: recorded(item_every_step()),
+}
+
+
+def test_exposed_copies_and_idle_time_inside_the_calls_add_up() -> None:
+    finding = the_finding(rule, by_hand())
+
+    # Of the copy from 150 on, 50 ns lie behind the kernel; the second call holds the host from 250 to 280.
+    assert finding.saving_ns_per_step == 50 + 30
+    assert finding.title == (
+        "8% of the step goes to copies between host and device that nothing overlaps, from pageable memory"
+    )
+    assert figures_of(finding) == [
+        ("share of the step lost to copies", 0.08, "share", 0.02),
+        ("copies per step", 2.0, "count", None),
+        ("of them from or to pageable memory", 1.0, "count", None),
+        ("bytes moved per step", 5096, "bytes", None),
+    ]
+    assert [(interval.start_ns, interval.duration_ns) for interval in finding.evidence.intervals] == [
+        (150, 100),
+        (330, 10),
+    ]
+    assert places_of(finding) == [("train.py", 12, "step")]
+    assert "pin_memory=True" in finding.remedy.code
+
+
+def test_a_simulated_machine() -> None:
+    machine = copying()
+    truth = machine.truth()
+    lost = truth.devices[0].exposed_copy_ns + truth.cause_ns(0).get("host_to_device_copy", 0)
+
+    finding = the_finding(rule, recorded(machine))
+
+    assert finding.saving_ns_per_step == lost // 4 >= 200 * US
+    assert figures_of(finding)[3] == ("bytes moved per step", 1 << 20, "bytes", None)
+
+
+def test_pinned_memory_is_not_called_pageable() -> None:
+    finding = the_finding(rule, recorded(copying(pageable=False)))
+
+    assert finding.title.endswith("that nothing overlaps")
+    assert figures_of(finding)[2] == ("of them from or to pageable memory", 0.0, "count", None)
+
+
+def test_the_threshold_decides() -> None:
+    assert len(asked(rule, by_hand(), share=0.08).findings) == 1
+    assert asked(rule, by_hand(), share=0.081).findings == ()
+    assert len(asked(rule, recorded(item_every_step()), share=0.0001).findings) == 1

@@ -1,0 +1,143 @@
+"""host-synchronisation: the host waits for the device and falls behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from stepscope.diagnosis.rules import host_synchronisation as rule
+from stepscope.trace import Trace
+from tests.simulator import Machine
+from tests.simulator.device import Queue
+from tests.simulator.host import Host
+from tests.simulator.programs import graph_decode, input_bound_training, item_every_step, launch_bound_training
+from tests.unit.recording import Recording
+from tests.unit.rules.cases import (
+    US,
+    Cases,
+    asked,
+    busy_device,
+    empty_trace,
+    figures_of,
+    layers,
+    places_of,
+    recorded,
+    the_finding,
+    training,
+    true_idle_ns,
+)
+
+HOSTS_CAUSES = {"synchronisation", "host_to_device_copy", "python", "dispatch", "untraced"}
+
+
+def item(host: Host, queue: Queue) -> None:
+    host.item(queue)
+
+
+def nonzero(host: Host, queue: Queue) -> None:
+    with host.operator("aten::index"), host.operator("aten::nonzero", before_ns=2 * US):
+        host.synchronize_queue(queue)
+
+
+def to_host(host: Host, queue: Queue) -> None:
+    host.copy_to_host(4096, queue)
+
+
+def to_device(host: Host, queue: Queue) -> None:
+    host.copy_to_device(4096, queue)
+
+
+def explicit(host: Host, _: Queue) -> None:
+    host.synchronize_device()
+
+
+def waiting(wait: Callable[[Host, Queue], None]) -> Machine:
+    """Each step launches its kernels, waits, and then works on the host for a while."""
+
+    def step(host: Host, queue: Queue) -> None:
+        layers(host, queue)
+        wait(host, queue)
+        host.work(30 * US)
+
+    return training(step, wait=False)
+
+
+def short_wait() -> Trace:
+    """A wait of 10 ns, after which the host is late by 100 ns, in a step of 1000 ns."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "train.py(12): step")
+    recording.launched(5, 10, 190, "before", 101)
+    recording.launch(190, 10, 102, name="cudaDeviceSynchronize", kind="synchronise")
+    recording.launched(300, 305, 695, "after", 103)
+    return recording.trace()
+
+
+FIRES: Cases = {
+    "item": lambda: recorded(item_every_step()),
+    "item between graphs": lambda: recorded(graph_decode()),
+    "nonzero": lambda: recorded(waiting(nonzero)),
+    "copy to the host": lambda: recorded(waiting(to_host)),
+    "copy to the device": lambda: recorded(waiting(to_device)),
+    "explicit": lambda: recorded(waiting(explicit)),
+}
+SILENT: Cases = {
+    "empty": empty_trace,
+    "nothing is wrong": busy_device,
+    "no wait": lambda: recorded(launch_bound_training()),
+    "waits that cost little": lambda: recorded(input_bound_training()),
+    "a short wait": short_wait,
+}
+
+
+@pytest.mark.parametrize(
+    ("wait", "what", "remedy"),
+    [
+        (item, ".item()", "running_loss += loss.detach()"),
+        (nonzero, "an operator whose output size depends on values", "torch.where(mask"),
+        (to_host, "a copy to the host", 'tensor.to("cpu", non_blocking=True)'),
+        (to_device, "a copy to the device from pageable memory", "batch.to(device, non_blocking=True)"),
+        (explicit, "an explicit synchronisation", "# torch.cuda.synchronize()"),
+    ],
+)
+def test_each_kind_of_wait_with_its_remedy(wait: Callable[[Host, Queue], None], what: str, remedy: str) -> None:
+    machine = waiting(wait)
+    lost = true_idle_ns(machine, HOSTS_CAUSES, triggered=True)
+
+    finding = the_finding(rule, recorded(machine))
+
+    assert finding.saving_ns_per_step == lost // 4 > 0
+    assert finding.title == f"{what} makes the host wait, and the device is idle afterwards"
+    assert remedy in finding.remedy.code
+    assert places_of(finding) == [("train.py", 12, "step")]
+    # The last step's wait is followed by nothing, so three waits in four steps cost something.
+    name, share, _, limit = figures_of(finding)[0]
+    assert (name, limit) == ("share of the step lost after these waits", 0.02)
+    assert share == pytest.approx(finding.saving_share, abs=1e-5)
+    assert figures_of(finding)[1] == ("waits per step", 0.75, "count", None)
+    assert {interval.what for interval in finding.evidence.intervals} == {f"idle after {what}"}
+
+
+def test_a_wait_is_charged_no_more_than_it_lasted() -> None:
+    finding = the_finding(rule, short_wait(), share=0.01)
+
+    assert (finding.saving_ns_per_step, finding.saving_share, finding.severity) == (10, 0.01, "low")
+    assert (
+        finding.title
+        == "an explicit synchronisation makes the host wait 1 times a step, and the device is idle afterwards"
+    )
+    assert figures_of(finding) == [
+        ("share of the step lost after these waits", 0.01, "share", 0.01),
+        ("waits per step", 1.0, "count", None),
+        ("time the host waited per step", 10, "ns", None),
+    ]
+    assert [(interval.start_ns, interval.duration_ns) for interval in finding.evidence.intervals] == [(200, 105)]
+
+
+def test_the_threshold_decides() -> None:
+    trace = recorded(item_every_step())
+
+    assert len(asked(rule, trace, share=0.03).findings) == 1
+    assert asked(rule, trace, share=0.05).findings == ()
+    assert asked(rule, short_wait(), share=0.011).findings == ()

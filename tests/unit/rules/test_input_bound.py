@@ -1,0 +1,124 @@
+"""input-bound: the device waits for data."""
+
+from __future__ import annotations
+
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Location
+from stepscope.diagnosis.rules import input_bound as rule
+from stepscope.trace import Trace
+from tests.simulator import Machine
+from tests.simulator.device import Queue
+from tests.simulator.host import Host
+from tests.simulator.programs import input_bound_training, item_every_step
+from tests.unit.recording import Recording
+from tests.unit.rules.cases import (
+    US,
+    Cases,
+    asked,
+    busy_device,
+    empty_trace,
+    figures_of,
+    layers,
+    places_of,
+    recorded,
+    the_finding,
+    training,
+    true_idle_ns,
+)
+
+LOADING = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def with_workers() -> Machine:
+    def step(host: Host, queue: Queue) -> None:
+        host.data_loader(400 * US, workers=True)
+        layers(host, queue, kernel_us=50)
+
+    return training(step)
+
+
+def quick_loader() -> Machine:
+    def step(host: Host, queue: Queue) -> None:
+        host.data_loader(30 * US)
+        layers(host, queue)
+
+    return training(step)
+
+
+def on_the_host(loading_ns: int = 30) -> Trace:
+    """Two steps of 100 ns without a device."""
+    recording = Recording()
+    for number in (0, 1):
+        recording.step(100 * number, 100, number)
+        recording.frame(100 * number, 100, "train.py(12): step")
+        recording.annotation(100 * number + 10, loading_ns, LOADING)
+        recording.operator(100 * number + 50, 40, "aten::mm")
+    return recording.trace()
+
+
+FIRES: Cases = {
+    "loads in the step": lambda: recorded(input_bound_training()),
+    "workers too slow": lambda: recorded(with_workers()),
+    "without a device": on_the_host,
+}
+SILENT: Cases = {
+    "empty": empty_trace,
+    "nothing is wrong": busy_device,
+    "no loader": lambda: recorded(item_every_step()),
+    "a quick loader": lambda: recorded(quick_loader()),
+    "a quick loader without a device": lambda: on_the_host(4),
+}
+
+
+def test_the_finding_without_a_device() -> None:
+    remedy = the_finding(rule, on_the_host()).remedy
+
+    assert the_finding(rule, on_the_host()) == Finding(
+        rule="input-bound",
+        title="30% of the step the main thread spends its time on the data loader",
+        severity="high",
+        saving_ns_per_step=30,
+        saving_share=0.3,
+        saving_basis="time of the main thread inside the data loader",
+        confidence="high",
+        evidence=Evidence(
+            (
+                Figure("share of the step lost to loading data", 0.3, "share", 0.05),
+                Figure("time lost per step", 30, "ns"),
+                Figure("batches loaded per step", 1.0, "count"),
+            ),
+            (Interval(10, 30, "waiting for data"), Interval(110, 30, "waiting for data")),
+        ),
+        remedy=remedy,
+        where=(Location("train.py", 12, "step"),),
+    )
+    assert "num_workers=4" in remedy.code
+
+
+def test_the_saving_is_the_idle_time_while_data_was_loaded() -> None:
+    machine = input_bound_training()
+    lost = true_idle_ns(machine, {"input"})
+    whole = machine.truth().steps[-1].start_ns + machine.truth().steps[-1].duration_ns
+
+    finding = the_finding(rule, recorded(machine))
+
+    assert finding.saving_ns_per_step == lost // 4 > 2_000 * US
+    assert figures_of(finding) == [
+        ("share of the step lost to loading data", lost / whole, "share", 0.05),
+        ("time lost per step", lost // 4, "ns", None),
+        ("batches loaded per step", 1.0, "count", None),
+    ]
+    assert places_of(finding) == [("train.py", 12, "step")]
+    assert finding.title == "56% of the step the device waits for the data loader"
+
+
+def test_workers_that_are_there_already_are_not_suggested_again() -> None:
+    remedy = the_finding(rule, recorded(with_workers())).remedy
+
+    assert "Worker processes load already" in remedy.text
+    assert "persistent_workers=True" in remedy.code
+
+
+def test_the_threshold_decides() -> None:
+    assert asked(rule, on_the_host(4), share=0.03).findings[0].saving_ns_per_step == 4
+    assert asked(rule, on_the_host(4), share=0.04).findings[0].evidence.figures[0].threshold == 0.04
+    assert asked(rule, on_the_host(), share=0.31).findings == ()

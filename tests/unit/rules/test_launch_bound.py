@@ -1,0 +1,88 @@
+"""launch-bound: the host launches work too slowly."""
+
+from __future__ import annotations
+
+from stepscope.diagnosis.rules import launch_bound as rule
+from stepscope.trace import Trace
+from tests.simulator.programs import backward_thread, input_bound_training, item_every_step, launch_bound_training
+from tests.unit.recording import Recording
+from tests.unit.rules.cases import (
+    Cases,
+    asked,
+    busy_device,
+    empty_trace,
+    figures_of,
+    places_of,
+    recorded,
+    the_finding,
+    true_idle_ns,
+)
+
+LAUNCHING = {"dispatch", "python", "launch_latency"}
+
+
+def late_launches() -> Trace:
+    """In 1000 ns, gaps of 100 ns in an operator, 50 in Python, 40 in the loader, and 10 of latency after each."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "train.py(12): step")
+    recording.launched(1, 10, 90, "a", 101)
+    recording.operator(90, 120, "aten::mm")
+    recording.launched(200, 210, 90, "b", 102)
+    recording.launched(350, 360, 140, "c", 103)
+    recording.annotation(499, 41, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+    recording.launched(540, 550, 450, "d", 104)
+    return recording.trace()
+
+
+FIRES: Cases = {
+    "short kernels": lambda: recorded(launch_bound_training()),
+    "backward on its own thread": lambda: recorded(backward_thread()),
+    "by hand": late_launches,
+}
+SILENT: Cases = {
+    "empty": empty_trace,
+    "nothing is wrong": busy_device,
+    "long kernels": lambda: recorded(item_every_step()),
+    "loading data is told elsewhere": lambda: recorded(input_bound_training()),
+}
+
+
+def test_the_saving_is_the_late_time_with_its_latency() -> None:
+    finding = the_finding(rule, late_launches())
+
+    # The latency behind the loader is left out: the host was not late in launching there.
+    assert finding.saving_ns_per_step == (100 + 10) + (50 + 10)
+    assert finding.title == (
+        "17% of the step the device waits for launches: 4 launches a step, and the host is too slow for them"
+    )
+    assert (finding.severity, finding.confidence) == ("medium", "high")
+    assert figures_of(finding) == [
+        ("share of the step lost to late launches", 0.17, "share", 0.05),
+        ("launches per step", 4.0, "count", None),
+        ("median length of the device's work", 115.0, "ns", None),
+        ("lost while dispatching operators", 0.1, "share", None),
+        ("lost to Python between operators", 0.05, "share", None),
+    ]
+    assert [(interval.start_ns, interval.duration_ns) for interval in finding.evidence.intervals] == [
+        (100, 110),
+        (300, 60),
+    ]
+    assert places_of(finding) == [("train.py", 12, "step")]
+    assert 'mode="reduce-overhead"' in finding.remedy.code
+
+
+def test_a_simulated_machine() -> None:
+    machine = launch_bound_training()
+
+    finding = the_finding(rule, recorded(machine))
+
+    assert finding.saving_ns_per_step == true_idle_ns(machine, LAUNCHING) // 4 > 0
+    assert figures_of(finding)[1] == ("launches per step", 40.0, "count", None)
+    assert places_of(finding) == [("model.py", 30, "forward")]
+
+
+def test_the_threshold_decides() -> None:
+    assert len(asked(rule, late_launches(), share=0.17).findings) == 1
+    assert asked(rule, late_launches(), share=0.18).findings == ()
+    assert len(asked(rule, recorded(item_every_step()), share=0.001).findings) == 1

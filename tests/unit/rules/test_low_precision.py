@@ -1,0 +1,84 @@
+"""low-precision: matrix products run in FP32."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.diagnosis.rules import low_precision as rule
+from stepscope.trace import Trace
+from tests.unit.recording import Recording
+from tests.unit.rules.cases import (
+    Cases,
+    asked,
+    busy_device,
+    empty_trace,
+    figures_of,
+    places_of,
+    the_finding,
+    with_capability,
+)
+
+
+def multiplying(kernel: str = "ampere_sgemm_128x64_nn", capability: str | None = "8.0", length_ns: int = 400) -> Trace:
+    """One matrix product and another kernel in a step of 1000 ns."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "train.py(12): step")
+    recording.launched(5, 10, length_ns, kernel, 101)
+    recording.launched(15, 500, 500, "void at::native::vectorized_elementwise_kernel<4, float>", 102)
+    return with_capability(recording.trace(), capability)
+
+
+FIRES: Cases = {
+    "ampere": multiplying,
+    "volta": lambda: multiplying("volta_sgemm_64x64_nt", "7.0"),
+    "convolution": lambda: multiplying("cudnn_volta_scudnn_128x64_relu_xregs_large_nn_v1", "7.0"),
+    "cdna": lambda: multiplying("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN", "9.4"),
+}
+SILENT: Cases = {
+    "empty": empty_trace,
+    "nothing is wrong": busy_device,
+    "fp16": lambda: multiplying("volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn"),
+    "bf16": lambda: multiplying("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT", "9.0"),
+    "tf32": lambda: multiplying("cutlass_80_tensorop_s1688gemm_256x64_16x4_tn_align1"),
+    "no matrix product": lambda: multiplying("void fbgemm_gpu::permute_2D_data_kernel<false, int, float>"),
+    "no tensor cores": lambda: multiplying("maxwell_sgemm_128x128_tn", "6.1"),
+    "unknown device": lambda: multiplying(capability=None),
+    "little": lambda: multiplying(length_ns=90),
+}
+
+
+def test_half_of_the_time_is_saved() -> None:
+    finding = the_finding(rule, multiplying())
+
+    assert (finding.saving_ns_per_step, finding.saving_share, finding.confidence) == (200, 0.2, "low")
+    assert finding.saving_basis == "50% of the time of FP32 matrix kernels, an assumption below the hardware's ratio"
+    assert finding.title == "40% of the step is FP32 matrix products that tensor cores could do"
+    assert figures_of(finding) == [
+        ("share of the step in FP32 matrix kernels", 0.4, "share", 0.1),
+        ("such kernels per step", 1.0, "count", None),
+    ]
+    assert [(interval.start_ns, interval.duration_ns) for interval in finding.evidence.intervals] == [(10, 400)]
+    assert places_of(finding) == [("train.py", 12, "step")]
+
+
+@pytest.mark.parametrize(
+    ("capability", "remedy"),
+    [("7.0", "torch.amp.GradScaler()"), ("7.5", "torch.amp.GradScaler()"), ("8.0", "set_float32_matmul_precision")],
+)
+def test_the_remedy_suits_the_device(capability: str, remedy: str) -> None:
+    assert remedy in the_finding(rule, multiplying(capability=capability)).remedy.code
+
+
+def test_an_unknown_device_leaves_a_question() -> None:
+    [question] = asked(rule, multiplying(capability=None)).not_answered
+
+    assert question.question == "Would lower precision speed up the FP32 matrix products?"
+    assert asked(rule, multiplying(capability=None, length_ns=90)).not_answered == ()
+
+
+def test_the_thresholds_decide() -> None:
+    assert the_finding(rule, multiplying(), saved=0.25).saving_ns_per_step == 100
+    assert asked(rule, multiplying(), share=0.41).findings == ()
+    assert len(asked(rule, multiplying(length_ns=90), share=0.09).findings) == 1
+    assert asked(rule, busy_device(), share=0).findings == ()

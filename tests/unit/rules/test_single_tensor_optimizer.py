@@ -1,0 +1,114 @@
+"""single-tensor-optimizer: the optimizer updates parameters one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.diagnosis.rules import single_tensor_optimizer as rule
+from stepscope.trace import Trace
+from tests.simulator import Machine
+from tests.simulator.device import Queue
+from tests.simulator.host import Host
+from tests.simulator.programs import launch_bound_training, single_tensor_optimizer
+from tests.unit.recording import Recording
+from tests.unit.rules.cases import (
+    US,
+    Cases,
+    asked,
+    busy_device,
+    empty_trace,
+    figures_of,
+    layers,
+    places_of,
+    recorded,
+    the_finding,
+    training,
+)
+
+
+def stepping(operator: str = "aten::add_", kernel: str = "elementwise", parameters: int = 120, us: int = 2) -> Machine:
+    def step(host: Host, queue: Queue) -> None:
+        layers(host, queue, kernel_us=40)
+        with host.optimizer_step():
+            for _ in range(parameters):
+                with host.operator(operator, before_ns=8 * US):
+                    host.launch(kernel, queue, us * US)
+
+    return training(step)
+
+
+def by_hand(name: str = "AdamW") -> Trace:
+    """100 launches in the optimizer, each 3 ns late, 2 ns on the way, for 5 ns of work, in a step of 1000 ns."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "train.py(12): step")
+    recording.annotation(0, 1000, f"Optimizer.step#{name}.step")
+    for number in range(100):
+        recording.operator(10 * number + 2, 6, "aten::add_")
+        recording.launch(10 * number + 3, 1, 101 + number)
+        recording.work(10 * number + 5, 5, "elementwise", 101 + number)
+    return recording.trace()
+
+
+FIRES: Cases = {
+    "many parameters": lambda: recorded(single_tensor_optimizer(parameters=200)),
+    "by hand": by_hand,
+    "an unknown optimizer": lambda: by_hand("Shampoo"),
+}
+SILENT: Cases = {
+    "empty": empty_trace,
+    "nothing is wrong": busy_device,
+    "few parameters": lambda: recorded(single_tensor_optimizer()),
+    "no optimizer": lambda: recorded(launch_bound_training()),
+    "foreach": lambda: recorded(stepping("aten::_foreach_add_")),
+    "fused": lambda: recorded(stepping("aten::_fused_adamw_")),
+    "multi tensor kernels": lambda: recorded(stepping(kernel="void at::native::multi_tensor_apply_kernel<...>")),
+    "large parameters": lambda: recorded(stepping(us=400)),
+}
+
+
+def test_the_saving_is_the_optimizers_idle_time() -> None:
+    finding = the_finding(rule, by_hand())
+
+    # Nothing is idle before the first work.
+    assert finding.saving_ns_per_step == 99 * 5
+    assert finding.title == "the optimizer launches 100 kernels a step, one parameter at a time"
+    assert figures_of(finding) == [
+        ("launches in the optimizer per step", 100.0, "count", 100),
+        ("share of the step lost in the optimizer", 0.495, "share", 0.01),
+        ("median length of its kernels", 5.0, "ns", None),
+    ]
+    assert places_of(finding) == [("train.py", 12, "step")]
+
+
+def test_a_simulated_machine() -> None:
+    machine = single_tensor_optimizer(parameters=200)
+    truth = machine.truth()
+    starts = {work.start_ns for work in machine.works if work.name == "elementwise"}
+    end = truth.steps[-1].start_ns + truth.steps[-1].duration_ns
+    pieces = [
+        piece
+        for piece in truth.pieces
+        if piece.cause == "optimizer" or (piece.cause == "launch_latency" and piece.end_ns in starts)
+    ]
+    lost = sum(min(piece.end_ns, end) - piece.start_ns for piece in pieces if piece.start_ns < end)
+
+    assert the_finding(rule, recorded(machine)).saving_ns_per_step == lost // 4 > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("AdamW", "torch.optim.AdamW(model.parameters(), ..., fused=True)"),
+        ("SGD", "torch.optim.SGD(model.parameters(), ..., fused=True)"),
+        ("Shampoo", "torch.compile(optimizer.step)"),
+    ],
+)
+def test_the_remedy_names_the_optimizer_in_use(name: str, remedy: str) -> None:
+    assert remedy in the_finding(rule, by_hand(name)).remedy.code
+
+
+def test_the_thresholds_decide() -> None:
+    assert asked(rule, by_hand(), launches=101).findings == ()
+    assert asked(rule, by_hand(), share=0.5).findings == ()
+    assert len(asked(rule, recorded(single_tensor_optimizer()), launches=50).findings) == 1
