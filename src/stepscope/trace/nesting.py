@@ -7,6 +7,7 @@ longer is outside. Profilers round and clip, so a child may end after its parent
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,9 @@ import numpy.typing as npt
 from stepscope.trace.intervals import Times
 
 Rows = npt.NDArray[np.int64]
+
+_ROUNDS: Final = 64
+"""Climbs of all slices at once before the few that go on are taken one by one."""
 
 
 def nesting_order(lanes: npt.NDArray[np.int32], starts: Times, durations: Times) -> Rows:
@@ -121,15 +125,8 @@ def enclosing(parent: Rows, starts: Times, durations: Times) -> Rows:
 
     A slice that outlives its parent, as frames that were open when a profiler started do, is not that parent's doing.
     """
-    ends = starts + durations
     middle = starts + durations // 2
-    around: Rows = parent.copy()
-    while True:
-        above = np.flatnonzero(around >= 0)
-        above = above[ends[around[above]] < middle[above]]
-        if not above.size:
-            return around
-        around[above] = parent[around[above]]
+    return _first_open(parent, middle, starts + durations + 1, parent)
 
 
 def innermost_at(
@@ -156,13 +153,7 @@ def innermost_at(
         first, last = np.searchsorted(ordered_lanes, [number, number + 1])
         found = np.searchsorted(starts[order[first:last]], query_times[asked], side="right") - 1
         result[asked] = np.where(found >= 0, order[first + np.maximum(found, 0)], -1) if last > first else -1
-    ends = starts + durations
-    while True:
-        over = np.flatnonzero(result >= 0)
-        over = over[(ends[result[over]] <= query_times[over]) & (starts[result[over]] < query_times[over])]
-        if not over.size:
-            return result
-        result[over] = parent[result[over]]
+    return _first_open(result, query_times, np.maximum(starts + durations, starts + 1), parent)
 
 
 def open_after(rows: Rows, starts: Times, ends: Times, parent: Rows) -> tuple[Times, Rows]:
@@ -186,9 +177,33 @@ def open_after(rows: Rows, starts: Times, ends: Times, parent: Rows) -> tuple[Ti
         times, candidates = times[sequence], candidates[sequence]
         last = np.append(times[1:] != times[:-1], np.ones(min(len(times), 1), np.bool_))
         times, candidates = times[last], candidates[last]
-    while (over := np.flatnonzero(candidates >= 0)).size:
-        over = over[ends[candidates[over]] <= times[over]]
+    return times, _first_open(candidates, times, ends, parent)
+
+
+def _first_open(rows: Rows, times: Times, closing: Times, parent: Rows) -> Rows:
+    """Each row, or the nearest around it that closes after the row's time; -1 for none.
+
+    Args:
+        rows, times: where each climb begins, -1 for nowhere, and for which time; shape (m,).
+        closing, parent: of all slices.
+    """
+    result: Rows = rows.copy()
+    over = np.flatnonzero(result >= 0)
+    for _ in range(_ROUNDS):
+        over = over[closing[result[over]] <= times[over]]
         if not over.size:
-            break
-        candidates[over] = parent[candidates[over]]
-    return times, candidates
+            return result
+        result[over] = parent[result[over]]
+        over = over[result[over] >= 0]
+    # Deep: what has closed stays closed, so in order of time every climb shortens those that follow.
+    above, closes = parent.tolist(), closing.tolist()
+    over = over[np.argsort(times[over], kind="stable")]
+    for position, row, time in zip(over.tolist(), result[over].tolist(), times[over].tolist(), strict=True):
+        passed = []
+        while row >= 0 and closes[row] <= time:
+            passed.append(row)
+            row = above[row]
+        for each in passed:
+            above[each] = row
+        result[position] = row
+    return result
