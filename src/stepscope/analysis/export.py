@@ -89,26 +89,23 @@ def _quoted(column: pl.Series) -> pl.Series:
     ]
 
 
-def _lines(rows: pl.DataFrame, line: pl.Expr) -> bytes:
-    return ("".join(rows.select(line.alias("line"))["line"])).encode()
+def _lines(rows: pl.DataFrame, *parts: str | pl.Expr) -> bytes:
+    """One line of JSON for each row, from pieces of text and columns."""
+    line = pl.concat_str([pl.lit(part) if isinstance(part, str) else part for part in parts])
+    return "".join(rows.select(line.alias("line"))["line"]).encode()
+
+
+def _at(time: str, thread: str) -> tuple[str | pl.Expr, ...]:
+    """Process, thread and time of an event."""
+    return ', "pid": ', pl.col("pid"), ', "tid": ', pl.col(thread), ', "ts": ', _microseconds(time)
 
 
 def _slices(rows: pl.DataFrame, category: str, processes: pl.DataFrame) -> bytes:
     rows = rows.join(processes, on="lane", how="left", maintain_order="left").with_columns(name=_quoted(rows["name"]))
-    line = pl.concat_str(
-        pl.lit(f'{{"ph": "X", "cat": "{category}", "name": '),
-        pl.col("name"),
-        pl.lit(', "pid": '),
-        pl.col("pid"),
-        pl.lit(', "tid": '),
-        pl.col("lane"),
-        pl.lit(', "ts": '),
-        _microseconds("start_ns"),
-        pl.lit(', "dur": '),
-        _microseconds("duration_ns"),
-        pl.lit("},\n"),
+    head = f'{{"ph": "X", "cat": "{category}", "name": '
+    return _lines(
+        rows, head, pl.col("name"), *_at("start_ns", "lane"), ', "dur": ', _microseconds("duration_ns"), "},\n"
     )
-    return _lines(rows, line)
 
 
 def _flows(trace: Trace, processes: pl.DataFrame) -> Iterator[bytes]:
@@ -118,40 +115,28 @@ def _flows(trace: Trace, processes: pl.DataFrame) -> Iterator[bytes]:
     work = work.select("row", "launch", "start_ns", "lane").join(calls, on="launch", how="inner", maintain_order="left")
     for first in range(0, work.height, _ROWS):
         part = work.slice(first, _ROWS)
-        for phase, time, lane in (("s", "call_ns", "call_lane"), ("f", "start_ns", "lane")):
+        for head, time, lane in (
+            ('{"ph": "s", "cat": "launch", "name": "launch", "id": ', "call_ns", "call_lane"),
+            ('{"ph": "f", "bp": "e", "cat": "launch", "name": "launch", "id": ', "start_ns", "lane"),
+        ):
             rows = part.join(processes, left_on=lane, right_on="lane", how="left", maintain_order="left")
-            binding = ', "bp": "e"' if phase == "f" else ""
-            line = pl.concat_str(
-                pl.lit(f'{{"ph": "{phase}", "cat": "launch", "name": "launch"{binding}, "id": '),
-                pl.col("row"),
-                pl.lit(', "pid": '),
-                pl.col("pid"),
-                pl.lit(', "tid": '),
-                pl.col(lane),
-                pl.lit(', "ts": '),
-                _microseconds(time),
-                pl.lit("},\n"),
-            )
-            yield _lines(rows, line)
+            yield _lines(rows, head, pl.col("row"), *_at(time, lane), "},\n")
 
 
 def _idle_slices(idle: pl.DataFrame, devices: list[str]) -> bytes:
     numbers = pl.DataFrame({"device": devices, "pid": [_IDLE_PROCESS + number for number in range(len(devices))]})
-    rows = idle.join(numbers, on="device", how="left", maintain_order="left")
-    rows = rows.with_columns(trigger=_quoted(rows["trigger"]))
-    line = pl.concat_str(
-        pl.lit('{"ph": "X", "cat": "idle", "name": "'),
-        pl.col("cause"),
-        pl.lit('", "pid": '),
-        pl.col("pid"),
-        pl.lit(', "tid": 0, "ts": '),
-        _microseconds("start_ns"),
-        pl.lit(', "dur": '),
-        _microseconds("duration_ns"),
-        pl.lit(', "args": {"trigger": '),
-        pl.col("trigger"),
-        pl.lit(', "gap": '),
-        pl.col("gap"),
-        pl.lit("}},\n"),
+    rows = idle.join(numbers, on="device", how="left", maintain_order="left").with_columns(
+        trigger=_quoted(idle["trigger"]), thread=pl.lit(0)
     )
-    return _lines(rows, line)
+    arguments = (', "args": {"trigger": ', pl.col("trigger"), ', "gap": ', pl.col("gap"))
+    return _lines(
+        rows,
+        '{"ph": "X", "cat": "idle", "name": "',
+        pl.col("cause"),
+        '"',
+        *_at("start_ns", "thread"),
+        ', "dur": ',
+        _microseconds("duration_ns"),
+        *arguments,
+        "}},\n",
+    )
