@@ -132,7 +132,9 @@ def salvage_events(text: bytes, *, is_last: bool, damage: Damage) -> tuple[list[
                 return events, string[position:].encode("utf-8", "replace")
         start = position + 1
         try:
-            value, position = _LENIENT.raw_decode(string, position)
+            value, end = _LENIENT.raw_decode(string, position)
+            if isinstance(value, dict):  # anything else may have swallowed the beginning of an event
+                position = end
             events.append(lenient_event(value, damage))
             continue
         except ValueError:

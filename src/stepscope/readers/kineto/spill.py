@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-MEMORY_BYTES: Final = 48 * 2**20
+MEMORY_BYTES: Final = 32 * 2**20
 
 
 class Spill:
