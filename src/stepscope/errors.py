@@ -6,7 +6,8 @@
     │   ├── NotATraceError         the file is something else, or nothing; the message says what it is
     │   ├── UnreadableTraceError   the file cannot be opened or holds no readable event
     │   └── InconsistentTraceError the tables contradict each other (raised by Trace.check)
-    └── CacheError                 the cache directory cannot be read or written
+    ├── AgentError                 the agent of a process cannot be started or reached, or refuses
+    └── CacheError                 the cache, or the folder for temporary files, cannot be read or written
 
 Anything else that comes out of the package is a bug and keeps its traceback.
 """
@@ -14,6 +15,7 @@ Anything else that comes out of the package is a bug and keeps its traceback.
 from __future__ import annotations
 
 __all__ = [
+    "AgentError",
     "CacheError",
     "InconsistentTraceError",
     "NotATraceError",
@@ -49,4 +51,8 @@ class InconsistentTraceError(TraceError):
 
 
 class CacheError(StepscopeError):
-    """The cache directory cannot be read or written."""
+    """The cache, or the folder for temporary files, cannot be read or written."""
+
+
+class AgentError(StepscopeError):
+    """The agent of a process cannot be started or reached, or refuses what is asked of it."""

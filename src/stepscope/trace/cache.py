@@ -80,11 +80,22 @@ def content_key(path: str | Path, variant: str = "") -> str:
 
 
 def temporary_store(build: Build) -> Trace:
-    """The trace that `build` writes, in the system's folder for temporary files; removed with the trace."""
-    directory = Path(tempfile.mkdtemp(prefix="stepscope-"))
-    with _removed_on_error(directory):
-        _write(directory, build)
-        return open_store(directory, _Temporary(directory))
+    """The trace that `build` writes, in the system's folder for temporary files; removed with the trace.
+
+    Raises:
+        CacheError: the folder cannot be written, or is full.
+    """
+    try:
+        directory = Path(tempfile.mkdtemp(prefix="stepscope-"))
+        with _removed_on_error(directory):
+            _write(directory, build)
+            return open_store(directory, _Temporary(directory))
+    except OSError as error:
+        folder = tempfile.gettempdir()
+        raise CacheError(
+            f"the folder for temporary files, {folder}, cannot hold the trace's tables: {error.strerror}; "
+            "TMPDIR names another one"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +360,8 @@ def _removed_on_error(directory: Path) -> Iterator[None]:
 
 def _write(directory: Path, build: Build) -> None:
     writer = StoreWriter(directory)
-    metadata, warnings = build(writer)
+    with store.disk_errors():
+        metadata, warnings = build(writer)
     writer.finish(metadata, warnings)
     (directory / _CONTENTS).write_bytes(msgspec.json.encode(_sizes(directory)))
 

@@ -8,7 +8,9 @@ A store is written into a temporary directory beside its place and renamed when 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -55,6 +57,18 @@ class StoreWriter:
         """Write the manifest, which makes the store valid."""
         manifest = Manifest(version=VERSION, metadata=metadata, warnings=warnings, parts=self._parts)
         (self.directory / _MANIFEST).write_bytes(msgspec.json.encode(manifest))
+
+
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """Turn what Polars says of a full disk and the like into the `OSError` it was."""
+    try:
+        yield
+    except pl.exceptions.PolarsError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def is_store(directory: Path) -> bool:
@@ -105,9 +119,10 @@ def save(trace: Trace, directory: str | Path) -> None:
         raise CacheError(f"cannot write {target}: {error.strerror}") from error
     try:
         writer = StoreWriter(temporary)
-        for table in SCHEMAS:
-            for part in _parts(trace.table(table)):
-                writer.write_part(table, part)
+        with disk_errors():
+            for table in SCHEMAS:
+                for part in _parts(trace.table(table)):
+                    writer.write_part(table, part)
         writer.finish(trace.metadata, trace.warnings)
         os.replace(temporary, target)
     except OSError as error:
