@@ -113,7 +113,7 @@ def test_everything_a_diagnosis_holds_is_there_in_order() -> None:
         "Why device 0 was idle: 568.0 ms of 1.20 s (47.2 %)",
         "python the host was running Python code between operators 60.0 ms after cudaStreamSynchronize 166.0 ms 13.8 %",
         "showing 2 of 431 operators, --top 0 for all",
-        "Is memory fragmented? No allocations were recorded. To record it: profile_memory=True",
+        "Is memory fragmented? No allocations were recorded. How: profile_memory=True",
         "1 x truncated: /home/jane doe/runs/trace.json ends early",
         "2 more findings save less than 1 % of the step; --all shows them.",
     ):

@@ -64,7 +64,7 @@ showing 1 of 431 operators, --top 0 for all
 
 ## What this trace cannot answer
 
-- Is memory fragmented? No allocations were recorded. To record it: profile\\_memory=True
+- Is memory fragmented? No allocations were recorded. How: profile\\_memory=True
 
 ## While reading the trace
 

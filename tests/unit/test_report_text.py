@@ -56,7 +56,7 @@ Operators, the costliest first
 
 What this trace cannot answer
   - Is memory fragmented? No allocations were recorded.
-   record profile_memory=True
+   how    profile_memory=True
 
 While reading the trace
   - 1 x truncated: /home/jane doe/runs/trace.json ends early

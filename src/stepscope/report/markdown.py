@@ -19,7 +19,9 @@ from stepscope.report.text import (
     place,
     rank_name,
     rank_table,
+    ranks_or_traces,
     saving_sentence,
+    sentence,
     top_rows,
     trigger_sentence,
     warning_sentences,
@@ -32,7 +34,10 @@ def markdown_reports(diagnoses: Sequence[Diagnosis], *, top: int) -> str:
     """The report of one trace, or of several ranks: a table of them first."""
     if len(diagnoses) == 1:
         return markdown_report(diagnoses[0], top=top)
-    parts = [f"# stepscope: {len(diagnoses)} ranks\n", "\n".join(_table(rank_table(diagnoses))) + "\n"]
+    parts = [
+        f"# stepscope: {len(diagnoses)} {ranks_or_traces(diagnoses)}\n",
+        "\n".join(_table(rank_table(diagnoses))) + "\n",
+    ]
     parts += [f"# {escape(rank_name(diagnosis))}\n\n{markdown_report(diagnosis, top=top)}" for diagnosis in diagnoses]
     return "\n".join(parts)
 
@@ -142,7 +147,7 @@ def _endings(diagnosis: Diagnosis) -> Iterator[str]:
         yield "## What this trace cannot answer"
         yield ""
         for question in diagnosis.not_answered:
-            yield f"- {escape(question.question)} {escape(question.why)} To record it: {escape(question.how)}"
+            yield f"- {escape(question.question)} {escape(sentence(question.why))} How: {escape(question.how)}"
         yield ""
     if diagnosis.warnings:
         yield "## While reading the trace"

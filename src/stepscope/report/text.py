@@ -58,9 +58,14 @@ def text_reports(diagnoses: Sequence[Diagnosis], *, width: int, colour: bool, to
     if len(diagnoses) == 1:
         return text_report(diagnoses[0], width=width, colour=colour, top=top)
     shown = list(diagnoses) if every else [max(diagnoses, key=_largest_saving_ns)]
-    intro = [_heading(f"{len(diagnoses)} ranks"), *_plain(table_lines(rank_table(diagnoses), width=width)), ""]
+    intro = [
+        _heading(f"{len(diagnoses)} {ranks_or_traces(diagnoses)}"),
+        *_plain(table_lines(rank_table(diagnoses), width=width)),
+        "",
+    ]
     if not every:
-        intro.append(Text(f"Below: {rank_name(shown[0])}, which can save most. -v shows every rank."))
+        every_one = ranks_or_traces(diagnoses).removesuffix("s")
+        intro.append(Text(f"Below: {rank_name(shown[0])}, which can save most. -v shows every {every_one}."))
     text = _render([*intro, ""], width=width, colour=colour)
     for diagnosis in shown:
         title = _render([_heading(f"== {rank_name(diagnosis)}"), ""], width=width, colour=colour)
@@ -112,6 +117,16 @@ def rank_name(diagnosis: Diagnosis) -> str:
     return f"rank {rank}" if rank is not None else printable(path) or "a trace"
 
 
+def ranks_or_traces(diagnoses: Sequence[Diagnosis]) -> str:
+    """What several traces are called together: ranks only where each says which one it is."""
+    return "traces" if any(diagnosis.metadata.rank is None for diagnosis in diagnoses) else "ranks"
+
+
+def sentence(text: str) -> str:
+    """The text with a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:].removesuffix('.')}." if text else ""
+
+
 def rank_table(diagnoses: Iterable[Diagnosis]) -> pl.DataFrame:
     """One row a rank: columns rank, step_ns, busy_share, idle_share, exposed_communication_share, top_finding."""
     return pl.DataFrame(
@@ -149,8 +164,13 @@ def idle_by_cause(idle: pl.DataFrame) -> pl.DataFrame:
 
 
 def top_rows(frame: pl.DataFrame, top: int) -> pl.DataFrame:
-    """The first rows of operators or kernels, 0 for all, with the columns that a report has room for."""
+    """The first rows of operators or kernels, 0 for all, with the columns that a report has room for.
+
+    The device's columns are left out where no operator had work on a device.
+    """
     columns = [name for name in _TOP_COLUMNS if name in frame.columns]
+    if "device_self_ns" in columns and not frame["device_self_ns"].sum():
+        columns = [name for name in columns if not name.startswith("device_")]
     return (frame.head(top) if top else frame).select(columns or frame.columns)
 
 
@@ -228,7 +248,8 @@ def _cause_sentence(cause: str) -> str:
 
 def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     if not diagnosis.findings:
-        yield Text("Nothing was found that would save a noticeable part of the step.")
+        open_questions = diagnosis.not_answered and " What the trace cannot answer stands below, with how to record it."
+        yield Text(f"Nothing was found that would save a noticeable part of the step.{open_questions or ''}")
     for number, finding in enumerate(diagnosis.findings, start=1):
         title = Text(f"{number}. {printable(finding.title)}", style=_SEVERITY_STYLES.get(finding.severity, ""))
         yield title
@@ -300,8 +321,8 @@ def _not_answered(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         return
     yield _heading("What this trace cannot answer")
     for question in diagnosis.not_answered:
-        yield _item(f"{printable(question.question)} {printable(question.why)}".strip())
-        yield _facts([("record", printable(question.how))])
+        yield _item(f"{printable(question.question)} {sentence(printable(question.why))}".strip())
+        yield _facts([("how", printable(question.how))])
     yield ""
 
 
