@@ -24,6 +24,7 @@ from stepscope.commands import (
     rules,
     steps,
 )
+from stepscope.commands._output import discard_standard_output
 from stepscope.commands._parser import CommandParser, unknown_command, unknown_options
 from stepscope.errors import StepscopeError
 from stepscope.report.format import printable
@@ -69,6 +70,9 @@ Exit codes: 0 done, 1 a finding above --fail-on, 2 a mistake or a file that cann
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` (by default the process's arguments) asks for; returns the exit code."""
+    for name in ("stdout", "stderr"):  # None where the shell has closed them, as with >&-
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -80,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough; 141 is what a shell expects then
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_standard_output()
         return 141
 
 

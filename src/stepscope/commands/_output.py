@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,20 +18,28 @@ _PIPE_WIDTH: Final = 120
 _PLAIN_CHARACTERS: Final = str.maketrans({"█": "#", "…": "~"})
 
 
+def target(text: str) -> str:
+    """Where to write, from the command line; an empty name is most often a variable that was never set."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name of the file to write is empty")
+    return text
+
+
 def write_output(target: str, data: bytes | Iterable[bytes]) -> None:
     """Write bytes, or pieces of them, to a file, atomically, or to standard output where the target is "-"."""
     if target != "-":
         write_atomically(Path(target), data)
         return
-    sys.stdout.flush()
-    buffer = getattr(sys.stdout, "buffer", None)
-    for piece in _pieces(data):
-        if buffer is None:
-            sys.stdout.write(piece.decode())
-        else:
-            buffer.write(piece)
-    if buffer is not None:
-        buffer.flush()
+    with _to_standard_output():
+        sys.stdout.flush()
+        buffer = getattr(sys.stdout, "buffer", None)
+        for piece in _pieces(data):
+            if buffer is None:
+                sys.stdout.write(piece.decode())
+            else:
+                buffer.write(piece)
+        if buffer is not None:
+            buffer.flush()
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
@@ -70,7 +79,26 @@ def print_text(text: str) -> None:
         text.encode(encoding)
     except UnicodeEncodeError:
         text = text.translate(_PLAIN_CHARACTERS).encode(encoding, "backslashreplace").decode(encoding)
-    sys.stdout.write(text)
+    with _to_standard_output():
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _to_standard_output() -> Iterator[None]:
+    """Turn a failure to write, such as on a full disk, into a `UsageError`; a closed pipe is no failure."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_standard_output()
+        raise UsageError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def discard_standard_output() -> None:
+    """Send what is still to be written to nowhere, so that the interpreter does not fail on it as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def width() -> int:

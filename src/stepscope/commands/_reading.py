@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
+from stepscope.errors import UsageError
 from stepscope.report.format import printable, share, size
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
 
     progress = Progress(str(path), sys.stderr)
     try:
-        return open_trace(
+        trace = open_trace(
             path,
             window=Window.parse(arguments.window) if arguments.window else None,
             steps=StepRange.parse(arguments.steps) if arguments.steps else None,
@@ -46,6 +48,23 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
         )
     finally:
         progress.clear()
+    if arguments.window and _is_empty(trace):
+        raise UsageError(
+            f"nothing was recorded in the window {arguments.window!r} of {path}; times count from the trace's start"
+        )
+    return _with_printable_path(trace)
+
+
+def _is_empty(trace: Trace) -> bool:
+    from stepscope.trace.tables import SCHEMAS
+
+    return all(trace.scan(name).head(1).collect().is_empty() for name in SCHEMAS if name != "lanes")
+
+
+def _with_printable_path(trace: Trace) -> Trace:
+    """The trace with a path that can be encoded: a file's name may be any bytes, a report is UTF-8."""
+    path = trace.metadata.path.encode("utf-8", "backslashreplace").decode()
+    return trace if path == trace.metadata.path else replace(trace, metadata=replace(trace.metadata, path=path))
 
 
 class Progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
@@ -29,20 +30,22 @@ def add_table_options(parser: argparse.ArgumentParser) -> None:
         "--top", metavar="N", type=whole_number, help=f"rows, 0 for all (default: {DEFAULT_TOP} in a table)"
     )
     group.add_argument("--format", choices=FORMATS, help="default: table, or what the ending of --output says")
-    group.add_argument("--output", metavar="FILE", default="-", help="write to a file instead of the terminal")
+    group.add_argument(
+        "--output", metavar="FILE", type=_output.target, default="-", help="write to a file instead of the terminal"
+    )
     group.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
 
 
 def whole_number(text: str) -> int:
     """A number of rows from the command line."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    if not re.fullmatch(r"[0-9]{1,15}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of rows")
     return int(text)
 
 
 def column_names(text: str) -> tuple[str, ...]:
-    """Columns from the command line, separated by commas."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    """Columns from the command line, separated by commas; one that is named twice counts once."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise argparse.ArgumentTypeError("name at least one column")
     return names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -57,9 +58,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "paths", metavar="PATH", nargs="+", help="a trace file, a folder of them, or - for standard input"
     )
     reports = parser.add_argument_group("reports, besides the text on the terminal (- writes it there instead)")
-    reports.add_argument("--json", metavar="FILE", help="for programs")
-    reports.add_argument("--markdown", metavar="FILE", help="for an issue or a pull request")
-    reports.add_argument("--html", metavar="FILE", help="one page that needs nothing else, with a picture of a step")
+    reports.add_argument("--json", metavar="FILE", type=_output.target, help="for programs")
+    reports.add_argument("--markdown", metavar="FILE", type=_output.target, help="for an issue or a pull request")
+    reports.add_argument(
+        "--html",
+        metavar="FILE",
+        type=_output.target,
+        help="one page that needs nothing else, with a picture of a step",
+    )
     reports.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
     what = parser.add_argument_group("what is shown")
     what.add_argument(
@@ -120,9 +126,16 @@ def _traces(arguments: argparse.Namespace) -> Iterator[Trace]:
     """Every trace the paths stand for, one after the other; what else lies in a folder is named and passed over."""
     from stepscope.readers import trace_files
 
+    seen: set[str] = set()
     for path in arguments.paths:
         found, other = 0, None
         for file in trace_files(path):
+            place = "-" if str(file) == "-" else os.path.realpath(file)
+            if place in seen:
+                print(f"stepscope: passed over: {printable(str(file))} was named before", file=sys.stderr)
+                found += 1
+                continue
+            seen.add(place)
             try:
                 trace = open_from(arguments, file)
             except NotATraceError as error:

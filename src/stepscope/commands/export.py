@@ -21,7 +21,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.epilog = _EXAMPLES
     parser.add_argument("trace", metavar="TRACE", help="a trace file, or - for standard input")
-    parser.add_argument("output", metavar="OUT.json", help="the file to write, or - for standard output")
+    parser.add_argument(
+        "output", metavar="OUT.json", type=_output.target, help="the file to write, or - for standard output"
+    )
     add_reading_options(parser)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Final
 
+from stepscope.commands import _output
 from stepscope.commands._reading import add_reading_options, open_from
 from stepscope.commands._tables import add_table_options, check_columns, column_names, write_table
 
@@ -42,7 +43,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
     from stepscope.analysis.idle import idle_time
 
-    pieces = idle_time(open_from(arguments, arguments.trace))
+    trace = open_from(arguments, arguments.trace)
+    pieces = idle_time(trace)
+    if pieces.is_empty() and trace.device_work.is_empty() and not arguments.format and arguments.output == "-":
+        _output.print_text(
+            "No device was recorded, so none was idle; stepscope diagnose says where the host's time went.\n"
+        )
+        return 0
     if arguments.pieces:
         write_table(pieces, arguments, "pieces of idle time")
         return 0
