@@ -1,0 +1,279 @@
+"""One recording of the user's torch.profiler, from its warm-up to a trace file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope.capture.options import RecordOptions
+from stepscope.errors import UsageError
+
+STEP_NAME: Final = "ProfilerStep#{}"
+"""What torch.profiler calls its steps, and every reader of its traces knows."""
+
+_RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+_WORLD_SIZES: Final = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+_COPY_BYTES: Final = 1 << 20
+_NEW, _PREPARED, _RECORDING, _STOPPED = range(4)
+
+_only_one = threading.Lock()
+"""Held while a recorder of this process has the profiler."""
+
+
+class Recorder:
+    """Records operators, device work and steps of this process.
+
+    Operators of all threads are recorded; with allocations (`memory`) only those of the thread that calls `start` and
+    of the autograd threads that work for it, since torch's profiler cannot do both.
+
+    Only `save` raises: whatever else goes wrong is told on stderr once, kept in `problem`, and leaves the program
+    as it was. Calls out of order do nothing, so that each may be repeated. `stop` may come from any thread; where
+    torch allows only the recorded thread to end a recording, it ends at that thread's next call.
+
+    Args:
+        options: what is recorded besides times.
+        first_step: number of the first recorded step.
+
+    Attributes:
+        problem: what went wrong, in a sentence; None as long as nothing did.
+        step_number: number of the step that is recorded now, or next.
+    """
+
+    def __init__(self, options: RecordOptions, *, first_step: int = 0) -> None:
+        self.options = options
+        self.problem: str | None = None
+        self.step_number = first_step
+        self._state = _NEW
+        self._lock = threading.RLock()
+        self._profiler: Any = None
+        self._annotation: Any = None
+        self._holds_profiler = False
+        self._thread: int | None = None
+        self._stop_wanted = False
+        self._unwanted = False
+        self._saved: Path | None = None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether steps are being recorded now."""
+        return self._state == _RECORDING
+
+    def prepare(self) -> None:
+        """Warm the profiler up; nothing of what happens until `start` is kept."""
+        with self._lock, self._guarded("the profiler could not be prepared"):
+            if self._state == _NEW:
+                self._state = _STOPPED  # unless what follows succeeds
+                self._thread = threading.get_ident() if self.options.memory else None
+                self._take_profiler()
+                self._profiler = _new_profiler(self.options)
+                self._profiler.prepare_trace()
+                self._state = _PREPARED
+
+    def start(self) -> None:
+        """Begin to record, with the step `step_number`."""
+        self.prepare()
+        with self._lock, self._guarded("the recording could not be started"):
+            if self._state == _PREPARED:
+                self._state = _STOPPED
+                self._profiler.start_trace()
+                self._state = _RECORDING
+                _add_rank(self._profiler)
+                self._open_step()
+
+    def step(self) -> None:
+        """End the step that is recorded and begin the next."""
+        if self._stop_wanted:
+            self.stop()
+        if self._state == _RECORDING:
+            with self._lock, self._guarded("a step could not be marked"):
+                if self._state == _RECORDING:
+                    self._close_step()
+                    self.step_number += 1
+                    self._open_step()
+
+    def stop(self) -> None:
+        """End the recording; what was recorded can be saved."""
+        with self._lock:
+            recording, prepared = self._state == _RECORDING, self._state == _PREPARED
+            if not recording and not prepared:
+                return
+            if self._thread not in (None, threading.get_ident()):
+                self._stop_wanted = True
+                return
+            self._state, self._stop_wanted = _STOPPED, False
+            with self._guarded("the last step could not be marked"):
+                self._close_step()
+            with self._guarded("the profiler could not be stopped"):
+                if prepared:  # the profiler leaves its warm-up only by recording
+                    self._profiler.start_trace()
+                self._profiler.stop_trace()
+            self._give_profiler_back()
+            if prepared or self._unwanted:
+                self._profiler = None
+
+    def save(self, path: Path) -> Path:
+        """Write the trace to `path`, complete or not at all, and return where it is.
+
+        Args:
+            path: its name ends in `.json.gz`, or in `.json` for a file that is not packed.
+
+        Raises:
+            UsageError: nothing was recorded, it was saved before, or the file cannot be written.
+        """
+        self.stop()
+        with self._lock:
+            if self._stop_wanted:
+                raise UsageError("the trace can be saved when the recorded thread has come to its next step")
+            if self._saved is not None:
+                raise UsageError(f"the trace was saved already, as {self._saved}")
+            if self._profiler is None:
+                raise UsageError(self.problem or "nothing was recorded, so there is no trace to save")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _write_trace(self._profiler, path)
+            except (OSError, RuntimeError) as error:
+                raise UsageError(f"the trace cannot be written to {path}: {error}") from error
+            self._saved, self._profiler = path, None  # the profiler writes a trace only once
+            return path
+
+    def discard(self) -> None:
+        """Stop without keeping anything."""
+        with self._lock:
+            self._unwanted = True
+            self.stop()
+            if self._state == _NEW:
+                self._state = _STOPPED
+            if self._state == _STOPPED:
+                self._profiler = None
+
+    def _open_step(self) -> None:
+        from torch.autograd.profiler import record_function
+
+        self._annotation = record_function(STEP_NAME.format(self.step_number))
+        self._annotation.__enter__()
+
+    def _close_step(self) -> None:
+        annotation, self._annotation = self._annotation, None
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
+
+    def _take_profiler(self) -> None:
+        if not _only_one.acquire(blocking=False):
+            raise UsageError("another recording of stepscope is running in this process")
+        self._holds_profiler = True
+        if profiler_is_active():
+            raise UsageError("another profiler of torch is running in this process; only one can record at a time")
+
+    def _give_profiler_back(self) -> None:
+        if self._holds_profiler:
+            self._holds_profiler = False
+            _only_one.release()
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Keep an error out of the training loop: tell it once, and give the profiler back if there is none."""
+        try:
+            yield
+        except Exception as error:
+            if self.problem is None:
+                self.problem = f"{what}: {error}"
+                print(f"stepscope: {self.problem}", file=sys.stderr)
+            if self._state == _STOPPED:
+                self._profiler = None
+                self._give_profiler_back()
+
+
+def profiler_is_active() -> bool:
+    """Whether any of torch's profilers records in this process."""
+    module = sys.modules.get("torch.autograd.profiler")
+    return bool(getattr(module, "_is_profiler_enabled", False))
+
+
+def _new_profiler(options: RecordOptions) -> Any:
+    import torch.profiler
+
+    return torch.profiler.profile(
+        activities=_activities(),
+        record_shapes=options.shapes,
+        profile_memory=options.memory,
+        with_stack=options.stacks,
+        with_flops=options.flops,
+        with_modules=options.modules,
+        experimental_config=_experimental_config(options),
+    )
+
+
+def _activities() -> list[Any]:
+    """The CPU, and every accelerator that is there and that this build of torch can record."""
+    import torch.profiler
+
+    profiler: Any = torch.profiler
+    found = [profiler.ProfilerActivity.CPU]
+    supported = profiler.supported_activities()
+    for activity, module in (("CUDA", "cuda"), ("XPU", "xpu"), ("HPU", "hpu"), ("MTIA", "mtia")):
+        kind = getattr(profiler.ProfilerActivity, activity, None)
+        device = getattr(torch, module, None)
+        if kind in supported and device is not None and device.is_available():
+            found.append(kind)
+    return found
+
+
+def _experimental_config(options: RecordOptions) -> Any:
+    """All threads, and no Python objects for events that are only written; as far as this version of torch can.
+
+    A profiler of all threads records no allocations (torch 2.13 and older).
+    """
+    from torch._C._profiler import _ExperimentalConfig
+
+    config: Any = _ExperimentalConfig
+    threads = {"profile_all_threads": not options.memory}
+    for wanted in ({**threads, "trace_only": not options.stacks}, threads):
+        with contextlib.suppress(TypeError):  # an argument that an older torch does not have
+            return config(**wanted)
+    return None
+
+
+def _add_rank(profiler: Any) -> None:
+    """Rank and world size as the launcher gives them, where torch.distributed does not know them (yet)."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return
+    rank, world_size = _number(_RANKS), _number(_WORLD_SIZES)
+    if rank is not None and world_size is not None:
+        profiler.add_metadata_json("distributedInfo", json.dumps({"rank": rank, "world_size": world_size}))
+
+
+def _number(variables: tuple[str, ...]) -> int | None:
+    value = next((os.environ[name] for name in variables if name in os.environ), "")
+    return int(value) if value.isdecimal() else None
+
+
+def _write_trace(profiler: Any, path: Path) -> None:
+    """Export beside the target, pack, and rename; names that end in `.partial` are nobody's trace."""
+    plain = path.with_name(f".{path.name}.{os.getpid()}.plain.partial")
+    packed = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        profiler.export_chrome_trace(str(plain))
+        if path.name.endswith(".gz"):
+            _pack(plain, packed)
+            os.replace(packed, path)
+        else:
+            os.replace(plain, path)
+    finally:
+        for leftover in (plain, packed):
+            leftover.unlink(missing_ok=True)
+
+
+def _pack(source: Path, target: Path) -> None:
+    from isal import igzip
+
+    opened: Any = igzip.open
+    with source.open("rb") as file, opened(target, "wb", compresslevel=1) as packed:
+        shutil.copyfileobj(file, packed, _COPY_BYTES)
