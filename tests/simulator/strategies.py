@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.simulator.device import Event, Queue
 from tests.simulator.host import Host
 from tests.simulator.machine import Machine
-from tests.simulator.timeline import ANNOTATION, FRAME, OPERATOR, STEP_PREFIX
+from tests.simulator.timeline import ANNOTATION, DATA_LOADER_PREFIX, FRAME, OPERATOR, OPTIMIZER_PREFIX, STEP_PREFIX
 
 OPERATORS = ("aten::mm", "aten::add", "aten::item", "aten::nonzero", "autograd::engine::evaluate_function: MmBackward0")
 FRAMES = (
@@ -64,6 +64,13 @@ def _open(category: str, names: tuple[str, ...]) -> Callable[[Run, Host, int, in
         host.work(second * run.tick_ns)
 
     return open_slice
+
+
+def _open_annotation(run: Run, host: Host, first: int, second: int, third: int) -> None:
+    """Only the main thread, which is known by them, holds the framework's annotations."""
+    marks = (DATA_LOADER_PREFIX, OPTIMIZER_PREFIX)
+    names = tuple(name for name in ANNOTATIONS if host.is_main or not name.startswith(marks))
+    _open(ANNOTATION, names)(run, host, first, second, third)
 
 
 def _open_step(run: Run, host: Host, first: int, second: int, third: int) -> None:
@@ -159,7 +166,7 @@ ACTIONS: dict[str, Callable[[Run, Host, int, int, int], None]] = {
     "launch": _launch,
     "open_operator": _open(OPERATOR, OPERATORS),
     "open_frame": _open(FRAME, FRAMES),
-    "open_annotation": _open(ANNOTATION, ANNOTATIONS),
+    "open_annotation": _open_annotation,
     "open_step": _open_step,
     "graph": _graph,
     "transfer": _transfer,

@@ -172,10 +172,14 @@ def _gathered(column: pl.Series, rows: Rows) -> Rows:
 def _following_work(work: pl.DataFrame, times: Times) -> Rows:
     """For each gap's end, the position in `work` of what follows: the first to start then or later.
 
-    Of several that start together the one that was launched last decides, then the lowest correlation number.
+    Of several that start together the one that was launched last decides, then the lowest correlation number, then
+    the lowest queue.
     """
+    queue_number = pl.col("queue").cast(pl.Int64, strict=False)
     order = work.with_row_index("position").sort(
-        ["start_ns", "launch_start", "correlation"], descending=[False, True, False], nulls_last=True
+        ["start_ns", "launch_start", "correlation", queue_number, "queue"],
+        descending=[False, True, False, False, False],
+        nulls_last=True,
     )
     starts, positions = order["start_ns"].to_numpy(), order["position"].to_numpy().astype(np.int64)
     found = np.searchsorted(starts, times, side="left")
