@@ -70,8 +70,9 @@ class Diagnosis:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{escape(finding.title)}</td><td style='text-align:right'>{finding.saving_ns_per_step / 1e6:,.2f} ms"
-            f"</td><td style='text-align:right'>{finding.saving_share:.1%}</td>"
+            f"<tr><td>{escape(finding.title)}</td>"
+            f"<td style='text-align:right'>{finding.saving_ns_per_step / 1e6:,.2f} ms</td>"
+            f"<td style='text-align:right'>{finding.saving_share:.1%}</td>"
             f"<td>{escape(', '.join(f'{place.file}:{place.line}' for place in finding.where))}</td></tr>"
             for finding in self.findings
         )

@@ -105,8 +105,8 @@ class View:
     def pieces(self) -> pl.DataFrame:
         """What findings explain: idle pieces of `device` in the span, or without a device the main thread's time.
 
-        Columns gap, start_ns, duration_ns, cause, trigger_launch, lane, launch, as in `idle_time`, and slice, the index of
-        the thread's innermost slice in `activity`, -1 for none.
+        Columns gap, start_ns, duration_ns, cause, trigger_launch, lane, launch, as in `idle_time`, and slice, the
+        index of the thread's innermost slice in `activity`, -1 for none.
         """
         if self.device is None:
             rows = (
