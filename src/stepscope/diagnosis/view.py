@@ -87,6 +87,12 @@ class View:
         return Window(int(pieces["start_ns"][0]), int(pieces["start_ns"][-1] + pieces["duration_ns"][-1]))
 
     @cached_property
+    def device_span(self) -> Window:
+        """The span, and after it the device's work that was launched in it: a host that runs ahead is done earlier."""
+        ends = (self.work["start_ns"] + self.work["duration_ns"]).to_numpy()
+        return Window(self.span.start_ns, max(self.span.end_ns, int(ends.max(initial=0))))
+
+    @cached_property
     def step_count(self) -> int:
         """Number of steps in the span; 1 where there are none."""
         return max(self.complete_steps.height, 1)
@@ -120,7 +126,7 @@ class View:
                 launch=pl.lit(None, pl.UInt32),
             )
         else:
-            rows = clipped(self.idle.filter(pl.col("device") == self.device), self.span)
+            rows = clipped(self.idle.filter(pl.col("device") == self.device), self.device_span)
         index = slice_index(self.activity, rows["slice_table"], rows["slice_row"])
         columns = ["gap", "start_ns", "duration_ns", "cause", "trigger_launch", "lane", "launch"]
         return rows.select(columns).with_columns(slice=pl.Series(index, dtype=pl.Int64))
@@ -147,8 +153,8 @@ class View:
     def exposed_ns(self, kinds: tuple[str, ...]) -> int:
         """Time in the span when the device worked on these kinds of work and on no computation."""
         mine = self.trace.device_work.filter(pl.col("device") == self.device)
-        wanted = busy_intervals(mine.filter(pl.col("kind").is_in(kinds)), self.span)
-        compute = busy_intervals(mine.filter(pl.col("kind") == "compute"), self.span)
+        wanted = busy_intervals(mine.filter(pl.col("kind").is_in(kinds)), self.device_span)
+        compute = busy_intervals(mine.filter(pl.col("kind") == "compute"), self.device_span)
         return wanted.total_ns - wanted.overlap_ns(compute)
 
     def per_step(self, ns: int | float) -> int:

@@ -57,11 +57,11 @@ def layers(host: Host, queue: Queue, count: int = 6, kernel_us: int = 150, name:
 
 
 def true_idle_ns(machine: Machine, causes: Collection[str], *, triggered: bool = False) -> int:
-    """The device's idle time for these reasons, from the first step's beginning to the last one's end."""
+    """The device's idle time for these reasons, from the first step's beginning to the end of what the steps launched."""
     truth = machine.truth()
-    begin, end = truth.steps[0].start_ns, truth.steps[-1].start_ns + truth.steps[-1].duration_ns
+    begin = truth.steps[0].start_ns
     return sum(
-        max(min(piece.end_ns, end) - max(piece.start_ns, begin), 0)
+        max(piece.end_ns - max(piece.start_ns, begin), 0)
         for piece in truth.pieces_of(0)
         if piece.cause in causes and (piece.trigger is not None or not triggered)
     )
