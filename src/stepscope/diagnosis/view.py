@@ -98,9 +98,16 @@ class View:
         return max(self.complete_steps.height, 1)
 
     @cached_property
+    def length_ns(self) -> int:
+        """How long the steps took: on the host, or on a device that is still at work when the host is done."""
+        starts = self.work["start_ns"].to_numpy()
+        first = int(starts.min(initial=self.device_span.end_ns))
+        return max(self.span.duration_ns, self.device_span.end_ns - first, 1)
+
+    @cached_property
     def step_ns(self) -> int:
-        """The mean step's length in the span."""
-        return max(self.span.duration_ns // self.step_count, 1)
+        """The mean step's length."""
+        return max(self.length_ns // self.step_count, 1)
 
     @cached_property
     def idle(self) -> pl.DataFrame:
@@ -162,8 +169,8 @@ class View:
         return min(int(ns) // self.step_count, self.step_ns)
 
     def share(self, ns: int | float) -> float:
-        """A cost over the span as a share of it, 0 to 1."""
-        return min(float(ns) / max(self.span.duration_ns, 1), 1.0)
+        """A cost over the span as a share of the steps' time, 0 to 1."""
+        return min(float(ns) / self.length_ns, 1.0)
 
     def locations(self, pieces: pl.DataFrame, top: int = 3) -> tuple[Location, ...]:
         """Places in the user's code that carry these pieces' time; needs the columns slice and duration_ns."""
