@@ -152,14 +152,14 @@ class View:
     def work(self) -> pl.DataFrame:
         """The device's work that was launched in the span (or ran in it, where no launch is known), with `row`."""
         calls = self.trace.launches.select(launch_start_ns="start_ns").with_row_index("launch")
-        rows = self.trace.device_work.with_row_index("row").filter(pl.col("device") == self.device)
+        rows = self.trace.device_work.with_row_index("row").filter(pl.col("device") == pl.lit(self.device, pl.String))
         rows = rows.join(calls, on="launch", how="left", maintain_order="left")
         time = pl.coalesce("launch_start_ns", "start_ns")
         return rows.filter(time.is_between(self.span.start_ns, self.span.end_ns, closed="left"))
 
     def exposed_ns(self, kinds: tuple[str, ...]) -> int:
         """Time in the span when the device worked on these kinds of work and on no computation."""
-        mine = self.trace.device_work.filter(pl.col("device") == self.device)
+        mine = self.trace.device_work.filter(pl.col("device") == pl.lit(self.device, pl.String))
         wanted = busy_intervals(mine.filter(pl.col("kind").is_in(kinds)), self.device_span)
         compute = busy_intervals(mine.filter(pl.col("kind") == "compute"), self.device_span)
         return wanted.total_ns - wanted.overlap_ns(compute)

@@ -101,7 +101,7 @@ def _missing_events(view: View) -> list[NotAnswered]:
     if view.device is None:
         return []
     found = []
-    work = view.trace.device_work.filter(pl.col("device") == view.device)
+    work = view.trace.device_work.filter(pl.col("device") == pl.lit(view.device, pl.String))
     unlaunched = work["launch"].null_count() / work.height
     if unlaunched > view.threshold(ID, "unlaunched", THRESHOLDS["unlaunched"].value):
         found.append(
