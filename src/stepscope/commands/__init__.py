@@ -13,8 +13,10 @@ from types import ModuleType
 from typing import Final
 
 from stepscope.commands import (
+    attach,
     cache,
     diagnose,
+    environment,
     explain,
     export,
     idle,
@@ -22,6 +24,7 @@ from stepscope.commands import (
     operators,
     query,
     rules,
+    session,
     steps,
 )
 from stepscope.commands._output import discard_standard_output
@@ -33,12 +36,15 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final[tuple[ModuleType, ...]] = (
     diagnose,
+    attach,
+    session,
     steps,
     idle,
     operators,
     kernels,
     query,
     export,
+    environment,
     rules,
     explain,
     cache,
