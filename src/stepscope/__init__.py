@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stepscope.capture.agent import start_server
     from stepscope.diagnosis import Diagnosis, Finding, diagnose
     from stepscope.errors import StepscopeError
     from stepscope.readers import open_trace
@@ -21,7 +22,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Diagnosis", "Finding", "StepscopeError", "Trace", "Window", "__version__", "diagnose", "open_trace"]
+__all__ = [
+    "Diagnosis",
+    "Finding",
+    "StepscopeError",
+    "Trace",
+    "Window",
+    "__version__",
+    "diagnose",
+    "open_trace",
+    "start_server",
+]
 
 _HOMES = {
     "Diagnosis": "stepscope.diagnosis",
@@ -31,6 +42,7 @@ _HOMES = {
     "Window": "stepscope.trace",
     "diagnose": "stepscope.diagnosis",
     "open_trace": "stepscope.readers",
+    "start_server": "stepscope.capture.agent",
 }
 
 

@@ -10,7 +10,17 @@ import pytest
 
 import stepscope
 
-NAMES = ["Diagnosis", "Finding", "StepscopeError", "Trace", "Window", "__version__", "diagnose", "open_trace"]
+NAMES = [
+    "Diagnosis",
+    "Finding",
+    "StepscopeError",
+    "Trace",
+    "Window",
+    "__version__",
+    "diagnose",
+    "open_trace",
+    "start_server",
+]
 HEAVY = ["isal", "jinja2", "numpy", "polars", "rich", "torch"]
 LIST_HEAVY = f"import json, sys, stepscope; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
 

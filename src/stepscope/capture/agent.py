@@ -1,0 +1,226 @@
+"""An agent: a thread in a training process through which another process can record a few of its steps.
+
+stepscope.start_server()        in the script, or `stepscope run --serve`; then, from anywhere else:
+stepscope attach PID
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import sys
+import threading
+from pathlib import Path
+from socket import gethostname
+from typing import Any, Final
+
+from stepscope.capture import agent_files
+from stepscope.capture.agent_files import AgentFile
+from stepscope.capture.agent_place import Place
+from stepscope.capture.agent_program import installed_program
+from stepscope.capture.agent_service import AgentService, Program
+from stepscope.capture.manifest import rank_and_world_size
+from stepscope.capture.protocol import VERSION
+from stepscope.capture.requests import RequestFolder
+from stepscope.capture.run_folder import RunFolder
+from stepscope.errors import StepscopeError
+
+_POLL_S: Final = 0.5
+_lock = threading.RLock()
+_agent: Agent | None = None
+
+
+class Agent:
+    """The agent of this process; ends with the process, or when closed.
+
+    Attributes:
+        address: where it listens: "host:port", or "unix:" and a path.
+        token: what a client must show; `stepscope attach` finds it in the agent's file.
+    """
+
+    def __init__(self, place: Place, program: Program, run: RunFolder | None, rank: int, world_size: int) -> None:
+        self.token = place.token or secrets.token_urlsafe(32)
+        self._process = os.getpid()
+        self._in_run = run is not None
+        self._service = AgentService(
+            program,
+            identity=_identity(run, rank, world_size),
+            new_trace=(lambda: run.new_trace_path(rank)) if run else None,
+            run=run.path if run else None,
+            on_shutdown=self._close_soon,
+        )
+        self._server = place.listen(self.token, self._service.handle)
+        self.address = place.address_of(self._server)
+        self._requests = RequestFolder(run.requests, rank, self._without_waiting) if run else None
+        self._files = [] if place.socket is None else [place.socket]
+        try:
+            self._announce(run, rank, world_size)
+            self._start()
+        except BaseException:
+            self._withdraw()
+            self._server.server_close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<stepscope agent at {self.address}>"  # without the token, which must not end up in a log
+
+    def close(self) -> None:
+        """End the agent; a capture under way is thrown away. Closing twice does nothing."""
+        _forget(self)
+        atexit.unregister(self._at_exit)
+        self._withdraw()
+        if self._requests:
+            self._requests.stop()
+        self._server.shutdown()
+        self._server.server_close()
+        self._service.close()
+
+    def _announce(self, run: RunFolder | None, rank: int, world_size: int) -> None:
+        """Write the files by which clients find the agent."""
+        content = AgentFile(
+            address=self.address,
+            token=self.token,
+            pid=self._process,
+            host=gethostname(),
+            rank=rank,
+            world_size=world_size,
+            run=str(run.path) if run else None,
+            namespace=agent_files.own_namespace(),
+        )
+        self._files.append(agent_files.write_user_file(content))
+        if run is not None:
+            self._files.append(agent_files.write_agent_file(run.agents / f"rank{rank}.json", content))
+
+    def _start(self) -> None:
+        serve = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="stepscope-agent", daemon=True
+        )
+        serve.start()
+        if self._requests:
+            self._requests.start()
+        atexit.register(self._at_exit)
+
+    def _without_waiting(self, method: str, target: str, body: bytes) -> Any:
+        return self._service.handle(method, target, body, may_wait=False)
+
+    def _withdraw(self) -> None:
+        if os.getpid() == self._process:  # a forked child has the object, but the files are its parent's
+            while self._files:
+                agent_files.remove(self._files.pop())
+
+    def _close_soon(self) -> None:
+        """Let whoever asked for the end have an answer first."""
+        timer = threading.Timer(_POLL_S, self.close)
+        timer.daemon = True
+        timer.start()
+
+    def _at_exit(self) -> None:
+        """Leave nothing behind; the threads end with the process, and what a run recorded stays in its folder."""
+        if os.getpid() == self._process:
+            self._withdraw()
+            if not self._in_run:
+                self._service.close()
+
+    def _leave_child(self) -> None:
+        """Give up the listening socket in a forked child, where no thread serves it."""
+        self._server.socket.close()
+
+
+def start_server(
+    port: int = 0,
+    *,
+    address: str = "127.0.0.1",
+    token: str | None = None,
+    socket: str | os.PathLike[str] | None = None,
+) -> Agent:
+    """Let other processes record steps of this one, with `stepscope attach`.
+
+    Starts a thread that waits for requests and costs the program nothing until one comes. A process has one agent: a
+    second call gives the first one's. Steps are found as `stepscope run` finds them.
+
+    Args:
+        port: to listen on; 0 chooses a free one.
+        address: to listen on; only this machine can connect to the default.
+        token: what clients must show, at least 16 characters; a random one unless given. It is written into a file
+            that only this user can read, where `stepscope attach` finds it.
+        socket: path of a Unix socket to listen on instead; only this user can connect to it.
+
+    Raises:
+        UsageError: the arguments cannot be used.
+        AgentError: it cannot listen there, or cannot write its file.
+    """
+    place = Place(address=address, port=port, token=token, socket=None if socket is None else Path(socket).absolute())
+    place.check()
+    with _lock:
+        if _agent is not None:
+            if not place.includes(_agent.address):
+                _warn(f"this process has an agent at {_agent.address} already; no second one is started")
+            return _agent
+        rank, world_size = rank_and_world_size()
+        return _started(place, _run_of_environment(), rank, world_size)
+
+
+def serve_for_run(run_folder: RunFolder, rank: int) -> Agent | None:
+    """Start the agent of one rank of `stepscope run --serve`: on a free port of this machine, and in the run's files.
+
+    Whatever prevents it is told on stderr; the program runs without.
+    """
+    with _lock:
+        if _agent is not None:
+            return _agent
+        try:
+            return _started(Place(), run_folder, rank, rank_and_world_size()[1])
+        except StepscopeError as error:
+            _warn(f"the program runs without an agent: {error}")
+            return None
+
+
+def _started(place: Place, run: RunFolder | None, rank: int, world_size: int) -> Agent:
+    global _agent
+    _agent = Agent(place, installed_program(), run, rank, world_size)
+    return _agent
+
+
+def _forget(agent: Agent) -> None:
+    global _agent
+    with _lock:
+        if _agent is agent:
+            _agent = None
+
+
+def _run_of_environment() -> RunFolder | None:
+    """The run that `stepscope run` started this process for."""
+    path = os.environ.get("STEPSCOPE_RUN")
+    return RunFolder.open(Path(path)) if path else None
+
+
+def _identity(run: RunFolder | None, rank: int, world_size: int) -> dict[str, Any]:
+    from stepscope import __version__
+
+    return {
+        "agent": VERSION,
+        "stepscope": __version__,
+        "pid": os.getpid(),
+        "host": gethostname(),
+        "rank": rank,
+        "world_size": world_size,
+        "run": str(run.path) if run else None,
+    }
+
+
+def _warn(sentence: str) -> None:
+    print(f"stepscope: {sentence}", file=sys.stderr)
+
+
+def _after_fork_in_child() -> None:
+    """A child has neither the thread nor the program's steps; it may start an agent of its own."""
+    global _agent, _lock
+    _lock = threading.RLock()
+    inherited, _agent = _agent, None
+    if inherited is not None:
+        inherited._leave_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

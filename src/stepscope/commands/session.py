@@ -1,0 +1,130 @@
+"""`stepscope session`: begin and end recordings of a running program when you see fit."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from stepscope.commands import _agents, _output
+from stepscope.errors import AgentError
+
+if TYPE_CHECKING:
+    from stepscope.capture.client import AgentClient, CaptureState
+
+NAME: Final = "session"
+HELP: Final = "Start, stop, cancel or list recordings of a program that is running."
+_EXAMPLES: Final = """\
+A recording lasts from start to stop, so that it can cover what happens between two moments. Each start makes a new
+one; what was recorded before stays. Programs and TARGETs are those of `stepscope attach`.
+
+examples:
+  stepscope session start my-run                             begin to record
+  stepscope session stop my-run                              end, save and diagnose
+  stepscope session cancel my-run                            end and throw away
+  stepscope session list my-run                              what was recorded so far
+  stepscope session shutdown my-run                          end the agents; the program goes on
+"""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument("action", choices=list(_ACTIONS), help="what to do")
+    parser.add_argument(
+        "targets", metavar="TARGET", nargs="+", help="a run, the number of a process, or host:port or unix:PATH"
+    )
+    _agents.add_keeping_options(parser)
+    _agents.add_recording_options(parser)
+    _agents.add_reaching_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what was asked for."""
+    return _ACTIONS[arguments.action](arguments, _agents.agents(arguments, arguments.targets))
+
+
+def _start(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
+    from stepscope.capture.client_group import start_together
+    from stepscope.capture.protocol import CaptureOrder
+
+    order = CaptureOrder(timeout_s=arguments.timeout, options=_agents.record_options(arguments))
+    for client, state in start_together(clients, order):
+        _output.print_text(f"{client.name}: recording {_agents.describe(state)} ({state.id})\n")
+    return 0
+
+
+def _stop(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
+    from stepscope.capture.client_group import for_each_pair
+
+    stopped = for_each_pair(_under_way(clients), lambda client, state: client.stop(state.id))
+    return _agents.keep(arguments, _agents.finished(stopped))
+
+
+def _cancel(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
+    from stepscope.capture.client_group import for_each_pair
+
+    for client, state in for_each_pair(_under_way(clients), lambda client, state: client.cancel(state.id)):
+        _output.print_text(f"{client.name}: {state.id} {state.state}\n")
+    return 0
+
+
+def _list(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
+    import polars as pl
+
+    from stepscope.capture.client_group import for_each
+    from stepscope.report.tables import table_lines
+
+    captures = for_each(clients, lambda client: client.captures())
+    rows = [
+        {
+            "process": client.name,
+            "capture": state.id,
+            "state": state.state,
+            "recorded": _agents.describe(state),
+            "bytes": sum(size for _, size in state.files),
+            "problem": state.problem,
+        }
+        for client, states in zip(clients, captures, strict=True)
+        for state in states
+    ]
+    if not rows:
+        _output.print_text("Nothing was recorded on demand so far.\n")
+        return 0
+    _output.print_text("\n".join(table_lines(pl.DataFrame(rows), width=_output.width())) + "\n")
+    return 0
+
+
+def _shut_down(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
+    from stepscope.capture.client_group import for_each
+
+    for_each(clients, lambda client: client.shutdown())
+    for client in clients:
+        _output.print_text(f"{client.name}: the agent has ended, the program goes on\n")
+    return 0
+
+
+def _under_way(clients: Sequence[AgentClient]) -> list[tuple[AgentClient, CaptureState]]:
+    """The capture that each process has under way.
+
+    Raises:
+        AgentError: none has any.
+    """
+    from stepscope.capture.client_group import for_each
+
+    captures = for_each(clients, lambda client: client.captures())
+    found = [
+        (client, state) for client, states in zip(clients, captures, strict=True) for state in states if not state.ended
+    ]
+    if not found:
+        raise AgentError("no recording is under way (stepscope session list shows those that were)")
+    return found
+
+
+_ACTIONS: Final[dict[str, Callable[[argparse.Namespace, Sequence[AgentClient]], int]]] = {
+    "start": _start,
+    "stop": _stop,
+    "cancel": _cancel,
+    "list": _list,
+    "shutdown": _shut_down,
+}
