@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import Final
 
 from stepscope.commands import (
-    attach,
     cache,
     diagnose,
     environment,
@@ -24,7 +23,6 @@ from stepscope.commands import (
     operators,
     query,
     rules,
-    session,
     steps,
 )
 from stepscope.commands._output import discard_standard_output
@@ -36,8 +34,6 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final[tuple[ModuleType, ...]] = (
     diagnose,
-    attach,
-    session,
     steps,
     idle,
     operators,
