@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepscope.capture.agent import start_server
+    from stepscope.capture.annotations import annotate, step
+    from stepscope.capture.schedule import schedule
     from stepscope.diagnosis import Diagnosis, Finding, diagnose
     from stepscope.errors import StepscopeError
     from stepscope.readers import open_trace
@@ -29,9 +31,12 @@ __all__ = [
     "Trace",
     "Window",
     "__version__",
+    "annotate",
     "diagnose",
     "open_trace",
+    "schedule",
     "start_server",
+    "step",
 ]
 
 _HOMES = {
@@ -40,9 +45,12 @@ _HOMES = {
     "StepscopeError": "stepscope.errors",
     "Trace": "stepscope.trace",
     "Window": "stepscope.trace",
+    "annotate": "stepscope.capture.annotations",
     "diagnose": "stepscope.diagnosis",
     "open_trace": "stepscope.readers",
+    "schedule": "stepscope.capture.schedule",
     "start_server": "stepscope.capture.agent",
+    "step": "stepscope.capture.annotations",
 }
 
 

@@ -17,9 +17,12 @@ NAMES = [
     "Trace",
     "Window",
     "__version__",
+    "annotate",
     "diagnose",
     "open_trace",
+    "schedule",
     "start_server",
+    "step",
 ]
 HEAVY = ["isal", "jinja2", "numpy", "polars", "rich", "torch"]
 LIST_HEAVY = f"import json, sys, stepscope; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"

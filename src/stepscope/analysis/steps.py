@@ -87,9 +87,17 @@ def _steps(index: npt.NDArray[np.int64], start: Times, end: Times, source: str) 
 
 def _annotated(trace: Trace) -> pl.DataFrame:
     marks = trace.annotations.filter((pl.col("kind") == "host") & pl.col("step").is_not_null())
-    marks = marks.sort("start_ns").unique("step", keep="first", maintain_order=True)
+    marks = _of_the_most_frequent_kind(marks).sort("start_ns").unique("step", keep="first", maintain_order=True)
     start = marks["start_ns"].to_numpy()
     return _steps(marks["step"].to_numpy(), start, start + marks["duration_ns"].to_numpy(), "annotation")
+
+
+def _of_the_most_frequent_kind(marks: pl.DataFrame) -> pl.DataFrame:
+    """Steps of one kind: those named "train" where there are also some named "evaluate"."""
+    marks = marks.with_columns(kind_of_step=pl.col("name").str.replace(r"#\d+", "#"))
+    counts = marks.group_by("kind_of_step").agg(pl.len(), first=pl.col("start_ns").min())
+    best = counts.sort("len", "first", descending=[True, False])["kind_of_step"].head(1)
+    return marks.filter(pl.col("kind_of_step").is_in(best.implode()))
 
 
 def _inferred_from_marks(trace: Trace) -> pl.DataFrame:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepscope.capture.options import RecordOptions
+from stepscope.capture.trace_file import write_trace
 from stepscope.errors import UsageError
 
 STEP_NAME: Final = "ProfilerStep#{}"
@@ -20,7 +20,6 @@ STEP_NAME: Final = "ProfilerStep#{}"
 
 _RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _WORLD_SIZES: Final = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
-_COPY_BYTES: Final = 1 << 20
 _NEW, _PREPARED, _RECORDING, _STOPPED = range(4)
 
 _only_one = threading.Lock()
@@ -43,12 +42,14 @@ class Recorder:
 
     Attributes:
         problem: what went wrong, in a sentence; None as long as nothing did.
+        first_step: number of the first step; set by `start`.
         step_number: number of the step that is recorded now, or next.
     """
 
     def __init__(self, options: RecordOptions, *, first_step: int = 0) -> None:
         self.options = options
         self.problem: str | None = None
+        self.first_step = first_step
         self.step_number = first_step
         self._state = _NEW
         self._lock = threading.RLock()
@@ -84,6 +85,7 @@ class Recorder:
                 self._state = _STOPPED
                 self._profiler.start_trace()
                 self._state = _RECORDING
+                self.first_step = self.step_number
                 _add_rank(self._profiler)
                 self._open_step()
 
@@ -135,11 +137,7 @@ class Recorder:
                 raise UsageError(f"the trace was saved already, as {self._saved}")
             if self._profiler is None:
                 raise UsageError(self.problem or "nothing was recorded, so there is no trace to save")
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                _write_trace(self._profiler, path)
-            except (OSError, RuntimeError) as error:
-                raise UsageError(f"the trace cannot be written to {path}: {error}") from error
+            write_trace(path, self._profiler.export_chrome_trace)
             self._saved, self._profiler = path, None  # the profiler writes a trace only once
             return path
 
@@ -253,27 +251,3 @@ def _add_rank(profiler: Any) -> None:
 def _number(variables: tuple[str, ...]) -> int | None:
     value = next((os.environ[name] for name in variables if name in os.environ), "")
     return int(value) if value.isdecimal() else None
-
-
-def _write_trace(profiler: Any, path: Path) -> None:
-    """Export beside the target, pack, and rename; names that end in `.partial` are nobody's trace."""
-    plain = path.with_name(f".{path.name}.{os.getpid()}.plain.partial")
-    packed = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        profiler.export_chrome_trace(str(plain))
-        if path.name.endswith(".gz"):
-            _pack(plain, packed)
-            os.replace(packed, path)
-        else:
-            os.replace(plain, path)
-    finally:
-        for leftover in (plain, packed):
-            leftover.unlink(missing_ok=True)
-
-
-def _pack(source: Path, target: Path) -> None:
-    from isal import igzip
-
-    opened: Any = igzip.open
-    with source.open("rb") as file, opened(target, "wb", compresslevel=1) as packed:
-        shutil.copyfileobj(file, packed, _COPY_BYTES)

@@ -34,6 +34,7 @@ class Assembly:
         self._writer = writer
         self._origin_ns = columns.origin_ns or 0
         self._strings = columns.pool.strings()
+        self._own_steps = not names.are_steps_marked(self._strings)
         self._steps = steps
         self.window = window
 
@@ -108,7 +109,8 @@ class Assembly:
             self._writer.write_part(table, conform(table, part))
 
     def _describe_annotations(self, part: pl.DataFrame) -> pl.DataFrame:
-        return self._by_name(part, {"step": pl.Int64}, lambda name: (names.step_number(name),))
+        own = self._own_steps
+        return self._by_name(part, {"step": pl.Int64}, lambda name: (names.step_number(name, own=own),))
 
     def _describe_frames(self, part: pl.DataFrame) -> pl.DataFrame:
         schema = {"file": pl.String, "line": pl.Int32, "function": pl.String, "module": pl.String}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 OPERATOR_CATEGORIES: Final = frozenset({"cpu_op", "operator"})
@@ -27,6 +28,7 @@ FORWARD_BACKWARD_FLOWS: Final = frozenset({"fwdbwd", "forward_backward"})
 
 _ANNOTATION_NAMES = re.compile(r"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.(?:step|zero_grad)#")
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})")
+_OWN_STEP = re.compile(r"stepscope\.step#(\d{1,18}) ")
 _FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 _MODULE = re.compile(r"nn\.Module: (.+)")
 
@@ -60,10 +62,15 @@ def is_annotation(name: str) -> bool:
     return _ANNOTATION_NAMES.match(name) is not None
 
 
-def step_number(name: str) -> int | None:
-    """The number of a step annotation."""
-    match = _STEP.match(name)
+def step_number(name: str, *, own: bool = True) -> int | None:
+    """The number of a step annotation: torch.profiler's, or with `own` also that of `stepscope.step`."""
+    match = _STEP.match(name) or (_OWN_STEP.match(name) if own else None)
     return int(match[1]) if match else None
+
+
+def are_steps_marked(names: Iterable[str]) -> bool:
+    """Whether torch.profiler marked steps itself; marks by `stepscope.step` are then no steps of their own."""
+    return any(_STEP.match(name) for name in names)
 
 
 def frame(name: str) -> Frame:

@@ -1,0 +1,68 @@
+"""Trace files as they are written: complete or not at all, packed by their names."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from stepscope.errors import UsageError
+
+_COPY_BYTES: Final = 1 << 20
+
+
+def write_trace(path: Path, export: Callable[[str], None]) -> None:
+    """Let `export` write a plain file beside `path`, pack it if the name ends in `.gz`, and rename it.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _partial(path, "plain") as plain, _partial(path, "packed") as packed:
+            export(str(plain))
+            if path.name.endswith(".gz"):
+                _pack(plain, packed)
+            os.replace(packed if path.name.endswith(".gz") else plain, path)
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"the trace cannot be written to {path}: {error}") from error
+
+
+def copy_trace(source: Path, target: Path) -> None:
+    """Copy a trace, packing or unpacking it as the names say.
+
+    Raises:
+        UsageError: one cannot be read or the other not be written.
+    """
+
+    def export(plain: str) -> None:
+        with _unpacked(source) as file, open(plain, "wb") as copy:
+            shutil.copyfileobj(file, copy, _COPY_BYTES)
+
+    write_trace(target, export)
+
+
+@contextlib.contextmanager
+def _partial(path: Path, what: str) -> Iterator[Path]:
+    """A name beside `path` that nobody takes for a trace; the file is gone afterwards."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{what}.partial")
+    try:
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _unpacked(path: Path) -> BinaryIO | gzip.GzipFile:
+    return gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")
+
+
+def _pack(source: Path, target: Path) -> None:
+    from isal import igzip
+
+    opened: Any = igzip.open
+    with source.open("rb") as file, opened(target, "wb", compresslevel=1) as packed:
+        shutil.copyfileobj(file, packed, _COPY_BYTES)
