@@ -197,6 +197,26 @@ class TestDiagnose:
         assert run("diagnose", gpu, "--fail-on", "100%").code == 0
         assert run("diagnose", gpu, "--rule", "recompilation", "--fail-on", "1%").code == 0
 
+    @pytest.mark.parametrize("annotated", [True, False])
+    def test_the_step_that_a_remedy_names_can_be_looked_at(
+        self, annotated: bool, run: Stepscope, tmp_path: Path
+    ) -> None:
+        """Whether the steps carry numbers or were inferred from the optimizer's."""
+        events = device_steps(steps=16)
+        for event in events:
+            if event["ts"] >= 9_200:
+                event["ts"] += 20_000
+            if not annotated and event["cat"] == "user_annotation":
+                event["name"] = "Optimizer.step#SGD.step"
+        events[9 * 5]["dur"] += 20_000
+        trace = write_events(tmp_path / "t.json", events)
+        report = run("diagnose", trace, "--rule", "step-variance", "--json", "-").json()
+        assert report["steps"]["source"] == ("annotation" if annotated else "inferred")
+        code = report["findings"][0]["remedy"]["code"].split()
+        assert code[:3] == ["stepscope", "diagnose", "TRACE"]
+        outcome = run("diagnose", trace, *code[3:])
+        assert (outcome.code, outcome.err) == (0, "")
+
     def test_top_and_all(self, run: Stepscope) -> None:
         assert "showing 2 of " in run("diagnose", PER_TOKEN, "--top", "2").out
         assert "showing " not in run("diagnose", PER_TOKEN, "--top", "0").out

@@ -67,7 +67,15 @@ def check(view: View) -> RuleResult:
         ),
         remedy=Remedy(
             f"See what the longest step ({slow['index'][0]}) does that others do not.",
-            f"stepscope diagnose TRACE --steps {slow['index'][0]}",
+            f"stepscope diagnose TRACE {_selection(slow.row(0, named=True), summary.source)}",
         ),
     )
     return RuleResult((finding,))
+
+
+def _selection(step: dict[str, int], source: str) -> str:
+    """The option that reads one step; steps that were inferred carry no number in the file and are chosen by time."""
+    if source == "annotation":
+        return f"--steps {step['index']}"
+    end_ns = step["start_ns"] + step["duration_ns"]
+    return f"--window {step['start_ns'] // 1000}us:{-(-end_ns // 1000)}us"
