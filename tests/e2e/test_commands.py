@@ -151,14 +151,14 @@ class TestDiagnose:
 
     @pytest.mark.parametrize("option", ["--json", "--markdown", "--html"])
     def test_redacted_reports_name_nobody_and_no_place(self, option: str, run: Stepscope, tmp_path: Path) -> None:
-        folder = tmp_path / "secret folder of jane"
+        folder = tmp_path / "secret folder of alice"
         folder.mkdir()
-        events = device_steps(frame="/home/jane.doe/project x/train.py(3): f")
-        events.append({"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python /home/jane.doe/run.py"}})
-        trace = write_events(folder / "t.json", events, hostname="node-of-jane")
+        events = device_steps(frame="/home/alice/project x/train.py(3): f")
+        events.append({"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python /home/alice/run.py"}})
+        trace = write_events(folder / "t.json", events, hostname="node-of-alice")
         outcome = run("diagnose", trace, option, "-", "--redact")
         assert outcome.code == 0
-        for word in ("jane", "secret folder", str(tmp_path), "/home/", "project x", "node-of"):
+        for word in ("alice", "secret folder", str(tmp_path), "/home/", "project x", "node-of"):
             assert word not in outcome.out
         assert "train.py" in outcome.out
         names = [name for name in (getpass.getuser(), platform.node()) if len(name) > 2 and name != "root"]
@@ -303,9 +303,9 @@ class TestTables:
             assert set(columns.split(",")) <= rows[0].keys()
 
     def test_redact(self, run: Stepscope, tmp_path: Path) -> None:
-        trace = write_events(tmp_path / "t.json", device_steps(frame="/home/jane/x/train.py(3): f"))
+        trace = write_events(tmp_path / "t.json", device_steps(frame="/home/alice/x/train.py(3): f"))
         out = run("query", trace, "select file, name from frames", "--redact", "--format", "csv").out
-        assert "jane" not in out
+        assert "alice" not in out
         assert "train.py" in out
 
     def test_nothing_is_written_to_a_terminal_as_parquet_but_a_pipe_gets_it(self, gpu: Path) -> None:
