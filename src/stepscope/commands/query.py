@@ -125,7 +125,8 @@ def _sentence(message: str, tables: dict[str, pl.LazyFrame]) -> str:
 def _listing(tables: pl.DataFrame, width: int) -> Iterator[str]:
     """The tables for reading: none of their columns is cut."""
     for name, rows, columns in tables.iter_rows():
-        yield f"{name}: {count(rows)} {'row' if rows == 1 else 'rows'}"
+        size = "made when a query names it" if rows is None else f"{count(rows)} {'row' if rows == 1 else 'rows'}"
+        yield f"{name}: {size}"
         yield textwrap.fill(", ".join(columns), width, initial_indent="    ", subsequent_indent="    ")
 
 
@@ -139,5 +140,5 @@ def _tables(trace: Trace) -> pl.DataFrame:
     rows = [
         (name, trace.scan(name).select(pl.len()).collect().item(), ["row", *schema]) for name, schema in SCHEMAS.items()
     ]
-    rows += [(name, make(trace).height, ["row", *schema]) for name, (make, schema) in DERIVED.items()]
+    rows += [(name, None, ["row", *schema]) for name, (_, schema) in DERIVED.items()]  # made when a query names them
     return pl.DataFrame(rows, schema=["table", "rows", "columns"], orient="row")

@@ -65,7 +65,7 @@ def test_all_repetitions_but_one_are_saved() -> None:
     assert finding.saving_ns_per_step == 40 * 10 * 39 // 40
     assert finding.saving_basis == "all repetitions but one"
     assert finding.title == (
-        "aten::select, aten::add run 40 times in a row, 40 repetitions a step: a loop that one batched call replaces"
+        "aten::select, aten::add run 40 times in a row in each step: a loop that one batched call replaces"
     )
     assert figures_of(finding) == [
         ("repetitions in a row", 40, "count", 32),

@@ -83,7 +83,7 @@ def _straggler_question(view: View) -> tuple[NotAnswered, ...]:
         NotAnswered(
             "Do ranks wait for a slow one inside the collectives, or for the network?",
             "one rank's trace does not show when the others arrived",
-            "record every rank of the same steps and give all the files together",
+            "record every rank of the same steps, and compare when each rank's collectives begin",
             ID,
         ),
     )

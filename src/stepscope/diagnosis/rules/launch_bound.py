@@ -37,6 +37,17 @@ THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost t
 
 _LATE: Final = ("dispatch", "python")
 
+_DISPATCH: Final = Remedy(
+    "Launch fewer, larger pieces of work: compile the model, so that a step is launched as a graph, or raise the batch "
+    "size.",
+    'model = torch.compile(model, mode="reduce-overhead")   # CUDA graphs: one launch for many kernels',
+)
+_PYTHON: Final = Remedy(
+    "Most of it is Python between operators: move what does not depend on the batch out of the step, do the rest with "
+    "tensor operators, or let a background thread prepare it while the device works.",
+    "stepscope operators TRACE --group-by stack    # which functions; --window shows one of the gaps",
+)
+
 
 def check(view: View) -> RuleResult:
     """Sum the late pieces, and the launch latency of gaps in which the host was late throughout."""
@@ -56,10 +67,11 @@ def check(view: View) -> RuleResult:
     if cost == 0 or view.share(cost) < limit:
         return RuleResult()
     launches = view.work.filter(pl.col("launch").is_not_null())["launch"].n_unique() / view.step_count
+    many = "1 launch" if round(launches) == 1 else f"{launches:,.0f} launches"
     blamed = mine.filter(pl.col("slice") >= 0)
     finding = view.finding(
         ID,
-        f"{view.share(cost):.0%} of the step the device waits for launches: {launches:,.0f} launches a step, "
+        f"{view.share(cost):.0%} of the step the device waits for launches: {many} a step, "
         f"and the host is too slow for them",
         cost,
         basis="idle time before work that the host launched late",
@@ -74,11 +86,7 @@ def check(view: View) -> RuleResult:
             ),
             view.longest(mine, "late launch"),
         ),
-        remedy=Remedy(
-            "Launch fewer, larger pieces of work: compile the model, so that a step is launched as a graph, or "
-            "raise the batch size.",
-            'model = torch.compile(model, mode="reduce-overhead")   # CUDA graphs: one launch for many kernels',
-        ),
+        remedy=_PYTHON if _share(view, mine, "python") > _share(view, mine, "dispatch") else _DISPATCH,
         where=view.locations(blamed) if blamed.height else (),
     )
     return RuleResult((finding,))

@@ -84,8 +84,8 @@ def _finding(view: View, same: list[Loop], minimum: int, limit: float) -> Findin
     largest = max(same, key=lambda loop: loop.repetitions)
     return view.finding(
         ID,
-        f"{body} {'run' if len(same[0].body) > 1 else 'runs'} {longest:,} times in a row, "
-        f"{per_step:,.0f} repetitions a step: a loop that one batched call replaces",
+        f"{body} {'run' if len(same[0].body) > 1 else 'runs'} {_how_often(longest, per_step)}: "
+        "a loop that one batched call replaces",
         saved,
         basis="all repetitions but one, forward and backward" if len(backward) else "all repetitions but one",
         confidence="medium",
@@ -103,6 +103,12 @@ def _finding(view: View, same: list[Loop], minimum: int, limit: float) -> Findin
         remedy=_remedy(same[0].body),
         where=view.locations_of(view.slices_of_operators(forward), np.maximum(durations, 1)),
     )
+
+
+def _how_often(longest: int, per_step: float) -> str:
+    if longest == per_step:
+        return f"{longest:,} times in a row in each step"
+    return f"up to {longest:,} times in a row, {per_step:,.0f} times a step"
 
 
 def _cost_ns(view: View, rows: Rows) -> int:
