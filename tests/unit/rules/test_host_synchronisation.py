@@ -74,6 +74,25 @@ def short_wait() -> Trace:
     return recording.trace()
 
 
+def without_a_device(*names: str, steps: int = 2) -> Trace:
+    """A CPU's steps of 1000 ns with these calls by the user, an item() by the optimizer and one by the loader."""
+    recording = Recording()
+    for step in range(steps):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.frame(begin, 1000, "train.py(12): step")
+        for number, name in enumerate(names):
+            recording.operator(begin + 50 * number + 10, 20, name)
+            if name == "aten::is_nonzero":
+                recording.operator(begin + 50 * number + 12, 16, "aten::item")
+            recording.operator(begin + 50 * number + 14, 4, "aten::_local_scalar_dense")
+        recording.annotation(begin + 800, 100, "Optimizer.step#AdamW.step")
+        recording.operator(begin + 810, 5, "aten::item")
+        recording.annotation(begin + 900, 50, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+        recording.operator(begin + 910, 5, "aten::item")
+    return recording.trace()
+
+
 FIRES: Cases = {
     "item": lambda: recorded(item_every_step()),
     "item between graphs": lambda: recorded(graph_decode()),
@@ -81,6 +100,7 @@ FIRES: Cases = {
     "copy to the host": lambda: recorded(waiting(to_host)),
     "copy to the device": lambda: recorded(waiting(to_device)),
     "explicit": lambda: recorded(waiting(explicit)),
+    "item without a device": lambda: without_a_device("aten::item"),
 }
 SILENT: Cases = {
     "empty": empty_trace,
@@ -88,6 +108,7 @@ SILENT: Cases = {
     "no wait": lambda: recorded(launch_bound_training()),
     "waits that cost little": lambda: recorded(input_bound_training()),
     "a short wait": short_wait,
+    "a CPU whose optimizer and loader read values": without_a_device,
 }
 
 
@@ -141,3 +162,37 @@ def test_the_threshold_decides() -> None:
     assert len(asked(rule, trace, share=0.03).findings) == 1
     assert asked(rule, trace, share=0.05).findings == ()
     assert asked(rule, short_wait(), share=0.011).findings == ()
+
+
+def test_what_would_wait_for_a_gpu_is_a_note_without_a_saving() -> None:
+    finding = the_finding(rule, without_a_device("aten::item"))
+
+    assert (finding.severity, finding.saving_ns_per_step, finding.saving_share) == ("note", 0, 0.0)
+    assert finding.title == (
+        ".item() is called once a step: it waits for nothing on a CPU, on a GPU it would drain the queues"
+    )
+    assert figures_of(finding) == [
+        ("calls per step", 1.0, "count", 0.5),
+        ("time inside the calls per step", 20, "ns", None),
+    ]
+    assert places_of(finding) == [("train.py", 12, "step")]
+    assert "running_loss += loss.detach()" in finding.remedy.code
+
+
+def test_each_kind_is_noted_once_and_calls_inside_others_are_not_counted_again() -> None:
+    trace = without_a_device("aten::item", "aten::is_nonzero", "aten::nonzero", "aten::mm")
+    item, shape = asked(rule, trace).findings
+
+    assert (figures_of(item)[0][:2], figures_of(shape)[0][:2]) == (("calls per step", 2.0), ("calls per step", 1.0))
+    assert item.title.startswith(".item() is called 2 times a step")
+    assert shape.title.startswith("an operator whose output size depends on values is called once a step")
+
+
+def test_rare_reading_is_not_noted() -> None:
+    recording = Recording()
+    for step in range(4):
+        recording.step(1000 * step, 1000, step)
+    recording.operator(10, 20, "aten::item")
+
+    assert asked(rule, recording.trace()).findings == ()
+    assert len(asked(rule, recording.trace(), calls=0.25).findings) == 1

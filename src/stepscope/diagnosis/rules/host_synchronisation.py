@@ -10,9 +10,13 @@ are empty, and the device is idle until new work arrives.
 Each synchronising call takes from the host as much lead as it waited. The idle time of the device up to the next
 such call in which the host was late is charged to it, at most as much as it waited.
 
+Without a device there is nothing to wait for. Calls that would wait for a GPU are then counted, and where a step has
+some, a note says so that claims no saving. Calls by the optimizer and the data loader are left out.
+
 # Known false positives
 A value may be needed: generating a token needs the one before. Then fewer, later or asynchronous waits are the most
-that can be had. What the host does after the wait (loading data, say) is told by its own rule as well.
+that can be had. What the host does after the wait (loading data, say) is told by its own rule as well. Without a
+device it cannot be seen which tensors would lie on a GPU: those that stay on the CPU never make anybody wait.
 
 # What to do
 Keep values on the device: accumulate losses as tensors and read them every hundred steps; copy with
@@ -24,6 +28,8 @@ PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization"; n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -33,10 +39,14 @@ from stepscope.analysis.host import CAUSE_CODES
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
 
 ID: Final = "host-synchronisation"
 TITLE: Final = "The host waits for the device and falls behind"
-THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost after one kind of synchronisation")}
+THRESHOLDS: Final = {
+    "share": Threshold(0.02, "share", "share of the step lost after one kind of synchronisation"),
+    "calls": Threshold(0.5, "count", "calls a step that would wait for a GPU, in a trace without a device"),
+}
 
 _COPY_IN: Final = "(copy to the device)"
 """In place of an operator's name, which is the same for both directions of a copy."""
@@ -86,13 +96,18 @@ _KINDS: Final[tuple[tuple[str, str, Remedy], ...]] = (
 )
 
 
+_ON_CPU: Final = ((0, "^aten::(item|is_nonzero)$"), (1, "^aten::(nonzero|masked_select|_unique2|unique_consecutive)$"))
+"""Kinds, as numbers in `_KINDS`, that can be seen without a device, and the operators that show them."""
+_FRAMEWORKS_OWN: Final = ("optimizer", "input", "checkpoint", "profiler_overhead")
+"""Causes whose synchronising calls are the framework's, on values that mostly lie on the CPU anyway."""
+
 _NUMBER_OF_COPY_IN: Final = [pattern for pattern, _, _ in _KINDS].index(_COPY_IN)
 
 
 def check(view: View) -> RuleResult:
-    """Charge late idle time to the synchronising calls that caused it, by kind of call."""
+    """Charge late idle time to the synchronising calls that caused it, by kind; without a device, count the calls."""
     if view.device is None:
-        return RuleResult()
+        return RuleResult(tuple(_notes(view)))
     charged = _charged(view)
     limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
     findings = []
@@ -102,6 +117,53 @@ def check(view: View) -> RuleResult:
         if cost > 0 and view.share(cost) >= limit:
             findings.append(_finding(view, what, remedy, mine, cost, limit))
     return RuleResult(tuple(findings))
+
+
+def _notes(view: View) -> Iterator[Finding]:
+    """What would wait for a GPU, of a program that ran without one."""
+    limit = view.threshold(ID, "calls", THRESHOLDS["calls"].value)
+    for kind, pattern in _ON_CPU:
+        rows = _calls_on_cpu(view, pattern)
+        if len(rows) and len(rows) / view.step_count >= limit:
+            yield _note(view, kind, rows, limit)
+
+
+def _calls_on_cpu(view: View, pattern: str) -> Rows:
+    """The rows in `operators` of the program's own calls in the span."""
+    operators = view.trace.operators.with_row_index("row")
+    parents = view.trace.operators["name"].gather(operators["parent"])
+    found = operators.filter(
+        pl.col("name").str.contains(pattern)
+        & ~parents.str.contains(pattern).fill_null(False)  # is_nonzero() calls item()
+        & pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
+    )
+    rows = found["row"].to_numpy().astype(np.int64)
+    around = view.activity.around[view.slices_of_operators(rows)]
+    ours = [CAUSE_CODES[cause] for cause in _FRAMEWORKS_OWN]
+    return rows[~np.isin(view.activity.cause_of(around), ours)]
+
+
+def _note(view: View, kind: int, rows: Rows, limit: float) -> Finding:
+    _, what, remedy = _KINDS[kind]
+    per_step = len(rows) / view.step_count
+    durations = view.trace.operators["duration_ns"].to_numpy()[rows]
+    times = "once a step" if per_step == 1 else f"{per_step:,.3g} times a step"
+    found = view.finding(
+        ID,
+        f"{what} is called {times}: it waits for nothing on a CPU, on a GPU it would drain the queues",
+        0,
+        basis="no saving on this CPU; on a GPU the host would wait until all work before the call is done",
+        confidence="high",
+        evidence=Evidence(
+            (
+                Figure("calls per step", per_step, "count", limit),
+                Figure("time inside the calls per step", view.per_step(int(durations.sum())), "ns"),
+            )
+        ),
+        remedy=remedy,
+        where=view.locations_of(view.slices_of_operators(rows), np.maximum(durations, 1)),
+    )
+    return replace(found, severity="note")
 
 
 def _charged(view: View) -> pl.DataFrame:
