@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stepscope.capture.agent import start_server
     from stepscope.capture.annotations import annotate, step
     from stepscope.capture.schedule import schedule
+    from stepscope.capture.telemetry.log import log, telemetry
     from stepscope.diagnosis import Diagnosis, Finding, diagnose
     from stepscope.errors import StepscopeError
     from stepscope.readers import open_trace
@@ -33,10 +34,12 @@ __all__ = [
     "__version__",
     "annotate",
     "diagnose",
+    "log",
     "open_trace",
     "schedule",
     "start_server",
     "step",
+    "telemetry",
 ]
 
 _HOMES = {
@@ -47,10 +50,12 @@ _HOMES = {
     "Window": "stepscope.trace",
     "annotate": "stepscope.capture.annotations",
     "diagnose": "stepscope.diagnosis",
+    "log": "stepscope.capture.telemetry.log",
     "open_trace": "stepscope.readers",
     "schedule": "stepscope.capture.schedule",
     "start_server": "stepscope.capture.agent",
     "step": "stepscope.capture.annotations",
+    "telemetry": "stepscope.capture.telemetry.log",
 }
 
 

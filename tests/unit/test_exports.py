@@ -19,10 +19,12 @@ NAMES = [
     "__version__",
     "annotate",
     "diagnose",
+    "log",
     "open_trace",
     "schedule",
     "start_server",
     "step",
+    "telemetry",
 ]
 HEAVY = ["isal", "jinja2", "numpy", "polars", "rich", "torch"]
 LIST_HEAVY = f"import json, sys, stepscope; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"

@@ -24,6 +24,7 @@ from stepscope.commands import (
     query,
     rules,
     steps,
+    telemetry,
 )
 from stepscope.commands._output import discard_standard_output
 from stepscope.commands._parser import CommandParser, unknown_command, unknown_options
@@ -40,6 +41,7 @@ COMMANDS: Final[tuple[ModuleType, ...]] = (
     kernels,
     query,
     export,
+    telemetry,
     environment,
     rules,
     explain,
