@@ -113,7 +113,7 @@ class TestFrame:
         ("argv", "message"),
         [
             (["diagnos", "x"], "'diagnos' is no command; did you mean diagnose?"),
-            (["zzz"], "'zzz' is no command; the commands are diagnose, steps, "),
+            (["zzz"], "'zzz' is no command; the commands are "),
             (
                 ["diagnose", "x", "--jsn", "y"],
                 "there is no option --jsn; did you mean --json? (see stepscope diagnose --help)",

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Final
 
 from stepscope.commands import (
+    attach,
     cache,
     diagnose,
     environment,
@@ -23,8 +24,10 @@ from stepscope.commands import (
     operators,
     query,
     rules,
+    run,
+    runs,
+    session,
     steps,
-    telemetry,
 )
 from stepscope.commands._output import discard_standard_output
 from stepscope.commands._parser import CommandParser, unknown_command, unknown_options
@@ -34,14 +37,17 @@ from stepscope.report.format import printable
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final[tuple[ModuleType, ...]] = (
+    run,
     diagnose,
+    runs,
+    attach,
+    session,
     steps,
     idle,
     operators,
     kernels,
     query,
     export,
-    telemetry,
     environment,
     rules,
     explain,
@@ -99,11 +105,14 @@ def _run(argv: list[str]) -> int:
         return 0
     if not argv[0].startswith("-") and argv[0] not in commands:
         raise unknown_command(argv[0], list(commands))
+    command = commands.get(argv[0], parser)
+    own, program = command.split_program(argv[1:])
     try:
-        arguments, rest = parser.parse_known_args(argv)
+        arguments, rest = parser.parse_known_args([argv[0], *own])
     except SystemExit as exit:  # --help and --version end this way
         return int(exit.code or 0)
-    command = commands.get(argv[0], parser)
+    if command.program:
+        setattr(arguments, command.program, program)
     rest = command.take_late(arguments, rest)
     if rest or "run" not in arguments:
         raise unknown_options(rest, command)

@@ -17,9 +17,12 @@ class CommandParser(argparse.ArgumentParser):
 
     Attributes:
         late: the last positional argument where it may be left out; argparse does not find it behind options.
+        program: the argument that gets another program's command line, which begins with the first word that is no
+            option, or with -m, and which argparse must not see.
     """
 
     late: str = ""
+    program: str = ""
 
     def __init__(self, **settings: Any) -> None:
         settings = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **settings}
@@ -34,6 +37,19 @@ class CommandParser(argparse.ArgumentParser):
     def options(self) -> list[str]:
         """Every option this parser knows, such as "--top"."""
         return list(self._option_string_actions)
+
+    def split_program(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """The words that are options of this parser, and the command line that follows them."""
+        position = 0
+        while self.program and position < len(words):
+            word = words[position]
+            if word == "--":
+                return words[:position], words[position + 1 :]
+            if not word.startswith("-") or word == "-m":
+                return words[:position], words[position:]
+            action = self._option_string_actions.get(word)
+            position += 2 if action is not None and action.nargs is None else 1
+        return words, []
 
     def take_late(self, arguments: argparse.Namespace, rest: list[str]) -> list[str]:
         """Give the `late` argument what stood behind the options; returns what is still left over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from dataclasses import replace
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from stepscope.errors import UsageError
-from stepscope.report.format import printable, share, size
+from stepscope.report.format import count, printable, share, size
 
 if TYPE_CHECKING:
+    from stepscope.capture.run_folder import RunFolder
     from stepscope.trace import Trace
 
 _QUIET_S: Final = 1.0
@@ -31,12 +33,13 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
-    """Open a trace as the options say, with progress on a terminal when it takes long."""
+    """Open a trace, or that of a run, as the options say; with progress on a terminal when it takes long."""
     from stepscope.readers import open_trace
     from stepscope.trace import Window
     from stepscope.trace.cache import TraceCache
     from stepscope.trace.window import StepRange
 
+    path = _one_trace(path)
     progress = Progress(str(path), sys.stderr)
     try:
         trace = open_trace(
@@ -53,6 +56,70 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
             f"nothing was recorded in the window {arguments.window!r} of {path}; times count from the trace's start"
         )
     return _with_printable_path(trace)
+
+
+def trace_paths(path: str | Path) -> list[Path]:
+    """The trace files that a word stands for: of a run, by name or folder, each rank's latest; else what lies there.
+
+    Raises:
+        UsageError: a run without traces, or whose folder is gone.
+        UnreadableTraceError: a folder without trace files.
+    """
+    from stepscope.readers import trace_files
+
+    folder = _run_at(path)
+    if folder is None:
+        return trace_files(_inside_run(path) or path)
+    found = folder.latest_traces()
+    if not found:
+        raise UsageError(f"the run {folder.name} holds no trace; stepscope runs show {folder.name} tells more")
+    earlier = [f"{folder.name}/{trace.parent.name}/{trace.name}" for trace in folder.traces() if trace not in found]
+    if earlier:
+        print(f"stepscope: this run holds earlier traces too: {', '.join(earlier)}", file=sys.stderr)
+    return found
+
+
+def _one_trace(path: str | Path) -> str | Path:
+    """The trace to open where only one can be: a run's first rank, which is said."""
+    folder = _run_at(path)
+    if folder is None:
+        inside = _inside_run(path)
+        if inside is None or not inside.is_dir():
+            return inside or path
+        found = trace_paths(inside)
+        return found[-1]
+    found = trace_paths(path)
+    if len(found) > 1:
+        print(
+            f"stepscope: {folder.name} has {count(len(found))} ranks; this is {found[0].parent.name}, "
+            f"{folder.name}/{found[1].parent.name} is the next",
+            file=sys.stderr,
+        )
+    return found[0]
+
+
+def _run_at(path: str | Path) -> RunFolder | None:
+    """The run that a word names: a run folder's path, or the name of a run where nothing has that path."""
+    from stepscope.capture.run_folder import RunFolder, is_run_folder
+
+    if is_run_folder(path):
+        return RunFolder.open(path)
+    text = str(path)
+    if text == "-" or os.path.exists(path) or os.sep in text:
+        return None
+    from stepscope.capture.runs import run_named
+
+    return run_named(text)
+
+
+def _inside_run(path: str | Path) -> Path | None:
+    """What RUN/rank1, or RUN/rank1/trace-2.json.gz, stands for."""
+    name, slash, rest = str(path).partition("/")
+    if not slash or not name or os.path.exists(path):
+        return None
+    folder = _run_at(name)
+    inside = folder.path / rest if folder is not None else None
+    return inside if inside is not None and inside.exists() else None
 
 
 def _is_empty(trace: Trace) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
 from stepscope.commands._parser import suggestion
-from stepscope.commands._reading import add_reading_options, local_names, open_from
+from stepscope.commands._reading import add_reading_options, local_names, open_from, trace_paths
 from stepscope.commands._tables import whole_number
 from stepscope.commands.explain import rule_named
 from stepscope.errors import NotATraceError, UsageError
@@ -55,7 +55,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.epilog = _EXAMPLES
     parser.add_argument(
-        "paths", metavar="PATH", nargs="+", help="a trace file, a folder of them, or - for standard input"
+        "paths", metavar="PATH", nargs="+", help="a trace file, a folder of them, a run's name, or - for standard input"
     )
     reports = parser.add_argument_group("reports, besides the text on the terminal (- writes it there instead)")
     reports.add_argument("--json", metavar="FILE", type=_output.target, help="for programs")
@@ -124,12 +124,10 @@ def parsed_setting(text: str) -> tuple[str, float]:
 
 def _traces(arguments: argparse.Namespace) -> Iterator[Trace]:
     """Every trace the paths stand for, one after the other; what else lies in a folder is named and passed over."""
-    from stepscope.readers import trace_files
-
     seen: set[str] = set()
     for path in arguments.paths:
         found, other = 0, None
-        for file in trace_files(path):
+        for file in trace_paths(path):
             place = "-" if str(file) == "-" else os.path.realpath(file)
             if place in seen:
                 print(f"stepscope: passed over: {printable(str(file))} was named before", file=sys.stderr)

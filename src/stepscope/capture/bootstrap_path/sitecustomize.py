@@ -1,0 +1,92 @@
+"""Runs at the start of every Python process of a program that `stepscope run` started.
+
+Waits for the process to import torch, and costs next to nothing where it never does. The folder of this file is
+taken out of `sys.path`, and the user's own `sitecustomize` runs as if this one were not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from importlib.machinery import PathFinder
+
+TYPE_CHECKING = False  # as typing has it, whose import costs each of these processes milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _TorchImport:
+    """Sees torch being imported, and has stepscope told when that is done."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        found = (finder.find_spec(name, path, target) for finder in list(sys.meta_path))
+        spec: Any = next((each for each in found if each is not None), None)
+        loader: Any = getattr(spec, "loader", None)
+        if not hasattr(loader, "exec_module") or not hasattr(loader, "__dict__"):
+            return spec  # not there, or by an importer of its own kind: the program goes on unrecorded
+        execute = loader.exec_module
+
+        def execute_and_tell(module: Any) -> None:
+            del loader.exec_module
+            execute(module)
+            _tell()
+
+        loader.exec_module = execute_and_tell
+        return spec
+
+
+def _tell() -> None:
+    """Whatever is wrong with stepscope, the program is not to suffer."""
+    try:
+        _stepscope()
+        from stepscope.capture.bootstrap import torch_was_imported
+
+        torch_was_imported()
+    except Exception as error:
+        sys.stderr.write(f"stepscope: this process is not recorded: {error}\n")
+
+
+def _stepscope() -> None:
+    """The stepscope that was called, also where the program's Python has none or another."""
+    if "stepscope" not in sys.modules:
+        from importlib.util import module_from_spec, spec_from_file_location
+
+        package = os.path.dirname(os.path.dirname(_HERE))
+        spec = spec_from_file_location(
+            "stepscope", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
+        )
+        if spec is not None and spec.loader is not None:
+            module = module_from_spec(spec)
+            sys.modules["stepscope"] = module
+            spec.loader.exec_module(module)
+
+
+def _sign() -> None:
+    """Leave a sign that a Python process of the run could be reached."""
+    with contextlib.suppress(OSError):
+        folder = os.path.join(os.environ["STEPSCOPE_RUN"], "seen")
+        os.makedirs(folder, exist_ok=True)
+        os.close(os.open(os.path.join(folder, "python"), os.O_CREAT | os.O_WRONLY, 0o644))
+
+
+def _run_users_own() -> None:
+    spec = PathFinder.find_spec("sitecustomize")
+    if spec is not None and spec.loader is not None:
+        from importlib.util import module_from_spec
+
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
+if os.path.isfile(os.path.join(os.environ.get("STEPSCOPE_RUN", ""), "run.json")):
+    _sign()
+    sys.meta_path.insert(0, _TorchImport())
+_run_users_own()

@@ -1,0 +1,228 @@
+"""What a process of a program that `stepscope run` started does with its steps: warm up, record a few, let go."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
+
+from stepscope.capture.controller import CaptureHandle, CaptureRequest, CaptureResult, StepController, StepSource
+from stepscope.capture.hooks import StepHooks
+from stepscope.capture.manifest import process_facts, rank_and_world_size
+from stepscope.capture.options import RecordOptions
+from stepscope.capture.run_folder import RunFolder
+
+WARMUP_STEPS: Final = 5
+WARMUP_S: Final = 3.0
+MOST_WARMUP_STEPS: Final = 10
+"""Warm-up: at least WARMUP_STEPS, then until WARMUP_S have passed or this many steps; with several ranks this many."""
+LONG_WARMUP_S: Final = 60.0
+"""Steps so long that two of them take this are warm by then."""
+OPTIMIZER_PATIENCE_S: Final = 30.0
+"""How long a program that has an optimizer is given to step it, before other signs count as its steps."""
+_LONGEST_STEP_S: Final = 60.0
+_LONGEST_STEP_RATIO: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What `stepscope run` was told, for the processes of the program.
+
+    Attributes:
+        steps: how many to record.
+        warmup: how many steps to let pass before; None for the defaults above.
+        exit_after: end the program when they are recorded.
+        redact: leave names of folders and of the machine out of what is kept beside the traces.
+        record: what is recorded besides times.
+    """
+
+    steps: int = 5
+    warmup: int | None = None
+    exit_after: bool = False
+    redact: bool = False
+    record: RecordOptions = field(default_factory=RecordOptions)
+
+    def to_json(self) -> dict[str, Any]:
+        """For STEPSCOPE_RUN_OPTIONS and `run.json`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> RunOptions:
+        """The reverse of `to_json`; what is not known is passed over."""
+        values = {item.name: content[item.name] for item in fields(cls) if item.name in content}
+        known = {item.name for item in fields(RecordOptions)}
+        record = {name: bool(value) for name, value in (values.pop("record", None) or {}).items() if name in known}
+        return cls(**values, record=RecordOptions(**record))
+
+    @classmethod
+    def parse(cls, text: str) -> RunOptions:
+        """From STEPSCOPE_RUN_OPTIONS."""
+        return cls.from_json(json.loads(text or "{}"))
+
+
+class FirstRecording:
+    """Lets a process warm up, records its steps once, and leaves it alone.
+
+    Where the steps were only guessed from DataLoaders or forward calls and an optimizer steps later, its steps are
+    recorded too, into a second trace.
+    """
+
+    def __init__(self, controller: StepController, hooks: StepHooks, folder: RunFolder, options: RunOptions) -> None:
+        self._controller = controller
+        self._hooks = hooks
+        self._folder = folder
+        self._options = options
+        self._handle: CaptureHandle | None = None
+        self._result: CaptureResult | None = None
+        self._source = StepSource.NONE
+        self._counted = 0
+        self._begun_s = time.monotonic()
+        self._waits_for_optimizer: bool | None = None
+        self._over = False
+        self.process = os.getpid()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any step was seen."""
+        return self._source is not StepSource.NONE
+
+    def step_ended(self, step: int) -> None:
+        """Count it, and ask for the capture when the program is warm."""
+        now = time.monotonic()
+        if self._controller.source is not self._source:
+            self._restart(now)
+        self._counted += 1
+        if self._handle is None and self._is_warm(now):
+            if is_helper():
+                self.let_go()
+                return
+            mean_s = (now - self._begun_s) / self._counted
+            self._handle = self._controller.request(
+                CaptureRequest(
+                    steps=self._options.steps,
+                    first_step=step if self._counted >= self._wanted_warmup() else None,
+                    options=self._options.record,
+                    timeout_s=max(_LONGEST_STEP_S, mean_s * _LONGEST_STEP_RATIO),
+                )
+            )
+
+    def step_begins(self, step: int) -> None:
+        """Let go of the program when the capture has ended, and end the program if that was asked for."""
+        result = self._handle.result if self._handle is not None else None
+        if result is None or result is self._result:
+            return
+        self._result = result
+        self.report()
+        if self._source >= StepSource.OPTIMIZER or self._options.exit_after:
+            self.let_go()
+        else:
+            self._hooks.keep(StepSource.OPTIMIZER)
+        if self._options.exit_after and not result.cancelled:
+            end_program()
+
+    def program_ends(self) -> None:
+        """Keep what was recorded so far."""
+        if os.getpid() != self.process or not self.has_begun or self._over:
+            return
+        self._over = True
+        self._controller.finish("the program ended first")
+        result = self._handle.result if self._handle is not None else None
+        if not is_helper() and (self._result is None or result not in (None, self._result)):
+            self._result = result
+            self.report()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Leave torch as it was; the steps are not counted any more."""
+        self._hooks.remove()
+        self._controller.listener = None
+
+    def report(self) -> None:
+        """Leave word in the run folder of what was recorded."""
+        rank, world_size = rank_and_world_size()
+        result = self._result or CaptureResult(problem=self._why_nothing())
+        self._folder.write_recording(
+            rank,
+            {
+                "process": self.process,
+                "world_size": world_size,
+                "source": self._source.name.lower(),
+                "steps_seen": self._controller.current_step(),
+                "asked_steps": self._options.steps,
+                "steps": result.steps,
+                "first_step": result.first_step,
+                "trace": result.path.name if result.path else None,
+                "problem": result.problem,
+                "own_profiler": self._controller.others.seen,
+                "facts": process_facts(redact=self._options.redact),
+            },
+        )
+
+    def _restart(self, now: float) -> None:
+        """A better sign of steps was seen: what was asked for by the lesser one is dropped."""
+        self._source = self._controller.source
+        self._counted, self._begun_s = 0, now
+        if self._handle is not None and self._handle.result is None:
+            self._handle.cancel()
+        self._handle = None
+
+    def _is_warm(self, now: float) -> bool:
+        """Whether the profiler may warm up in the step that begins, and the one after it be recorded."""
+        past_s, count = now - self._begun_s, self._counted + 1
+        if self._source < StepSource.OPTIMIZER and past_s < OPTIMIZER_PATIENCE_S and self._has_optimizer(count):
+            return False
+        if self._options.warmup is not None:
+            return count >= self._options.warmup
+        if rank_and_world_size()[1] > 1:  # every rank records the same steps
+            return count >= MOST_WARMUP_STEPS
+        if count >= MOST_WARMUP_STEPS or (count > 2 and past_s >= LONG_WARMUP_S):
+            return True
+        return count >= WARMUP_STEPS and past_s >= WARMUP_S
+
+    def _wanted_warmup(self) -> float:
+        """The steps after which the recording begins although its profiler had none to warm up in."""
+        return max(self._options.warmup, 1) if self._options.warmup is not None else float("inf")
+
+    def _has_optimizer(self, count: int) -> bool:
+        """Whether the program has made an optimizer; looked for once, when the program could be warm."""
+        if self._waits_for_optimizer is None and count >= min(WARMUP_STEPS, self._options.warmup or WARMUP_STEPS):
+            self._waits_for_optimizer = _optimizer_exists()
+        return bool(self._waits_for_optimizer)
+
+    def _why_nothing(self) -> str:
+        seen = self._counted
+        if self._waits_for_optimizer and self._source < StepSource.OPTIMIZER:
+            return "the program made an optimizer that never stepped, and ended before other steps were recorded"
+        if seen == 0:
+            return "the program ended before its first step did"
+        one = "1 step" if seen == 1 else f"{seen} steps"
+        return f"the program ended after {one}, before the recording began; --warmup 1 begins it sooner"
+
+
+def is_helper() -> bool:
+    """Whether this is a process that another one of the program started by multiprocessing, and no rank of its own."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is None or process.parent_process() is None:
+        return False
+    distributed = sys.modules.get("torch.distributed")
+    return not (distributed is not None and distributed.is_available() and distributed.is_initialized())
+
+
+def end_program() -> None:
+    """End the program as if it had called sys.exit(0); on another thread than the main one, that one too."""
+    if threading.current_thread() is not threading.main_thread():
+        main = ctypes.c_ulong(threading.main_thread().ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(SystemExit))
+    raise SystemExit(0)
+
+
+def _optimizer_exists() -> bool:
+    optimizer: Any = sys.modules["torch.optim.optimizer"].Optimizer
+    return any(issubclass(type(each), optimizer) for each in gc.get_objects())

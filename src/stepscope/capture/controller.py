@@ -1,0 +1,420 @@
+"""Captures of the running program: which are asked for, and when they begin and end.
+
+One controller a process. It is told of every step's end, and between two steps it has the recorder prepared, started
+or stopped. Imports only the standard library; the recorder, which needs torch, comes when the first capture does.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Final, Protocol
+
+from stepscope.capture.controller_others import OtherProfilers
+from stepscope.capture.options import RecordOptions
+from stepscope.errors import StepscopeError, UsageError
+
+PATIENCE_S: Final = 60.0
+_AT_LEAST_S: Final = 0.05
+
+
+class Recording(Protocol):
+    """What the controller needs of `stepscope.capture.recorder.Recorder`."""
+
+    def prepare(self) -> None: ...
+    def start(self) -> None: ...
+    def step(self) -> None: ...
+    def stop(self) -> None: ...
+    def save(self, path: Path) -> Path: ...
+    def discard(self) -> None: ...
+
+
+class StepSource(IntEnum):
+    """What shows where a step ends, from the least certain to the most."""
+
+    NONE = 0
+    FORWARD = 1
+    LOADER = 2
+    OPTIMIZER = 3
+    EXPLICIT = 4
+
+
+MakeRecording = Callable[[RecordOptions, int], Recording]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """What to record. With neither steps nor seconds it lasts until it is finished.
+
+    Attributes:
+        steps: how many steps.
+        seconds: for how long; the step that runs then is recorded whole.
+        first_step: number of the first step; None for the next that can be. One that has passed means the next.
+        options: what to record besides times.
+        out: the trace file to write; None for the controller's choice.
+        timeout_s: seconds without the end of a step after which the capture is given up, and what it has is kept.
+    """
+
+    steps: int | None = None
+    seconds: float | None = None
+    first_step: int | None = None
+    options: RecordOptions = field(default_factory=RecordOptions)
+    out: Path | None = None
+    timeout_s: float = PATIENCE_S
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.seconds is not None:
+            raise UsageError("a capture lasts either some steps or some seconds, not both")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"a capture has at least one step, not {self.steps}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise UsageError(f"a capture lasts longer than {self.seconds} seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureResult:
+    """How a capture ended.
+
+    Attributes:
+        path: the trace file; None where nothing was kept.
+        first_step: number of the first recorded step.
+        steps: how many were recorded to their end.
+        problem: one sentence, where it is not what was asked for.
+        cancelled: whether it was cancelled.
+    """
+
+    path: Path | None = None
+    first_step: int | None = None
+    steps: int = 0
+    problem: str | None = None
+    cancelled: bool = False
+
+
+class CaptureHandle:
+    """A capture that was asked for. Every method may be called from any thread."""
+
+    def __init__(self, request: CaptureRequest, end: Callable[[CaptureHandle, bool], None]) -> None:
+        self.request = request
+        self._end = end
+        self._recording = False
+        self._result: CaptureResult | None = None
+        self._done = threading.Event()
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether its first step has begun."""
+        return self._recording and not self._done.is_set()
+
+    @property
+    def result(self) -> CaptureResult | None:
+        """How it ended; None as long as it has not."""
+        return self._result
+
+    def wait(self, timeout: float | None = None) -> CaptureResult:
+        """Wait for its end, `timeout` seconds at the longest.
+
+        Raises:
+            TimeoutError: it has not ended by then; it goes on.
+        """
+        if not self._done.wait(timeout) or self._result is None:
+            raise TimeoutError(f"the capture has not ended after {timeout} s")
+        return self._result
+
+    def finish(self) -> None:
+        """End it at the end of the current step, and keep what was recorded."""
+        self._end(self, True)
+
+    def cancel(self) -> None:
+        """End it now, and keep nothing."""
+        self._end(self, False)
+
+    def _settle(self, result: CaptureResult) -> None:
+        self._result = result
+        self._done.set()
+
+
+class _Capture:
+    """The capture that is under way: its handle, its recorder, and how far it is."""
+
+    def __init__(self, handle: CaptureHandle, first_step: int) -> None:
+        self.handle = handle
+        self.first_step = first_step
+        self.recorder: Recording | None = None
+        self.started_s: float | None = None
+        self.complete_steps = 0
+        self.asked_to_finish = False
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether, at the end of a step, everything that was asked for is recorded."""
+        request = self.handle.request
+        if self.asked_to_finish:
+            return True
+        if request.steps is not None:
+            return self.complete_steps >= request.steps
+        return request.seconds is not None and now_s - (self.started_s or now_s) >= request.seconds
+
+    def saved(self, new_path: Callable[[], Path], problem: str | None) -> CaptureResult:
+        """Stop recording and write the trace."""
+        if self.started_s is None or self.recorder is None:
+            self.discard()
+            return CaptureResult(problem=problem or "the capture ended before its first step began")
+        try:
+            self.recorder.stop()
+            path = self.recorder.save(self.handle.request.out or new_path())
+        except (StepscopeError, OSError) as error:
+            return CaptureResult(problem=f"{problem}; {error}" if problem else str(error))
+        return CaptureResult(path, self.first_step, self.complete_steps, problem)
+
+    def discard(self) -> None:
+        """Stop and keep nothing."""
+        if self.recorder is not None:
+            self.recorder.discard()
+
+
+class StepListener(Protocol):
+    """Is told of steps on the thread that takes them."""
+
+    def step_ended(self, step: int) -> None:
+        """A step has ended, and `step` is about to begin; captures that begin with it may still be asked for."""
+
+    def step_begins(self, step: int) -> None:
+        """Everything that was due between the steps is done; may end the program by SystemExit."""
+
+
+class StepController:
+    """Counts the steps of this process and records those that are asked for.
+
+    Args:
+        new_path: gives the file for a trace; None for a temporary folder.
+        make_recording: makes a recorder for the options and the number of the first step.
+
+    Attributes:
+        source: what marks the steps: the best that was seen so far.
+        listener: told of every step.
+        on_source: called when a better source was seen.
+        others: the profilers that the program starts itself.
+    """
+
+    def __init__(
+        self, new_path: Callable[[], Path] | None = None, *, make_recording: MakeRecording | None = None
+    ) -> None:
+        self.source = StepSource.NONE
+        self.listener: StepListener | None = None
+        self.on_source: Callable[[StepSource], None] | None = None
+        self.others = OtherProfilers(self._give_way)
+        self._new_path = new_path or _temporary_path
+        self._make_recording = make_recording or _recorder
+        self._step = 0
+        self._last_boundary_s = time.monotonic()
+        self._lock = threading.RLock()
+        self._waiting: deque[CaptureHandle] = deque()
+        self._capture: _Capture | None = None
+        self._busy = False
+        self._watched = False
+        self._wake = threading.Event()
+
+    def current_step(self) -> int:
+        """The number of the step that runs now: how many ended before it."""
+        return self._step
+
+    def step_boundary(self, source: StepSource = StepSource.EXPLICIT) -> None:
+        """A step has ended, as `source` shows; what a better source contradicts is passed over.
+
+        Raises nothing but the SystemExit by which a listener ends the program.
+        """
+        if source is not self.source:
+            if source < self.source:
+                return
+            self.source = source
+            if self.on_source is not None:
+                self.on_source(source)
+        self._step += 1
+        listener = self.listener
+        if listener is not None:
+            listener.step_ended(self._step)
+        if self._busy:
+            with self._lock:
+                self._last_boundary_s = time.monotonic()
+                self._advance()
+        if listener is not None:
+            listener.step_begins(self._step)
+
+    def request(self, request: CaptureRequest) -> CaptureHandle:
+        """Ask for a capture; it begins between two steps, after those that were asked for earlier."""
+        handle = CaptureHandle(request, self._end)
+        with self._lock:
+            if not self._busy:
+                self._last_boundary_s = time.monotonic()
+                self.others.watch()
+            self._waiting.append(handle)
+            self._busy = True
+            self._wake.set()
+            if not self._watched:
+                self._watched = True
+                threading.Thread(target=self._watch_captures, name="stepscope-captures", daemon=True).start()
+        return handle
+
+    def finish(self, problem: str) -> None:
+        """End everything, such as because the program ends; what was recorded is kept."""
+        with self._lock:
+            self._settle_capture(problem)
+            while self._waiting:
+                self._waiting.popleft()._settle(CaptureResult(problem=problem))
+            self._rest()
+
+    def forget(self) -> None:
+        """In a process that was forked: drop what belongs to the other one, without touching its profiler."""
+        self._lock, self._wake, self._watched = threading.RLock(), threading.Event(), False
+        self._capture, self._busy = None, False
+        self._waiting.clear()
+
+    def _advance(self) -> None:
+        """Do what is due between the step that ended and the one that begins."""
+        capture = self._capture or self._next_capture()
+        if capture is None:
+            return
+        if capture.started_s is None or capture.recorder is None:
+            self._prepare_or_start(capture)
+            return
+        capture.complete_steps += 1
+        if capture.is_over(time.monotonic()):
+            self._settle_capture(None)
+            self._advance()  # the one that was asked for next may begin with this very step
+        else:
+            capture.recorder.step()
+
+    def _next_capture(self) -> _Capture | None:
+        """Take up the next request; its first step comes, at the earliest, after one in which the profiler warms up."""
+        if not self._waiting:
+            self._rest()
+            return None
+        handle = self._waiting.popleft()
+        asked = handle.request.first_step
+        first = self._step + 1 if asked is None else max(asked, self._step)
+        self._capture = _Capture(handle, first)
+        return self._capture
+
+    def _prepare_or_start(self, capture: _Capture) -> None:
+        if self.others.active():  # the program's own profiler goes first
+            capture.first_step = max(capture.first_step, self._step + 2)
+            return
+        if self._step >= capture.first_step - 1:
+            recorder = capture.recorder or self._make_recording(capture.handle.request.options, capture.first_step)
+            capture.recorder = recorder
+            with self.others.ours():
+                recorder.prepare()
+                if self._step >= capture.first_step:
+                    recorder.start()
+                    capture.started_s = time.monotonic()
+                    capture.handle._recording = True
+            self.others.guard(True)
+
+    def _settle_capture(self, problem: str | None) -> None:
+        """End the capture under way, keep what it recorded, and tell whoever waits."""
+        capture, self._capture = self._capture, None
+        if capture is not None:
+            self.others.guard(False)
+            with self.others.ours():
+                capture.handle._settle(capture.saved(self._new_path, problem))
+            self._rest()
+
+    def _rest(self) -> None:
+        """Cost nothing any more where nothing is asked for."""
+        self._busy = self._capture is not None or bool(self._waiting)
+        if not self._busy:
+            self.others.unwatch()
+            self._wake.set()
+
+    def _end(self, handle: CaptureHandle, keep: bool) -> None:
+        with self._lock:
+            capture = self._capture
+            if handle in self._waiting:
+                self._waiting.remove(handle)
+                handle._settle(CaptureResult(cancelled=not keep, problem="the capture ended before it began"))
+            elif capture is None or capture.handle is not handle:
+                return
+            elif keep and capture.started_s is not None:
+                capture.asked_to_finish = True
+            elif keep:
+                self._settle_capture(None)
+            else:
+                self._capture = None
+                self.others.guard(False)
+                with self.others.ours():
+                    capture.discard()
+                handle._settle(CaptureResult(cancelled=True, problem="the capture was cancelled"))
+            self._rest()
+
+    def _give_way(self) -> None:
+        with self._lock:
+            started = self._capture is not None and self._capture.started_s is not None
+            self._settle_capture(
+                "the program started torch.profiler itself, so the recording "
+                + ("was ended" if started else "did not begin")
+            )
+
+    def _watch_captures(self) -> None:
+        """On a thread of its own: end the captures that no step comes by for."""
+        while True:
+            with self._lock:
+                if not self._busy:
+                    self._watched = False
+                    return
+                self._wake.clear()
+                left_s = self._give_up_late_ones()
+            self._wake.wait(max(left_s, _AT_LEAST_S))
+
+    def _give_up_late_ones(self) -> float:
+        """End what no step has come by for too long; returns in how many seconds that may next be so."""
+        waited_s = time.monotonic() - self._last_boundary_s
+        left_s = [PATIENCE_S]
+        capture = self._capture
+        if capture is not None:
+            timeout_s = capture.handle.request.timeout_s
+            if waited_s >= timeout_s:
+                self._settle_capture(_no_step(timeout_s, recording=capture.started_s is not None))
+            left_s.append(timeout_s - waited_s)
+        for handle in list(self._waiting):
+            timeout_s = handle.request.timeout_s
+            if waited_s >= timeout_s:
+                self._waiting.remove(handle)
+                handle._settle(CaptureResult(problem=_no_step(timeout_s, recording=False)))
+            left_s.append(timeout_s - waited_s)
+        self._rest()
+        return min(left_s)
+
+
+_controller: StepController | None = None
+
+
+def controller() -> StepController | None:
+    """The controller of this process, or None."""
+    return _controller
+
+
+def set_controller(new: StepController | None) -> None:
+    """Make a controller this process's own."""
+    global _controller
+    _controller = new
+
+
+def _recorder(options: RecordOptions, first_step: int) -> Recording:
+    from stepscope.capture.recorder import Recorder
+
+    return Recorder(options, first_step=first_step)
+
+
+def _temporary_path() -> Path:
+    return Path(tempfile.mkdtemp(prefix="stepscope-")) / "trace.json.gz"
+
+
+def _no_step(timeout_s: float, *, recording: bool) -> str:
+    if recording:
+        return f"no step ended for {timeout_s:g} s, so the recording was ended"
+    return f"no step ended within {timeout_s:g} s: the program is not in its loop, or its steps cannot be seen"

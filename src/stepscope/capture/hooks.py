@@ -1,0 +1,241 @@
+"""Seeing where the steps of a program end, without a change in the program.
+
+What marks a step, the best that is seen counts:
+
+1. the end of an optimizer's step; with several optimizers, of the one that marks the outermost repetition
+2. the beginning of an iteration over a DataLoader
+3. the beginning of a forward call of the outermost module
+
+Forward calls are not seen by hooks of torch.nn, which would have torch.compile compile anew when they go: a thread
+looks now and then at what is being called, and the class of the module that it finds is wrapped. Nothing stays in
+torch when the hooks are removed.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+from stepscope.capture.controller import StepController, StepSource, controller, set_controller
+
+_TAKES_OVER_AFTER: Final = 16
+"""Repetitions of another object, without one of the marker, after which the marker counts as gone."""
+_RAREST: Final = 32
+"""An object that comes more than this many times less often than the marker does not mark steps."""
+_LOOK_S: Final = ((2.0, 0.01), (30.0, 0.05), (float("inf"), 0.25))
+"""How often to look for a forward call, by the seconds since torch was imported."""
+_FORWARD_PATIENCE_S: Final = 3.0
+
+
+class Marker:
+    """Which of several things that repeat marks the steps: the first, or one around it that comes less often."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._since: dict[int, int] = {}
+        self._marker: int | None = None
+
+    def hit(self, key: int) -> bool:
+        """Whether the thing of that key, which has come again, marks the end of a step."""
+        self._counts[key] = count = self._counts.get(key, 0) + 1
+        if self._marker is None:
+            self._marker = key
+        if key != self._marker:
+            self._since[key] = since = self._since.get(key, 0) + 1
+            most = self._counts[self._marker]
+            if since < _TAKES_OVER_AFTER and not (2 <= count < most <= count * _RAREST):
+                return False
+            self._marker = key
+        self._since.clear()
+        return True
+
+
+class StepHooks:
+    """The hooks of one process; the steps they see go to its controller."""
+
+    def __init__(self, controller: StepController) -> None:
+        self._controller = controller
+        self._removals: dict[StepSource, Callable[[], None]] = {}
+        self._checked = False
+
+    def install(self) -> None:
+        """Look out for steps; torch is imported already."""
+        self._controller.on_source = self.keep
+        self._removals = {
+            StepSource.FORWARD: _ForwardCalls(self._seen).remove,
+            StepSource.LOADER: _loader_hook(self._seen),
+            StepSource.OPTIMIZER: _optimizer_hook(self._seen),
+        }
+
+    def keep(self, source: StepSource) -> None:
+        """Keep only the hooks of this source and of better ones."""
+        for lower in [each for each in self._removals if each < source]:
+            self._removals.pop(lower)()
+
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        self.keep(StepSource.EXPLICIT)
+
+    def _seen(self, source: StepSource) -> None:
+        if not self._checked:
+            self._checked = True
+            if _is_loader_worker():
+                self.remove()
+                return
+        if source in self._removals:
+            self._controller.step_boundary(source)
+
+
+def watch_steps() -> StepController:
+    """This process's controller, made and told of steps by hooks where there is none yet; torch is imported."""
+    found = controller()
+    if found is None:
+        found = StepController()
+        StepHooks(found).install()
+        set_controller(found)
+    return found
+
+
+def _is_loader_worker() -> bool:
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return getattr(worker, "_worker_info", None) is not None
+
+
+def _optimizer_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    marker: Marker | None = Marker()
+    is_compiling = getattr(torch.compiler, "is_compiling", lambda: False)
+
+    def stepped(optimizer: object, positional: object, named: object) -> None:
+        if marker is not None and not is_compiling() and marker.hit(id(optimizer)):
+            seen(StepSource.OPTIMIZER)
+
+    handle = register_optimizer_step_post_hook(stepped)
+
+    def remove() -> None:
+        nonlocal marker
+        marker = None
+        if "torch._dynamo" not in sys.modules:  # a compiled optimizer would be compiled anew without the hook
+            handle.remove()
+
+    return remove
+
+
+def _loader_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
+    from torch.utils.data import dataloader
+
+    iterator: Any = dataloader._BaseDataLoaderIter
+    original = iterator.__next__
+    marker = Marker()
+    begun = False
+
+    def following(self: Any) -> Any:
+        nonlocal begun
+        if marker.hit(id(getattr(self, "_dataset", None))):
+            if begun:  # the first one begins a step, and ends none
+                seen(StepSource.LOADER)
+            begun = True
+        return original(self)
+
+    iterator.__next__ = following
+
+    def remove() -> None:
+        if iterator.__next__ is following:
+            iterator.__next__ = original
+
+    return remove
+
+
+class _ForwardCalls:
+    """Finds the outermost module that is called again and again, and then sees each of its calls."""
+
+    def __init__(self, seen: Callable[[StepSource], None]) -> None:
+        self._seen = seen
+        self._removed = False
+        self._calls = 0
+        self._restore: Callable[[], None] = lambda: None
+        _thread.start_new_thread(self._look, ())  # not listed among the program's own threads
+
+    def remove(self) -> None:
+        """Stop looking, and leave the module's class as it was."""
+        self._removed = True
+        self._restore()
+        self._restore = lambda: None
+
+    def _look(self) -> None:
+        begun = time.monotonic()
+        with contextlib.suppress(Exception):
+            while not self._removed and not _is_loader_worker():
+                since_s = time.monotonic() - begun
+                time.sleep(next(pause for until, pause in _LOOK_S if since_s < until))
+                module = _module_being_called()
+                if module is not None and not self._removed:
+                    self._follow(module)
+                    del module
+                    if self._repeats():
+                        return
+
+    def _follow(self, module: Any) -> None:
+        """Wrap the class of a module, so that the module's own calls are seen."""
+        kind: Any = type(module)
+        found = weakref.ref(module)
+        own, original = "__call__" in vars(kind), kind.__call__
+
+        def called(self_: Any, *positional: Any, **named: Any) -> Any:
+            if self_ is found():
+                self._calls += 1
+                self._seen(StepSource.FORWARD)
+            return original(self_, *positional, **named)
+
+        def restore() -> None:
+            if vars(kind).get("__call__") is called:
+                if own:
+                    kind.__call__ = original
+                else:
+                    del kind.__call__
+
+        kind.__call__ = called
+        self._restore = restore
+        if self._removed:
+            restore()
+
+    def _repeats(self) -> bool:
+        """Whether the module is called again; where it is not, its class is left as it was."""
+        until = time.monotonic() + _FORWARD_PATIENCE_S
+        while time.monotonic() < until and not self._removed:
+            if self._calls >= 2:
+                return True
+            time.sleep(_LOOK_S[0][1])
+        self._calls = 0
+        self._restore()
+        return self._removed
+
+
+def _module_being_called() -> Any:
+    """The outermost torch.nn.Module that a thread is calling now, or None."""
+    calls = _codes_of_module_calls()
+    own = _thread.get_ident()
+    for thread, frame in sys._current_frames().items():
+        outermost: FrameType | None = None
+        each: FrameType | None = frame if thread != own else None
+        while each is not None:
+            if each.f_code in calls:
+                outermost = each
+            each = each.f_back
+        if outermost is not None:
+            return outermost.f_locals.get("self")
+    return None
+
+
+def _codes_of_module_calls() -> tuple[Any, ...]:
+    module: Any = sys.modules["torch.nn.modules.module"].Module
+    functions = (getattr(module, name, None) for name in ("_wrapped_call_impl", "_call_impl"))
+    return tuple(function.__code__ for function in functions if function is not None)

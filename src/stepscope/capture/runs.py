@@ -1,0 +1,220 @@
+"""The index of runs: a SQLite file that finds them by name.
+
+The run folders hold everything; the index only remembers where they are. It can be lost, and is made again from the
+folders. Any number of processes may use it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stepscope.capture.manifest import RunManifest
+from stepscope.capture.run_folder import RunFolder, data_folder, default_root, is_run_folder
+from stepscope.errors import StepscopeError, UsageError
+
+_PATIENCE_S: Final = 15.0
+_TABLE: Final = """
+create table if not exists runs (
+    path text primary key,
+    name text not null,
+    command text not null,
+    started_unix_s real not null,
+    ended_unix_s real,
+    exit_code integer,
+    traces integer not null
+) without rowid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run as the index remembers it.
+
+    Attributes:
+        path: the run folder.
+        name: of the run.
+        command: the program and its arguments, as a shell takes them.
+        started_unix_s, ended_unix_s: wall-clock times; no end as long as the program runs, or if it was cut off.
+        exit_code: of the program.
+        traces: how many were recorded.
+    """
+
+    path: Path
+    name: str
+    command: str
+    started_unix_s: float
+    ended_unix_s: float | None
+    exit_code: int | None
+    traces: int
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the folder was removed or moved without the index."""
+        return not is_run_folder(self.path)
+
+
+class RunIndex:
+    """The runs this user has recorded.
+
+    Args:
+        path: the SQLite file; by default `runs.sqlite` in `data_folder()`.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or data_folder() / "runs.sqlite"
+        self._root = default_root() if path is None else path.parent / "runs"
+
+    def add(self, folder: RunFolder) -> RunRecord:
+        """Remember a run, or what became of it."""
+        record = _record(folder)
+        with self._open() as database:
+            _put(database, [record])
+        return record
+
+    def add_all(self, root: Path) -> list[RunRecord]:
+        """Remember every run folder at or directly in a folder; what cannot be read is passed over."""
+        places = [root] if is_run_folder(root) else sorted(root.iterdir()) if root.is_dir() else []
+        records = list(_records(places))
+        with self._open() as database:
+            _put(database, records)
+        return records
+
+    def all(self) -> list[RunRecord]:
+        """Every run, the latest first."""
+        with self._open() as database:
+            rows = database.execute("select * from runs order by started_unix_s desc, path").fetchall()
+        return [RunRecord(Path(row[0]), *row[1:]) for row in rows]
+
+    def find(self, name: str) -> RunRecord | None:
+        """The latest run of that name, one whose folder is there before one that is gone."""
+        named = [record for record in self.all() if record.name == name]
+        return next((record for record in named if not record.is_gone), named[0] if named else None)
+
+    def remove(self, record: RunRecord) -> None:
+        """Remove a run's folder, with everything in it, and forget the run.
+
+        Raises:
+            UsageError: the folder cannot be removed.
+        """
+        if not record.is_gone:
+            try:
+                if record.path.is_symlink():
+                    record.path.unlink()
+                else:
+                    shutil.rmtree(record.path)
+            except OSError as error:
+                raise UsageError(f"{record.path} cannot be removed: {error.strerror}") from error
+        with self._open() as database:
+            database.execute("delete from runs where path = ?", (os.fspath(record.path),))
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """The database inside a transaction; a new one, or one in place of a damaged file, is filled from the folders.
+
+        Raises:
+            UsageError: it cannot be read or written.
+        """
+        try:
+            database = self._connected()
+            try:
+                with database:
+                    yield database
+            finally:
+                database.close()
+        except (sqlite3.Error, OSError) as error:
+            raise UsageError(f"the index of runs, {self.path}, cannot be used: {error}") from error
+
+    def _connected(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return self._prepared()
+        except sqlite3.OperationalError:
+            raise  # locked, no space, no permission: not the file's fault
+        except sqlite3.DatabaseError:
+            self._set_aside()
+            return self._prepared()
+
+    def _prepared(self) -> sqlite3.Connection:
+        is_new = not self.path.exists()
+        database = sqlite3.connect(self.path, timeout=_PATIENCE_S)
+        try:
+            database.execute("pragma journal_mode = wal")
+            database.execute(_TABLE)
+            columns = [row[1] for row in database.execute("pragma table_info(runs)")]
+            if columns != list(RunRecord.__dataclass_fields__):
+                raise sqlite3.DatabaseError("this is no index of runs")
+            if is_new and self._root.is_dir():
+                with database:
+                    _put(database, _records(sorted(self._root.iterdir())))
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _set_aside(self) -> None:
+        """Keep a damaged file under another name; the folders have everything that was in it."""
+        os.replace(self.path, self.path.with_name(f"{self.path.name}.damaged"))
+        for suffix in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+
+
+def run_named(name: str) -> RunFolder | None:
+    """The folder of the run of that name; None if there is none.
+
+    Raises:
+        UsageError: there was one, and its folder is gone.
+    """
+    index = RunIndex()
+    if not index.path.exists() and not default_root().is_dir():
+        return None
+    record = index.find(name)
+    if record is None:
+        return None
+    if record.is_gone:
+        raise UsageError(f"the folder of the run {name}, {record.path}, is gone")
+    return RunFolder.open(record.path)
+
+
+def _records(places: Iterable[Path]) -> Iterator[RunRecord]:
+    for place in places:
+        if is_run_folder(place):
+            with contextlib.suppress(StepscopeError):
+                yield _record(RunFolder.open(place))
+
+
+def _record(folder: RunFolder) -> RunRecord:
+    manifest: RunManifest = folder.manifest()
+    return RunRecord(
+        path=folder.path,
+        name=folder.name,
+        command=manifest.command_line,
+        started_unix_s=manifest.started_unix_s,
+        ended_unix_s=manifest.ended_unix_s,
+        exit_code=manifest.exit_code,
+        traces=len(folder.traces()),
+    )
+
+
+def _put(database: sqlite3.Connection, records: Iterable[RunRecord]) -> None:
+    database.executemany(
+        "insert or replace into runs values (?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                os.fspath(record.path),
+                record.name,
+                record.command,
+                record.started_unix_s,
+                record.ended_unix_s,
+                record.exit_code,
+                record.traces,
+            )
+            for record in records
+        ],
+    )

@@ -1,0 +1,197 @@
+"""`stepscope run`: a program, recorded for a few steps without a change in it, and diagnosed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stepscope.commands import _output
+from stepscope.commands._parser import CommandParser
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.report.format import printable
+
+if TYPE_CHECKING:
+    from stepscope.capture.bootstrap_plan import RunOptions
+    from stepscope.capture.run_folder import RunFolder
+
+NAME: Final = "run"
+HELP: Final = "Run a program, record a few of its steps without changing it, and say why they are slow."
+_EXAMPLES: Final = """\
+Everything from PROGRAM on is the program's. Its output, signals and exit code are its own; what stepscope has to say
+comes on standard error when it has ended.
+
+examples:
+  stepscope run train.py --lr 3e-4                           a script
+  stepscope run -m package.train                             a module
+  stepscope run torchrun --nproc-per-node 2 train.py         every rank, into one run
+  stepscope run --steps 10 --stacks --exit-after train.py    more of it, and end the program then
+  stepscope diagnose NAME --html report.html                 the run again, later
+"""
+
+
+def prepare_parser(parser: CommandParser) -> None:
+    """Add this command's arguments."""
+    from stepscope.capture.options import RecordOptions
+
+    parser.epilog = _EXAMPLES
+    parser.usage = "stepscope run [options] PROGRAM [ARGUMENT ...]"
+    parser.program = "program"
+    defaults = RecordOptions()
+    when = parser.add_argument_group("when to record")
+    when.add_argument("--steps", metavar="N", type=_at_least(1), default=5, help="steps to record (default: 5)")
+    when.add_argument(
+        "--warmup",
+        metavar="N",
+        type=_at_least(0),
+        help="steps to let pass before (default: 5, and up to 10 in the first 3 seconds)",
+    )
+    when.add_argument("--exit-after", action="store_true", help="end the program when the steps are recorded")
+    what = parser.add_argument_group("what to record, besides times")
+    for name, text in (
+        ("shapes", "input shapes and types of operators"),
+        ("lines", "the line of your code for each operator, forward and backward"),
+        ("memory", "allocations"),
+        ("stacks", "every Python frame; slows the program down while it is recorded"),
+        ("flops", "floating-point operations of operators"),
+        ("modules", "the hierarchy of modules"),
+    ):
+        default = getattr(defaults, name)
+        what.add_argument(
+            f"--{name}",
+            action=argparse.BooleanOptionalAction,
+            default=default,
+            help=f"{text} (default: {'yes' if default else 'no'})",
+        )
+    after = parser.add_argument_group("the run and its diagnosis")
+    after.add_argument("--name", metavar="NAME", help="of the run (default: the program's name and the time)")
+    after.add_argument("--folder", metavar="DIR", help="make the run's folder in DIR instead of the user's data folder")
+    after.add_argument("--no-diagnose", action="store_true", help="only record")
+    after.add_argument("--html", metavar="FILE", type=_output.target, help="also write the diagnosis as a page")
+    after.add_argument("--redact", action="store_true", help="keep names of machine and folders out of run and report")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the program, keep what it recorded, diagnose it; returns the program's exit code."""
+    from stepscope.capture.launch import command_of, environment_of, run_program
+    from stepscope.capture.manifest import RunManifest
+    from stepscope.capture.run_folder import RunFolder
+    from stepscope.capture.runs import RunIndex
+
+    if arguments.html == "-":
+        raise UsageError("standard output is the program's: write the page to a file")
+    command = command_of(arguments.program)
+    options = _options(arguments)
+    manifest = RunManifest.begin(command, time.time(), options=options.to_json(), redact=arguments.redact)
+    folder = RunFolder.create(Path(arguments.folder) if arguments.folder else None, arguments.name, manifest)
+    _quietly(lambda: RunIndex().add(folder))
+    code = run_program(command, environment_of(folder, options, os.environ))
+    with _on_standard_error():
+        recordings = folder.recordings()
+        folder.write_manifest(manifest.ended(time.time(), code, recordings))
+        _quietly(lambda: RunIndex().add(folder))
+        for sentence in what_was_recorded(folder, recordings):
+            print(f"stepscope: {printable(sentence)}")
+        if folder.traces() and not arguments.no_diagnose:
+            _quietly(lambda: _diagnose(arguments, folder))
+    return code
+
+
+def what_was_recorded(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """In sentences: the run, how many steps by which sign, and what went wrong."""
+    with_traces = [one for one in recordings if one.get("trace")]
+    if with_traces:
+        yield f"run {folder.name}: {_recorded(with_traces)}; {folder.path}"
+    else:
+        yield f"run {folder.name}: nothing was recorded{_why_nothing(folder, recordings)}"
+    for problem in dict.fromkeys(one["problem"] for one in recordings if one.get("problem")):
+        ranks = sorted(str(one["rank"]) for one in recordings if one.get("problem") == problem)
+        several = len({one["rank"] for one in recordings}) > 1
+        if with_traces or several:
+            yield f"rank {', '.join(ranks)}: {problem}" if several else problem
+    if any(one.get("own_profiler") for one in recordings):
+        yield "the program uses torch.profiler itself; only one can record at a time, and stepscope reads its traces"
+
+
+def _recorded(recordings: Sequence[dict[str, Any]]) -> str:
+    """Such as "recorded 5 steps (10 to 14), seen by the optimizer's steps, on 2 ranks"."""
+    first = recordings[0]
+    fewest = min(one["steps"] for one in recordings)
+    asked = first.get("asked_steps", fewest)
+    number = f"{fewest} of {asked} steps" if fewest < asked else f"{fewest} step{'s' if fewest != 1 else ''}"
+    begin = first.get("first_step")
+    span = f" ({begin} to {begin + fewest - 1})" if begin is not None and fewest > 1 else ""
+    sign = {
+        "optimizer": ", seen by the optimizer",
+        "loader": ", seen by the DataLoader because no optimizer stepped",
+        "forward": ", seen by forward calls because there was neither optimizer nor DataLoader",
+    }.get(str(first.get("source")), "")
+    ranks = len({one["rank"] for one in recordings})
+    return f"recorded {number}{span}{sign}{f', on {ranks} ranks' if ranks > 1 else ''}"
+
+
+def _why_nothing(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> str:
+    problem = next((one["problem"] for one in recordings if one.get("problem")), None)
+    if problem is not None:
+        return f": {problem}"
+    if folder.was_seen("torch"):
+        return (
+            ": torch was imported, but no step was seen, neither an optimizer's nor an iteration of a DataLoader nor "
+            "a repeated forward call; mark the steps with stepscope.step()"
+        )
+    if folder.was_seen("python"):
+        return ", because torch was never imported"
+    return ", because the program started no Python that reads PYTHONPATH"
+
+
+def _options(arguments: argparse.Namespace) -> RunOptions:
+    from dataclasses import fields
+
+    from stepscope.capture.bootstrap_plan import RunOptions
+    from stepscope.capture.options import RecordOptions
+
+    return RunOptions(
+        steps=arguments.steps,
+        warmup=arguments.warmup,
+        exit_after=arguments.exit_after,
+        redact=arguments.redact,
+        record=RecordOptions(**{field.name: getattr(arguments, field.name) for field in fields(RecordOptions)}),
+    )
+
+
+def _diagnose(arguments: argparse.Namespace, folder: RunFolder) -> None:
+    from stepscope.commands import diagnose
+
+    parser = CommandParser()
+    diagnose.prepare_parser(parser)
+    words = [str(folder.path), *(["--html", arguments.html] if arguments.html else [])]
+    diagnose.run(parser.parse_args([*words, *(["--redact"] if arguments.redact else [])]))
+
+
+@contextlib.contextmanager
+def _on_standard_error() -> Iterator[None]:
+    """Standard output was the program's; what is printed here goes to standard error."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def _quietly(action: Any) -> None:
+    """The program's exit code is what counts: what fails beside it is told, and no more."""
+    try:
+        action()
+    except StepscopeError as error:
+        print(f"stepscope: {printable(str(error))}", file=sys.stderr)
+
+
+def _at_least(lowest: int) -> Any:
+    def number(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= lowest):
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {lowest} on")
+        return int(text)
+
+    return number
