@@ -26,7 +26,8 @@ from stepscope.capture.requests import RequestFolder
 from stepscope.capture.run_folder import RunFolder
 from stepscope.errors import StepscopeError
 
-_POLL_S: Final = 0.5
+_ANSWER_S: Final = 0.2
+_PATIENCE_S: Final = 2.0
 _lock = threading.RLock()
 _agent: Agent | None = None
 
@@ -52,10 +53,13 @@ class Agent:
         )
         self._server = place.listen(self.token, self._service.handle)
         self.address = place.address_of(self._server)
-        self._requests = RequestFolder(run.requests, rank, self._without_waiting) if run else None
+        # a helper of the process that answers for this rank is found by its number only
+        answers = run if run is not None and not _is_served(run, rank) else None
+        self._requests = RequestFolder(answers.requests, rank, self._without_waiting) if answers else None
+        self._thread = threading.Thread(target=self._server.serve_until_stopped, name="stepscope-agent", daemon=True)
         self._files = [] if place.socket is None else [place.socket]
         try:
-            self._announce(run, rank, world_size)
+            self._announce(run, answers, rank, world_size)
             self._start()
         except BaseException:
             self._withdraw()
@@ -72,11 +76,12 @@ class Agent:
         self._withdraw()
         if self._requests:
             self._requests.stop()
-        self._server.shutdown()
+        self._server.stop()
+        self._thread.join(_PATIENCE_S)
         self._server.server_close()
         self._service.close()
 
-    def _announce(self, run: RunFolder | None, rank: int, world_size: int) -> None:
+    def _announce(self, run: RunFolder | None, answers: RunFolder | None, rank: int, world_size: int) -> None:
         """Write the files by which clients find the agent."""
         content = AgentFile(
             address=self.address,
@@ -89,14 +94,11 @@ class Agent:
             namespace=agent_files.own_namespace(),
         )
         self._files.append(agent_files.write_user_file(content))
-        if run is not None:
-            self._files.append(agent_files.write_agent_file(run.agents / f"rank{rank}.json", content))
+        if answers is not None:
+            self._files.append(agent_files.write_agent_file(answers.agents / f"rank{rank}.json", content))
 
     def _start(self) -> None:
-        serve = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_S,), name="stepscope-agent", daemon=True
-        )
-        serve.start()
+        self._thread.start()
         if self._requests:
             self._requests.start()
         atexit.register(self._at_exit)
@@ -111,7 +113,7 @@ class Agent:
 
     def _close_soon(self) -> None:
         """Let whoever asked for the end have an answer first."""
-        timer = threading.Timer(_POLL_S, self.close)
+        timer = threading.Timer(_ANSWER_S, self.close)
         timer.daemon = True
         timer.start()
 
@@ -193,6 +195,12 @@ def _run_of_environment() -> RunFolder | None:
     """The run that `stepscope run` started this process for."""
     path = os.environ.get("STEPSCOPE_RUN")
     return RunFolder.open(Path(path)) if path else None
+
+
+def _is_served(run: RunFolder, rank: int) -> bool:
+    """Whether another process, which runs, is the rank's."""
+    other = agent_files.read_agent_file(run.agents / f"rank{rank}.json")
+    return other is not None and other.is_here and not other.is_gone and other.pid != os.getpid()
 
 
 def _identity(run: RunFolder | None, rank: int, world_size: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import io
 import ipaddress
 import logging
 import os
+import selectors
 import socket
 import socketserver
 import threading
@@ -37,22 +38,47 @@ _BUSY: Final = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nConten
 _log = logging.getLogger("stepscope.agent")
 
 
-class _Connections(socketserver.ThreadingMixIn):
+class Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
     """A thread for each of at most so many connections; what is wrong with one is no concern of the program."""
 
     daemon_threads = True
+    timeout = 1.0  # where a connection is gone again before it is accepted
+    socket: socket.socket
     token: str
     needs_token: bool
     handle: Handle
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._wake, self._woken = socket.socketpair()
         super().__init__(*arguments, **settings)
+
+    def serve_until_stopped(self) -> None:
+        """Wait for connections, without waking now and then as `serve_forever` does."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            while True:
+                ready = [key.fileobj for key, _ in selector.select()]
+                if self._woken in ready:
+                    return
+                self.handle_request()
+
+    def stop(self) -> None:
+        """Have `serve_until_stopped` return."""
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
+
+    def server_close(self) -> None:
+        """Give everything back."""
+        super().server_close()
+        self._wake.close()
+        self._woken.close()
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept a connection."""
         try:
-            return super().get_request()  # type: ignore[misc, no-any-return]
+            return super().get_request()
         except OSError:  # most often: the program has no file handle left; do not try a thousand times a second
             time.sleep(_EXHAUSTED_S)
             raise
@@ -63,7 +89,7 @@ class _Connections(socketserver.ThreadingMixIn):
             with contextlib.suppress(OSError):
                 request.settimeout(_EXHAUSTED_S)
                 request.sendall(_BUSY)
-            self.shutdown_request(request)  # type: ignore[attr-defined]
+            self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
@@ -83,7 +109,7 @@ class _Connections(socketserver.ThreadingMixIn):
         _log.debug("a connection failed", exc_info=True)
 
 
-class _TcpServer(_Connections, socketserver.TCPServer):
+class _TcpServer(Server, socketserver.TCPServer):
     allow_reuse_address = os.name == "posix"  # elsewhere it lets two programs share a port
 
 
@@ -91,7 +117,7 @@ class _Tcp6Server(_TcpServer):
     address_family = socket.AF_INET6
 
 
-def tcp_server(address: str, port: int, *, token: str, handle: Handle) -> socketserver.BaseServer:
+def tcp_server(address: str, port: int, *, token: str, handle: Handle) -> Server:
     """A server that listens; 0 chooses a free port.
 
     Raises:
@@ -104,7 +130,7 @@ def tcp_server(address: str, port: int, *, token: str, handle: Handle) -> socket
         raise AgentError(f"the agent cannot listen on {address} port {port}: {_reason(error)}") from error
 
 
-def unix_server(path: Path, *, token: str, needs_token: bool, handle: Handle) -> socketserver.BaseServer:
+def unix_server(path: Path, *, token: str, needs_token: bool, handle: Handle) -> Server:
     """A server that listens on a Unix socket, which only this user can connect to.
 
     Raises:
@@ -113,7 +139,7 @@ def unix_server(path: Path, *, token: str, needs_token: bool, handle: Handle) ->
     if not hasattr(socketserver, "UnixStreamServer"):
         raise AgentError("this system has no Unix sockets; leave socket= away")
 
-    class _UnixServer(_Connections, socketserver.UnixStreamServer):
+    class _UnixServer(Server, socketserver.UnixStreamServer):
         def server_activate(self) -> None:
             os.chmod(path, 0o600)  # before listening: until then nobody can connect
             super().server_activate()
@@ -125,9 +151,9 @@ def unix_server(path: Path, *, token: str, needs_token: bool, handle: Handle) ->
         raise AgentError(f"the agent cannot listen on {path}: {_reason(error)}") from error
 
 
-def _prepared(server: Any, handle: Handle, token: str, *, needs_token: bool) -> socketserver.BaseServer:
+def _prepared(server: Server, handle: Handle, token: str, *, needs_token: bool) -> Server:
     server.handle, server.token, server.needs_token = handle, token, needs_token
-    return server  # type: ignore[no-any-return]
+    return server
 
 
 def _reason(error: Exception) -> str:

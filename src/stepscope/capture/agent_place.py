@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from stepscope.capture.agent_http import Handle, tcp_server, unix_server
+from stepscope.capture.agent_http import Handle, Server, tcp_server, unix_server
 from stepscope.errors import UsageError
 
 _MIN_TOKEN: Final = 16
@@ -46,7 +46,7 @@ class Place:
         if self.token is not None and (len(self.token) < _MIN_TOKEN or not _is_plain(self.token)):
             raise UsageError(f"a token has at least {_MIN_TOKEN} letters, digits and signs, without spaces")
 
-    def listen(self, token: str, handle: Handle) -> Any:
+    def listen(self, token: str, handle: Handle) -> Server:
         """A server at this place.
 
         Raises:
@@ -56,11 +56,11 @@ class Place:
             return unix_server(self.socket, token=token, needs_token=self.token is not None, handle=handle)
         return tcp_server(self.address, self.port, token=token, handle=handle)
 
-    def address_of(self, server: Any) -> str:
+    def address_of(self, server: Server) -> str:
         """What clients connect to: "host:port", or "unix:" and the path."""
         if self.socket is not None:
             return f"{_UNIX}{self.socket}"
-        host, port = server.server_address[:2]
+        host, port = server.socket.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def includes(self, address: str) -> bool:

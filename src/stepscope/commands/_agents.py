@@ -107,7 +107,7 @@ def agents(arguments: argparse.Namespace, targets: Sequence[str]) -> list[AgentC
     clients = [
         client
         for target in targets
-        for client in clients_for(target, find_run=_find_run, token=token, through_files=arguments.through_files)
+        for client in clients_for(target, find_run=_run_at, token=token, through_files=arguments.through_files)
     ]
     for_each(clients, lambda client: client.status())
     return sorted(clients, key=lambda client: client.rank)
@@ -200,11 +200,9 @@ def _distinct(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _find_run(target: str) -> RunFolder | None:
+def _run_at(target: str) -> RunFolder | None:
     """The run of a name or a path, or None."""
-    from stepscope.capture.run_folder import RunFolder, default_root, is_run_folder
+    from stepscope.capture.run_folder import RunFolder, is_run_folder
+    from stepscope.capture.runs import run_named
 
-    for path in (Path(target), default_root() / target):
-        if is_run_folder(path):
-            return RunFolder.open(path)
-    return None
+    return RunFolder.open(target) if is_run_folder(target) else run_named(target)
