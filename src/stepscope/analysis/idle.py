@@ -199,7 +199,7 @@ def _waits_for_queue(ends: Times, queues: Rows, gap_starts: Times, following: Ro
 def _idle_of_device(trace: Trace, device: str, gaps: _Gaps, activity: HostActivity) -> pl.DataFrame:
     pieces = _concatenate([_device_pieces(gaps), *_host_pieces(trace, gaps, activity)])
     pieces = _sorted(_without_overhead(trace, pieces))
-    trigger, refill = _triggers(trace, gaps, pieces, activity)
+    trigger, refill = _triggers(trace, gaps, pieces)
     inner = np.maximum(pieces.slices, 0)
     has_slice = pieces.slices >= 0
     tables = pl.Series(TABLES).gather(activity.table[inner].astype(np.int64)) if len(activity.table) else None
@@ -336,7 +336,7 @@ def _sorted(pieces: _Pieces) -> _Pieces:
     return _take(pieces, np.argsort(pieces.start, kind="stable"))
 
 
-def _triggers(trace: Trace, gaps: _Gaps, pieces: _Pieces, activity: HostActivity) -> tuple[Rows, npt.NDArray[np.bool_]]:
+def _triggers(trace: Trace, gaps: _Gaps, pieces: _Pieces) -> tuple[Rows, npt.NDArray[np.bool_]]:
     """For each piece, the row of the synchronising call that drained the queues (-1: none), and whether it is a refill.
 
     A call triggers the gap that begins while it waits. It also used up the lead of the host over the device: without
@@ -344,9 +344,9 @@ def _triggers(trace: Trace, gaps: _Gaps, pieces: _Pieces, activity: HostActivity
     it until they add up to that, or until the next synchronising call.
     """
     waits = trace.launches.select("kind", "lane", "start_ns", "duration_ns").with_row_index("launch")
-    launch_cause = activity.cause_of(activity.slices_of("launches"))
-    copies_out = pl.Series(launch_cause == CAUSE_CODES["synchronisation"], dtype=pl.Boolean)
-    waits = waits.filter((pl.col("kind") == "synchronise") | ((pl.col("kind") == "copy") & copies_out))
+    copying = trace.device_work.filter(pl.col("kind") == "copy_out").select("launch").drop_nulls()
+    copies_out = waits.filter(pl.col("kind") == "copy").join(copying, on="launch", how="semi")
+    waits = pl.concat([waits.filter(pl.col("kind") == "synchronise"), copies_out]).sort("launch")
     gap_trigger = np.full(len(gaps.start), -1, np.int64)
     gap_refill = np.zeros(len(gaps.start), np.bool_)
     late = np.where(gaps.launch >= 0, np.clip(gaps.launch_start, gaps.start, gaps.end) - gaps.start, 0)
