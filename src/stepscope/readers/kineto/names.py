@@ -27,7 +27,7 @@ LEGACY_CATEGORIES: Final[dict[int | str, str]] = {"CPU functions": "operator", "
 FORWARD_BACKWARD_FLOWS: Final = frozenset({"fwdbwd", "forward_backward"})
 
 _ANNOTATION_NAMES = re.compile(r"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.(?:step|zero_grad)#")
-_STEP = re.compile(r"ProfilerStep#(\d{1,18})")
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})(?!\d)")
 _OWN_STEP = re.compile(r"stepscope\.step#(\d{1,18}) ")
 _FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 _MODULE = re.compile(r"nn\.Module: (.+)")
