@@ -40,6 +40,7 @@ class RunOptions:
         warmup: how many steps to let pass before; None for the defaults above.
         exit_after: end the program when they are recorded.
         redact: leave names of folders and of the machine out of what is kept beside the traces.
+        serve: start an agent, through which more can be recorded at any time.
         record: what is recorded besides times.
     """
 
@@ -47,6 +48,7 @@ class RunOptions:
     warmup: int | None = None
     exit_after: bool = False
     redact: bool = False
+    serve: bool = False
     record: RecordOptions = field(default_factory=RecordOptions)
 
     def to_json(self) -> dict[str, Any]:
@@ -99,6 +101,8 @@ class FirstRecording:
         if self._controller.source is not self._source:
             self._restart(now)
         self._counted += 1
+        if self._options.serve and not self._controller.stays and not is_helper():
+            self._serve()
         if self._handle is None and self._is_warm(now):
             if is_helper():
                 self.let_go()
@@ -118,9 +122,15 @@ class FirstRecording:
         result = self._handle.result if self._handle is not None else None
         if result is None or result is self._result:
             return
+        if result.gave_way and result.path is None:
+            self._handle = None  # ask again: the controller waits for the program's own profiler to end
+            return
         self._result = result
         self.report()
-        if self._source >= StepSource.OPTIMIZER or self._options.exit_after:
+        if self._controller.stays and not self._options.exit_after:
+            if self._source >= StepSource.OPTIMIZER:
+                self._controller.listener = None
+        elif self._source >= StepSource.OPTIMIZER or self._options.exit_after:
             self.let_go()
         else:
             self._hooks.keep(StepSource.OPTIMIZER)
@@ -143,6 +153,13 @@ class FirstRecording:
         """Leave torch as it was; the steps are not counted any more."""
         self._hooks.remove()
         self._controller.listener = None
+
+    def _serve(self) -> None:
+        """Start the agent, now that the rank is known and that this process has steps to record."""
+        from stepscope.capture.agent import serve_for_run
+
+        self._controller.stays = True  # also where it cannot be started: it is tried only once
+        serve_for_run(self._folder, rank_and_world_size()[0])
 
     def report(self) -> None:
         """Leave word in the run folder of what was recorded."""
@@ -198,6 +215,8 @@ class FirstRecording:
 
     def _why_nothing(self) -> str:
         seen = self._counted
+        if self._controller.others.seen:
+            return "the program used torch.profiler itself when it was to be recorded"
         if self._waits_for_optimizer and self._source < StepSource.OPTIMIZER:
             return "the program made an optimizer that never stepped, and ended before other steps were recorded"
         if seen == 0:

@@ -11,28 +11,36 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Final, Protocol
 
+from stepscope.capture.controller_capture import (
+    PATIENCE_S,
+    Capture,
+    CaptureHandle,
+    CaptureRequest,
+    CaptureResult,
+    Recording,
+)
 from stepscope.capture.controller_others import OtherProfilers
 from stepscope.capture.options import RecordOptions
-from stepscope.errors import StepscopeError, UsageError
 
-PATIENCE_S: Final = 60.0
+__all__ = [
+    "CaptureHandle",
+    "CaptureRequest",
+    "CaptureResult",
+    "MakeRecording",
+    "Recording",
+    "StepController",
+    "StepListener",
+    "StepSource",
+    "controller",
+    "set_controller",
+]
+
 _AT_LEAST_S: Final = 0.05
-
-
-class Recording(Protocol):
-    """What the controller needs of `stepscope.capture.recorder.Recorder`."""
-
-    def prepare(self) -> None: ...
-    def start(self) -> None: ...
-    def step(self) -> None: ...
-    def stop(self) -> None: ...
-    def save(self, path: Path) -> Path: ...
-    def discard(self) -> None: ...
+_GAVE_WAY: Final = "the program started torch.profiler itself, so the recording was ended"
 
 
 class StepSource(IntEnum):
@@ -46,135 +54,6 @@ class StepSource(IntEnum):
 
 
 MakeRecording = Callable[[RecordOptions, int], Recording]
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureRequest:
-    """What to record. With neither steps nor seconds it lasts until it is finished.
-
-    Attributes:
-        steps: how many steps.
-        seconds: for how long; the step that runs then is recorded whole.
-        first_step: number of the first step; None for the next that can be. One that has passed means the next.
-        options: what to record besides times.
-        out: the trace file to write; None for the controller's choice.
-        timeout_s: seconds without the end of a step after which the capture is given up, and what it has is kept.
-    """
-
-    steps: int | None = None
-    seconds: float | None = None
-    first_step: int | None = None
-    options: RecordOptions = field(default_factory=RecordOptions)
-    out: Path | None = None
-    timeout_s: float = PATIENCE_S
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.seconds is not None:
-            raise UsageError("a capture lasts either some steps or some seconds, not both")
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(f"a capture has at least one step, not {self.steps}")
-        if self.seconds is not None and not self.seconds > 0:
-            raise UsageError(f"a capture lasts longer than {self.seconds} seconds")
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureResult:
-    """How a capture ended.
-
-    Attributes:
-        path: the trace file; None where nothing was kept.
-        first_step: number of the first recorded step.
-        steps: how many were recorded to their end.
-        problem: one sentence, where it is not what was asked for.
-        cancelled: whether it was cancelled.
-    """
-
-    path: Path | None = None
-    first_step: int | None = None
-    steps: int = 0
-    problem: str | None = None
-    cancelled: bool = False
-
-
-class CaptureHandle:
-    """A capture that was asked for. Every method may be called from any thread."""
-
-    def __init__(self, request: CaptureRequest, end: Callable[[CaptureHandle, bool], None]) -> None:
-        self.request = request
-        self._end = end
-        self._recording = False
-        self._result: CaptureResult | None = None
-        self._done = threading.Event()
-
-    @property
-    def is_recording(self) -> bool:
-        """Whether its first step has begun."""
-        return self._recording and not self._done.is_set()
-
-    @property
-    def result(self) -> CaptureResult | None:
-        """How it ended; None as long as it has not."""
-        return self._result
-
-    def wait(self, timeout: float | None = None) -> CaptureResult:
-        """Wait for its end, `timeout` seconds at the longest.
-
-        Raises:
-            TimeoutError: it has not ended by then; it goes on.
-        """
-        if not self._done.wait(timeout) or self._result is None:
-            raise TimeoutError(f"the capture has not ended after {timeout} s")
-        return self._result
-
-    def finish(self) -> None:
-        """End it at the end of the current step, and keep what was recorded."""
-        self._end(self, True)
-
-    def cancel(self) -> None:
-        """End it now, and keep nothing."""
-        self._end(self, False)
-
-    def _settle(self, result: CaptureResult) -> None:
-        self._result = result
-        self._done.set()
-
-
-class _Capture:
-    """The capture that is under way: its handle, its recorder, and how far it is."""
-
-    def __init__(self, handle: CaptureHandle, first_step: int) -> None:
-        self.handle = handle
-        self.first_step = first_step
-        self.recorder: Recording | None = None
-        self.started_s: float | None = None
-        self.complete_steps = 0
-        self.asked_to_finish = False
-
-    def is_over(self, now_s: float) -> bool:
-        """Whether, at the end of a step, everything that was asked for is recorded."""
-        request = self.handle.request
-        if self.asked_to_finish:
-            return True
-        if request.steps is not None:
-            return self.complete_steps >= request.steps
-        return request.seconds is not None and now_s - (self.started_s or now_s) >= request.seconds
-
-    def saved(self, new_path: Callable[[], Path], problem: str | None) -> CaptureResult:
-        """Stop recording and write the trace."""
-        if self.started_s is None or self.recorder is None:
-            self.discard()
-            return CaptureResult(problem=problem or "the capture ended before its first step began")
-        try:
-            self.recorder.stop()
-            path = self.recorder.save(self.handle.request.out or new_path())
-        except (StepscopeError, OSError) as error:
-            return CaptureResult(problem=f"{problem}; {error}" if problem else str(error))
-        return CaptureResult(path, self.first_step, self.complete_steps, problem)
-
-    def discard(self) -> None:
-        """Stop and keep nothing."""
-        if self.recorder is not None:
-            self.recorder.discard()
 
 
 class StepListener(Protocol):
@@ -199,6 +78,9 @@ class StepController:
         listener: told of every step.
         on_source: called when a better source was seen.
         others: the profilers that the program starts itself.
+        keeps_watch: whether to look out for these also while nothing is asked for. One that was prepared unseen, and
+            is started when stepscope records, takes the program down.
+        stays: whether captures may be asked for at any time, as by an agent, so that steps are counted to the end.
     """
 
     def __init__(
@@ -208,13 +90,15 @@ class StepController:
         self.listener: StepListener | None = None
         self.on_source: Callable[[StepSource], None] | None = None
         self.others = OtherProfilers(self._give_way)
+        self.keeps_watch = False
+        self.stays = False
         self._new_path = new_path or _temporary_path
         self._make_recording = make_recording or _recorder
         self._step = 0
         self._last_boundary_s = time.monotonic()
         self._lock = threading.RLock()
         self._waiting: deque[CaptureHandle] = deque()
-        self._capture: _Capture | None = None
+        self._capture: Capture | None = None
         self._busy = False
         self._watched = False
         self._wake = threading.Event()
@@ -265,7 +149,7 @@ class StepController:
         with self._lock:
             self._settle_capture(problem)
             while self._waiting:
-                self._waiting.popleft()._settle(CaptureResult(problem=problem))
+                self._waiting.popleft().settle(CaptureResult(problem=problem))
             self._rest()
 
     def forget(self) -> None:
@@ -289,7 +173,7 @@ class StepController:
         else:
             capture.recorder.step()
 
-    def _next_capture(self) -> _Capture | None:
+    def _next_capture(self) -> Capture | None:
         """Take up the next request; its first step comes, at the earliest, after one in which the profiler warms up."""
         if not self._waiting:
             self._rest()
@@ -297,23 +181,24 @@ class StepController:
         handle = self._waiting.popleft()
         asked = handle.request.first_step
         first = self._step + 1 if asked is None else max(asked, self._step)
-        self._capture = _Capture(handle, first)
+        self._capture = Capture(handle, first)
         return self._capture
 
-    def _prepare_or_start(self, capture: _Capture) -> None:
+    def _prepare_or_start(self, capture: Capture) -> None:
         if self.others.active():  # the program's own profiler goes first
             capture.first_step = max(capture.first_step, self._step + 2)
             return
-        if self._step >= capture.first_step - 1:
-            recorder = capture.recorder or self._make_recording(capture.handle.request.options, capture.first_step)
-            capture.recorder = recorder
-            with self.others.ours():
-                recorder.prepare()
-                if self._step >= capture.first_step:
-                    recorder.start()
-                    capture.started_s = time.monotonic()
-                    capture.handle._recording = True
-            self.others.guard(True)
+        if self._step < capture.first_step - 1:
+            return
+        with self.others.ours():
+            if capture.recorder is None:
+                capture.recorder = self._make_recording(capture.handle.request.options, capture.first_step)
+                capture.recorder.prepare()
+            if self._step >= capture.first_step:
+                capture.recorder.start()
+                capture.started_s = time.monotonic()
+                capture.handle.has_begun = True
+        self.others.guard(True)
 
     def _settle_capture(self, problem: str | None) -> None:
         """End the capture under way, keep what it recorded, and tell whoever waits."""
@@ -321,14 +206,15 @@ class StepController:
         if capture is not None:
             self.others.guard(False)
             with self.others.ours():
-                capture.handle._settle(capture.saved(self._new_path, problem))
+                capture.handle.settle(capture.saved(self._new_path, problem))
             self._rest()
 
     def _rest(self) -> None:
         """Cost nothing any more where nothing is asked for."""
         self._busy = self._capture is not None or bool(self._waiting)
         if not self._busy:
-            self.others.unwatch()
+            if not self.keeps_watch:
+                self.others.unwatch()
             self._wake.set()
 
     def _end(self, handle: CaptureHandle, keep: bool) -> None:
@@ -336,7 +222,7 @@ class StepController:
             capture = self._capture
             if handle in self._waiting:
                 self._waiting.remove(handle)
-                handle._settle(CaptureResult(cancelled=not keep, problem="the capture ended before it began"))
+                handle.settle(CaptureResult(cancelled=not keep, problem="the capture ended before it began"))
             elif capture is None or capture.handle is not handle:
                 return
             elif keep and capture.started_s is not None:
@@ -348,16 +234,22 @@ class StepController:
                 self.others.guard(False)
                 with self.others.ours():
                     capture.discard()
-                handle._settle(CaptureResult(cancelled=True, problem="the capture was cancelled"))
+                handle.settle(CaptureResult(cancelled=True, problem="the capture was cancelled"))
             self._rest()
 
     def _give_way(self) -> None:
+        """The program starts a profiler of its own: keep the whole steps there are, if any."""
         with self._lock:
-            started = self._capture is not None and self._capture.started_s is not None
-            self._settle_capture(
-                "the program started torch.profiler itself, so the recording "
-                + ("was ended" if started else "did not begin")
-            )
+            capture = self._capture
+            if capture is not None and not capture.complete_steps:
+                self._capture = None
+                self.others.guard(False)
+                with self.others.ours():
+                    capture.discard()
+                capture.handle.settle(CaptureResult(problem=_GAVE_WAY, gave_way=True))
+                self._rest()
+            elif capture is not None:
+                self._settle_capture(_GAVE_WAY)
 
     def _watch_captures(self) -> None:
         """On a thread of its own: end the captures that no step comes by for."""
@@ -384,7 +276,7 @@ class StepController:
             timeout_s = handle.request.timeout_s
             if waited_s >= timeout_s:
                 self._waiting.remove(handle)
-                handle._settle(CaptureResult(problem=_no_step(timeout_s, recording=False)))
+                handle.settle(CaptureResult(problem=_no_step(timeout_s, recording=False)))
             left_s.append(timeout_s - waited_s)
         self._rest()
         return min(left_s)

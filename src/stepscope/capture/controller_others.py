@@ -15,6 +15,10 @@ _FUNCTIONS: Final = {"_prepare_profiler": True, "_enable_profiler": True, "_disa
 """Functions of torch.autograd.profiler, and whether a profiler is in use after they were called."""
 
 
+_watchers: list[OtherProfilers] = []
+_originals: dict[str, Any] = {}
+
+
 class OtherProfilers:
     """Sees profilers of torch that are not stepscope's.
 
@@ -31,26 +35,23 @@ class OtherProfilers:
         self._in_use = False
         self._our_own = False
         self._recording = False
-        self._originals: dict[str, Any] = {}
 
     def watch(self) -> None:
         """Look out for them from now on; does nothing where torch is not imported or already watched."""
         module = sys.modules.get("torch.autograd.profiler")
-        if module is None or self._originals:
+        if module is None or self in _watchers:
             return
         self._in_use = bool(getattr(module, "_is_profiler_enabled", False))
-        for name, in_use in _FUNCTIONS.items():
-            original = getattr(module, name, None)
-            if original is not None:
-                self._originals[name] = original
-                setattr(module, name, self._wrapped(original, in_use))
+        if not _watchers:
+            _wrap(module)
+        _watchers.append(self)
 
     def unwatch(self) -> None:
-        """Leave torch as it was."""
-        module = sys.modules.get("torch.autograd.profiler")
-        for name, original in self._originals.items():
-            setattr(module, name, original)
-        self._originals.clear()
+        """Look out no more; after the last, torch is as it was."""
+        if self in _watchers:
+            _watchers.remove(self)
+            if not _watchers:
+                _unwrap(sys.modules.get("torch.autograd.profiler"))
 
     def active(self) -> bool:
         """Whether one is prepared or records now."""
@@ -69,12 +70,31 @@ class OtherProfilers:
         """Whether to give way to the next one, because stepscope has the profiler."""
         self._recording = recording
 
-    def _wrapped(self, original: Any, in_use: bool) -> Any:
-        def seen(*positional: Any, **named: Any) -> Any:
-            if not self._our_own:
-                if in_use and self._recording:
-                    self._give_way()
-                self._in_use, self.seen = in_use, True
-            return original(*positional, **named)
+    def _called(self, in_use: bool) -> None:
+        if not self._our_own:
+            if in_use and self._recording:
+                self._give_way()
+            self._in_use, self.seen = in_use, True
 
-        return seen
+
+def _wrap(module: Any) -> None:
+    for name, in_use in _FUNCTIONS.items():
+        original = getattr(module, name, None)
+        if original is not None:
+            _originals[name] = original
+            setattr(module, name, _wrapped(original, in_use))
+
+
+def _unwrap(module: Any) -> None:
+    for name, original in _originals.items():
+        setattr(module, name, original)
+    _originals.clear()
+
+
+def _wrapped(original: Any, in_use: bool) -> Any:
+    def called(*positional: Any, **named: Any) -> Any:
+        for watcher in list(_watchers):
+            watcher._called(in_use)
+        return original(*positional, **named)
+
+    return called

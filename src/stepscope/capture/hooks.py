@@ -65,8 +65,10 @@ class StepHooks:
         self._checked = False
 
     def install(self) -> None:
-        """Look out for steps; torch is imported already."""
+        """Look out for steps, and for profilers of the program's own; torch is imported already."""
         self._controller.on_source = self.keep
+        self._controller.keeps_watch = True
+        self._controller.others.watch()
         self._removals = {
             StepSource.FORWARD: _ForwardCalls(self._seen).remove,
             StepSource.LOADER: _loader_hook(self._seen),
@@ -81,6 +83,8 @@ class StepHooks:
     def remove(self) -> None:
         """Leave torch as it was."""
         self.keep(StepSource.EXPLICIT)
+        self._controller.keeps_watch = False
+        self._controller.others.unwatch()
 
     def _seen(self, source: StepSource) -> None:
         if not self._checked:

@@ -1,0 +1,208 @@
+"""The index of runs, and the names that commands take."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from stepscope.capture.manifest import RunManifest
+from stepscope.capture.run_folder import RunFolder, default_root
+from stepscope.capture.runs import RunIndex, run_named
+from stepscope.commands import main
+from stepscope.commands._reading import open_from, trace_paths
+from stepscope.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSCOPE_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def made(name: str, started_unix_s: float = 10.0, root: Path | None = None) -> RunFolder:
+    return RunFolder.create(root, name, RunManifest(command=("python", "train.py"), started_unix_s=started_unix_s))
+
+
+def names() -> list[str]:
+    return [record.name for record in RunIndex().all()]
+
+
+def test_nothing_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_named("none") is None
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().out == "There are no runs yet; stepscope run train.py records one.\n"
+
+
+def test_the_latest_comes_first_and_changes_are_taken_up() -> None:
+    old, new = made("old", 1.0), made("new", 2.0)
+    for folder in (old, new):
+        RunIndex().add(folder)
+    old.write_manifest(old.manifest().ended(3.0, 4, []))
+    RunIndex().add(old)
+
+    assert names() == ["new", "old"]
+    record = RunIndex().find("old")
+    assert record is not None
+    assert (record.exit_code, record.ended_unix_s, record.command) == (4, 3.0, "python train.py")
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"no database at all" * 100])
+def test_a_lost_or_damaged_index_is_made_again(damage: bytes | None) -> None:
+    RunIndex().add(made("a"))
+    made("b")
+    (default_root() / "no run").mkdir()
+    broken = default_root() / "broken"
+    broken.mkdir()
+    (broken / "run.json").write_text("{")
+    path = RunIndex().path
+    for file in path.parent.glob("runs.sqlite*"):
+        file.unlink()
+    if damage is not None:
+        path.write_bytes(damage)
+
+    assert sorted(names()) == (["a", "b"] if damage != b"" else [])
+
+
+def test_another_programs_database_is_set_aside() -> None:
+    made("a")
+    path = RunIndex().path
+    with sqlite3.connect(path) as other:
+        other.execute("create table runs (x)")
+    other.close()
+
+    assert names() == ["a"]
+    assert path.with_name("runs.sqlite.damaged").exists()
+
+
+def test_many_at_once() -> None:
+    folders = [made(f"r{number}") for number in range(30)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda folder: RunIndex().add(folder), folders))
+
+    assert sorted(names()) == sorted(folder.name for folder in folders)
+
+
+def test_a_folder_that_was_removed_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made("lost")
+    RunIndex().add(folder)
+    shutil.rmtree(folder.path)
+
+    assert main(["runs"]) == 0
+    assert "gone" in capsys.readouterr().out
+    assert main(["diagnose", "lost"]) == 2
+    assert "the folder of the run lost" in capsys.readouterr().err
+    assert main(["runs", "remove", "lost"]) == 0
+    assert names() == []
+
+
+def test_of_two_runs_of_a_name_the_one_that_is_there_is_meant(tmp_path: Path) -> None:
+    here, there = made("twice", 1.0), made("twice", 2.0, tmp_path / "elsewhere")
+    for folder in (here, there):
+        RunIndex().add(folder)
+    shutil.rmtree(there.path)
+
+    found = run_named("twice")
+    assert found is not None
+    assert found.path == here.path
+
+
+def test_remove_takes_the_folder_too(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made("away")
+    RunIndex().add(folder)
+
+    assert main(["runs", "remove", "away"]) == 0
+    assert (capsys.readouterr().out, folder.path.exists(), names()) == ("Removed away.\n", False, [])
+
+
+def test_a_folder_that_is_no_run_is_never_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "remove", str(tmp_path)]) == 2
+    assert tmp_path.exists()
+    assert "there is no run" in capsys.readouterr().err
+
+
+def test_show_tells_what_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made("shown")
+    recordings = [{"rank": 0, "steps": 5, "first_step": 9, "facts": {"environment": {"OMP_NUM_THREADS": "2"}}}]
+    folder.write_manifest(folder.manifest().ended(12.5, 1, recordings))
+    RunIndex().add(folder)
+
+    assert main(["runs", "show", "shown"]) == 0
+    text = capsys.readouterr().out
+    for line in ("command  python train.py", "took 2.5 s, exit code 1", "OMP_NUM_THREADS=2", "5 steps from step 9"):
+        assert line in text
+
+
+def test_add_takes_up_folders_from_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made("copied", root=tmp_path / "other")
+
+    assert main(["runs", "add", str(tmp_path / "other")]) == 0
+    assert names() == ["copied"]
+    assert main(["runs", "add", str(tmp_path)]) == 2
+    assert "there is no run folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["show"], "say which: stepscope runs show NAME"),
+        (["list", "x"], "takes no name"),
+        (["show", "abd"], "did you mean abc?"),
+        (["shwo", "x"], "invalid choice"),
+    ],
+)
+def test_mistakes(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    RunIndex().add(made("abc"))
+
+    assert main(["runs", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def with_traces(name: str, *ranks: int) -> RunFolder:
+    folder = made(name)
+    RunIndex().add(folder)
+    for rank in ranks:
+        folder.new_trace_path(rank).write_text('{"traceEvents": []}')
+    return folder
+
+
+def test_a_name_stands_for_the_latest_trace_of_each_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = with_traces("two", 0, 0, 1)
+    latest = [folder.path / "rank0/trace-2.json.gz", folder.path / "rank1/trace-1.json.gz"]
+
+    assert trace_paths("two") == trace_paths(folder.path) == latest
+    assert "earlier traces too: two/rank0/trace-1.json.gz" in capsys.readouterr().err
+    assert trace_paths("two/rank1") == [latest[1]]
+    assert trace_paths("two/rank0/trace-1.json.gz") == [folder.path / "rank0/trace-1.json.gz"]
+
+
+def test_a_file_of_that_name_comes_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_traces("same", 0)
+    monkeypatch.chdir(tmp_path)
+    Path("same").write_text("{}")
+
+    assert trace_paths("same") == [Path("same")]
+
+
+def test_a_run_without_traces() -> None:
+    with_traces("empty")
+    with pytest.raises(UsageError, match="the run empty holds no trace"):
+        trace_paths("empty")
+
+
+def test_commands_of_one_trace_take_the_first_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made("ranks")
+    RunIndex().add(folder)
+    for rank in (0, 1):
+        event = '{"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 2}'
+        distributed = f'"distributedInfo": {{"rank": {rank}, "world_size": 2}}'
+        folder.new_trace_path(rank).write_text(f'{{"schemaVersion": 1, {distributed}, "traceEvents": [{event}]}}')
+
+    arguments = SimpleNamespace(window=None, steps=None, no_cache=True)
+    assert open_from(arguments, "ranks").metadata.rank == 0  # type: ignore[arg-type]
+    assert "ranks has 2 ranks; this is rank0, ranks/rank1 is the next" in capsys.readouterr().err
+    assert open_from(arguments, "ranks/rank1").metadata.rank == 1  # type: ignore[arg-type]
