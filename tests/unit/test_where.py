@@ -86,6 +86,31 @@ def test_frames_come_before_call_stacks() -> None:
     assert [(place.line, place.exact_line) for place in places_of(recording)] == [(30, False)]
 
 
+LINE = {"source_file": "/home/ada/model.py", "source_line": 33, "source_function": "forward"}
+
+
+def test_recorded_lines_come_before_frames_which_lead_to_them() -> None:
+    recording = Recording()
+    recording.frame(0, 60, "train.py(20): main")
+    recording.frame(1, 50, "model.py(30): forward")
+    recording.operator(10, 20, "aten::linear", **LINE)
+    recording.operator(12, 10, "aten::addmm")
+
+    assert places_of(recording) == [Place("/home/ada/model.py", 33, "forward", True, 30, ("train.py:20 main",))]
+
+
+def test_what_has_no_line_is_placed_by_its_frame() -> None:
+    recording = Recording()
+    recording.frame(0, 60, "train.py(20): main")
+    recording.operator(10, 20, "aten::linear", **LINE)
+    recording.operator(40, 5, "aten::add")
+
+    assert places_of(recording) == [
+        Place("/home/ada/model.py", 33, "forward", True, 20, ()),
+        Place("train.py", 20, "main", False, 5, ()),
+    ]
+
+
 def test_a_frame_without_a_place_in_a_file_is_passed_over() -> None:
     recording = Recording()
     recording.frame(0, 50, "my_frame")

@@ -92,7 +92,8 @@ def operator_table(trace: Trace, *, window: Window | None = None, group_by: Sequ
 
     Args:
         window: only calls that start in this stretch of time.
-        group_by: any of "name", "input_shapes" and "stack" (the user's innermost frame).
+        group_by: any of "name", "input_shapes" and "stack" (the user's line as "file(line): function" where the
+            recording kept lines, else the user's innermost frame, else the call stack).
 
     Returns:
         The grouping columns, then calls, calls_per_step (in complete steps; null without steps), host_total_ns,
@@ -156,4 +157,5 @@ def _user_frames(trace: Trace) -> pl.Series:
     frame = np.where(slices >= 0, activity.user_frame[np.maximum(slices, 0)], -1) if len(activity.row) else slices
     rows = pl.Series(frame, dtype=pl.Int64)
     names = trace.frames["name"].gather(pl.select(pl.when(rows >= 0).then(rows)).to_series().cast(pl.UInt32))
-    return trace.operators.select(pl.coalesce(names.alias("frame"), pl.col("call_stack")))["frame"]
+    line = pl.format("{}({}): {}", "source_file", "source_line", "source_function")
+    return trace.operators.select(stack=pl.coalesce(line, names.alias("frame"), pl.col("call_stack")))["stack"]

@@ -48,7 +48,10 @@ def slice_index(activity: HostActivity, table: pl.Series, row: pl.Series) -> Row
 
 
 def places(trace: Trace, activity: HostActivity, slices: Rows, ns: Rows, top: int = 3) -> list[Place]:
-    """The user's functions under which the slices stand, the costliest first.
+    """The user's lines, or else functions, under which the slices stand, the costliest first.
+
+    Lines that the recording kept with the operators come first; what has none is placed by Python frames, and without
+    frames by call stacks.
 
     Args:
         slices: indices into `activity`, -1 for none; shape (n,).
@@ -58,10 +61,62 @@ def places(trace: Trace, activity: HostActivity, slices: Rows, ns: Rows, top: in
     if not known.any():
         return []
     frames = np.where(known, activity.user_frame[np.maximum(slices, 0)], -1)
-    found = _by_frame(trace, frames, ns)
+    source = _source_rows(trace, activity, slices)
+    found = _by_source(trace, source, frames, ns)
+    frames = np.where(source >= 0, -1, frames)
+    found += _by_frame(trace, frames, ns)
     if not found:
         found = _by_call_stack(trace, activity, slices[known], ns[known])
     return sorted(found, key=lambda place: -place.ns)[:top]
+
+
+def _source_rows(trace: Trace, activity: HostActivity, slices: Rows) -> Rows:
+    """For each slice, the row of the innermost operator around it or itself that has a source line, -1 for none."""
+    has_line = trace.operators["source_line"].is_not_null().to_numpy()
+    own = np.full(len(activity.row), -1, np.int64)
+    mine = np.flatnonzero(activity.table == TABLES.index("operators"))
+    mine = mine[has_line[activity.row[mine]]]
+    if not mine.size:
+        return np.full(len(slices), -1, np.int64)
+    own[mine] = activity.row[mine]
+    return np.where(slices >= 0, inherit(own, activity.around)[np.maximum(slices, 0)], -1)
+
+
+def _by_source(trace: Trace, operators: Rows, frames: Rows, ns: Rows) -> list[Place]:
+    """The places of operators with source lines; the path to each, where frames were recorded, is its costliest's."""
+    known = operators >= 0
+    if not known.any():
+        return []
+    columns = ["source_file", "source_line", "source_function"]
+    lines = trace.operators.select(columns)[operators[known]]
+    costs = (
+        lines.with_columns(ns=pl.Series(ns[known]), frame=pl.Series(frames[known]))
+        .sort("ns", descending=True, maintain_order=True)
+        .group_by(columns, maintain_order=True)
+        .agg(pl.col("ns").sum(), pl.col("frame").first())
+        .sort("ns", descending=True, maintain_order=True)
+        .head(20)
+    )
+    parent = trace.frames["parent"].to_list() if trace.frames.height else []
+    result = []
+    for file, line, function, cost, frame in costs.iter_rows():
+        # A backward operator runs under other frames than those of its line.
+        around = parse(trace.frames["name"][frame]) if frame >= 0 else None
+        path = _path(trace, frame, parent) if around is not None and around[2] == function else ()
+        result.append(Place(file, line, function, exact_line=True, ns=cost, call_path=path))
+    return result
+
+
+def _path(trace: Trace, frame: int, parent: list[int | None]) -> tuple[str, ...]:
+    """The user's frames around a frame, outermost first; none without a frame."""
+    path: list[str] = []
+    above = parent[frame] if frame >= 0 else None
+    while above is not None and len(path) < _LONGEST_PATH:
+        outer = parse(trace.frames["name"][above])
+        if outer is not None and is_user_file(outer[0]):
+            path.append(f"{outer[0]}:{outer[1]} {outer[2]}")
+        above = parent[above]
+    return tuple(reversed(path))
 
 
 def _by_frame(trace: Trace, frames: Rows, ns: Rows) -> list[Place]:
@@ -80,14 +135,7 @@ def _by_frame(trace: Trace, frames: Rows, ns: Rows) -> list[Place]:
         entry = parse(name)
         if entry is None:
             continue
-        path: list[str] = []
-        above = parent[row]
-        while above is not None and len(path) < _LONGEST_PATH:
-            outer = parse(trace.frames["name"][above])
-            if outer is not None and is_user_file(outer[0]):
-                path.append(f"{outer[0]}:{outer[1]} {outer[2]}")
-            above = parent[above]
-        result.append(Place(*entry, exact_line=False, ns=cost, call_path=tuple(reversed(path))))
+        result.append(Place(*entry, exact_line=False, ns=cost, call_path=_path(trace, row, parent)))
     return result
 
 

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from stepscope.capture.lines import LineTracker
 from stepscope.capture.options import RecordOptions
 from stepscope.capture.trace_file import write_trace
 from stepscope.errors import UsageError
+from stepscope.line_records import LineRecords, write_lines
 
 STEP_NAME: Final = "ProfilerStep#{}"
 """What torch.profiler calls its steps, and every reader of its traces knows."""
@@ -55,6 +57,8 @@ class Recorder:
         self._lock = threading.RLock()
         self._profiler: Any = None
         self._annotation: Any = None
+        self._lines: LineTracker | None = None
+        self._line_records: LineRecords | None = None
         self._holds_profiler = False
         self._thread: int | None = None
         self._stop_wanted = False
@@ -87,6 +91,9 @@ class Recorder:
                 self._state = _RECORDING
                 self.first_step = self.step_number
                 _add_rank(self._profiler)
+                if self.options.lines:
+                    self._lines = LineTracker()
+                    self._lines.start()
                 self._open_step()
 
     def step(self) -> None:
@@ -112,13 +119,15 @@ class Recorder:
             self._state, self._stop_wanted = _STOPPED, False
             with self._guarded("the last step could not be marked"):
                 self._close_step()
+            if self._lines is not None:
+                self._lines.stop()
             with self._guarded("the profiler could not be stopped"):
                 if prepared:  # the profiler leaves its warm-up only by recording
                     self._profiler.start_trace()
                 self._profiler.stop_trace()
             self._give_profiler_back()
             if prepared or self._unwanted:
-                self._profiler = None
+                self._profiler = self._lines = None
 
     def save(self, path: Path) -> Path:
         """Write the trace to `path`, complete or not at all, and return where it is.
@@ -137,8 +146,15 @@ class Recorder:
                 raise UsageError(f"the trace was saved already, as {self._saved}")
             if self._profiler is None:
                 raise UsageError(self.problem or "nothing was recorded, so there is no trace to save")
-            write_trace(path, self._profiler.export_chrome_trace)
-            self._saved, self._profiler = path, None  # the profiler writes a trace only once
+            if self._lines is not None:
+                self._line_records, self._lines = self._lines.records(), None
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_lines(self._line_records, path)
+                write_trace(path, self._profiler.export_chrome_trace)
+            except OSError as error:
+                raise UsageError(f"the trace cannot be written to {path}: {error}") from error
+            self._saved, self._profiler, self._line_records = path, None, None  # the profiler writes a trace only once
             return path
 
     def discard(self) -> None:
@@ -149,7 +165,7 @@ class Recorder:
             if self._state == _NEW:
                 self._state = _STOPPED
             if self._state == _STOPPED:
-                self._profiler = None
+                self._profiler = self._lines = None
 
     def _open_step(self) -> None:
         from torch.autograd.profiler import record_function
@@ -184,7 +200,7 @@ class Recorder:
                 self.problem = f"{what}: {error}"
                 print(f"stepscope: {self.problem}", file=sys.stderr)
             if self._state == _STOPPED:
-                self._profiler = None
+                self._profiler = self._lines = None
                 self._give_profiler_back()
 
 

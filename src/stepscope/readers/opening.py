@@ -11,6 +11,7 @@ from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers import kineto
+from stepscope.readers.lines import join_lines, variant_of
 from stepscope.readers.other_formats import what_it_is
 from stepscope.readers.source import ByteSource, is_regular_file
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
@@ -51,7 +52,7 @@ def open_trace(
         return open_store(Path(path))
     if cache is None or window is not None or steps is not None or not _can_be_kept(path):
         return temporary_store(lambda writer: _read(path, writer, window, steps, progress))
-    key = content_key(path)
+    key = content_key(path, variant_of(path))
     found = cache.lookup(key)
     if found is None:
         found = cache.add(key, lambda writer: _read(path, writer, None, None, progress))
@@ -104,7 +105,8 @@ def _read(
         for reader in READERS:
             if reader.recognises(head):
                 metadata, warnings = reader.read(source, writer, window=window, steps=steps, progress=progress)
-                return metadata, warnings
+                metadata, more = join_lines(path, writer, metadata)
+                return metadata, (*warnings, *more)
         raise NotATraceError(f"{source.name} is not a trace: it begins with neither a JSON object nor a list of events")
     finally:
         source.close()

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -52,6 +52,24 @@ class StoreWriter:
             self.directory / f"{table}-{number:05}.parquet", compression="lz4", row_group_size=PART_ROWS
         )
         self._parts[table] = number + 1
+
+    def scan(self, table: str) -> pl.LazyFrame:
+        """The rows written so far."""
+        paths = self._paths(table)
+        return pl.scan_parquet(paths, glob=False) if paths else empty(table).lazy()
+
+    def change(self, table: str, change: Callable[[pl.DataFrame, int], pl.DataFrame]) -> None:
+        """Write every part anew, as `change` returns it for the part and the number of its first row."""
+        first = 0
+        for path in self._paths(table):
+            part = pl.read_parquet(path, glob=False)
+            changed = path.with_suffix(".changed")
+            change(part, first).write_parquet(changed, compression="lz4", row_group_size=PART_ROWS)
+            os.replace(changed, path)
+            first += part.height
+
+    def _paths(self, table: str) -> list[Path]:
+        return [self.directory / f"{table}-{number:05}.parquet" for number in range(self._parts.get(table, 0))]
 
     def finish(self, metadata: Metadata, warnings: tuple[TraceWarning, ...]) -> None:
         """Write the manifest, which makes the store valid."""
@@ -98,7 +116,11 @@ def open_store(directory: Path, owner: object = None) -> Trace:
         missing = next((path for path in paths if not path.is_file()), None)
         if missing is not None:
             raise UnreadableTraceError(f"the stored trace {directory} lacks its file {missing.name}")
-        return pl.scan_parquet(paths, glob=False).select(list(SCHEMAS[table]))
+        rows = pl.scan_parquet(paths, glob=False)
+        there = set(rows.collect_schema().names())
+        return rows.select(
+            pl.col(name) if name in there else pl.lit(None, dtype).alias(name) for name, dtype in SCHEMAS[table].items()
+        )
 
     return Trace(manifest.metadata, manifest.warnings, load, {}, owner)
 

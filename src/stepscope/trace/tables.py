@@ -62,6 +62,9 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "input_shapes": pl.String,  # JSON
         "input_types": pl.String,  # JSON
         "call_stack": pl.String,  # "file(line): function", innermost first, separated by ";"
+        "source_file": pl.String,  # the user's statement that caused it, where the recording kept lines
+        "source_line": pl.Int32,
+        "source_function": pl.String,
     },
     # Calls of a device's API on the host.
     "launches": {

@@ -117,6 +117,14 @@ def test_a_machine_without_frames_and_shapes() -> None:
     assert questions_of(recorded(machine)) == [LINES, SIZES]
 
 
+def test_recorded_lines_answer_which_lines_are_to_blame() -> None:
+    recording = Recording()
+    recording.step(0, 100, 1)
+    recording.operator(0, 90, "aten::mm", source_file="train.py", source_line=3, source_function="step")
+
+    assert questions_of(recording.trace()) == [SIZES]
+
+
 def test_every_question_says_how_to_answer_it() -> None:
     for question in asked(rule, empty_trace()).not_answered:
         assert question.rule == "trace-health"

@@ -75,7 +75,10 @@ def _missing_parts(view: View) -> list[NotAnswered]:
                 ID,
             )
         )
-    has_stacks = trace.frames.height > 0 or trace.operators["call_stack"].null_count() < trace.operators.height
+    operators = trace.operators
+    has_stacks = trace.frames.height > 0 or any(
+        operators[column].null_count() < operators.height for column in ("call_stack", "source_line")
+    )
     if not has_stacks:
         found.append(
             NotAnswered(

@@ -1,0 +1,337 @@
+"""At which line of the user's code each thread is, noted while steps are recorded.
+
+Python itself says when a line of the user's code begins: `sys.monitoring` from 3.12 on, `sys.settrace` before. Only
+the user's own functions are watched; code of frameworks runs as it is. What a framework does belongs to the user's
+line that called it, so an operator's line is the one its thread was at when it began. Nothing is put between the
+program and the framework, as a TorchFunctionMode would be, for which torch.compile compiles everything again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, Final, Protocol
+
+from stepscope.analysis.naming import is_user_file
+from stepscope.line_records import LineRecords, Location, ThreadLines
+
+MOST_NOTES: Final = 3_000_000
+"""On one thread, about 100 bytes each; a program that runs more lines in its recorded steps loses the later ones."""
+
+_OWN_FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_RESUMABLE: Final = 0x20 | 0x80 | 0x200  # generators and coroutines, by inspect.CO_*
+_STRIDE: Final = 3
+
+Notes = list[Any]
+"""Time, code and line of one note after the other: a flat list costs the garbage collector nothing."""
+
+
+class LineTracker:
+    """Notes lines from `start` to `stop`; never raises, since it runs inside the user's program.
+
+    Attributes:
+        problem: what kept lines from being noted, or from being noted to the end; None as long as nothing did.
+    """
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self._watch: _Watch | None = None
+        self._start_unix_ns = 0
+        self._end_unix_ns = 0
+
+    def start(self) -> None:
+        """Begin to note lines, of threads that run now (Python 3.12 and later) or begin later."""
+        self._start_unix_ns = time.time_ns()
+        _stop_in_forked_children()
+        watch = self._watch = _new_watch()
+        _running.add(self)
+        try:
+            self.problem = watch.start(sys._getframe(1))
+        except Exception as error:
+            self.problem = f"source lines could not be recorded: {error}"
+
+    def stop(self) -> None:
+        """Note no more."""
+        if self._watch is not None and not self._end_unix_ns:
+            self._end_unix_ns = self._watch.gave_up_unix_ns or time.time_ns()
+            _running.discard(self)
+            try:
+                self._watch.stop()
+            except Exception as error:
+                self.problem = self.problem or f"recording source lines could not be ended: {error}"
+
+    def records(self) -> LineRecords | None:
+        """What was noted, and forget it; None if nothing was started."""
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return None
+        if watch.gave_up_unix_ns:
+            self.problem = self.problem or "source lines were recorded only in part: the steps run too many of them"
+        places = _Places()
+        threads = []
+        for thread, notes in watch.threads:
+            kept = len(notes) - len(notes) % _STRIDE
+            indices = array("i", map(places.index, notes[1:kept:_STRIDE], notes[2:kept:_STRIDE]))
+            times = array("q", notes[0:kept:_STRIDE])
+            if sys.byteorder == "big":
+                indices.byteswap()
+                times.byteswap()
+            threads.append(ThreadLines(thread, times.tobytes(), indices.tobytes()))
+        return LineRecords(
+            process=os.getpid(),
+            start_unix_ns=self._start_unix_ns,
+            end_unix_ns=self._end_unix_ns,
+            locations=places.locations,
+            threads=threads,
+            problem=self.problem,
+        )
+
+
+def _new_watch() -> _Watch:
+    return _Monitoring() if hasattr(sys, "monitoring") else _Tracing()
+
+
+_running: set[LineTracker] = set()
+_child_is_told = False
+
+
+def _stop_in_forked_children() -> None:
+    """A worker that the program forks is not recorded, so it needs no lines."""
+    global _child_is_told
+    if not _child_is_told and hasattr(os, "register_at_fork"):
+        _child_is_told = True
+        os.register_at_fork(after_in_child=_stop_all)
+
+
+def _stop_all() -> None:
+    for tracker in list(_running):
+        tracker.stop()
+
+
+class _Watch(Protocol):
+    """One way to be told of lines.
+
+    Attributes:
+        threads: the notes of each thread, by its number.
+        gave_up_unix_ns: when there were too many notes, after which there are none; 0 if that was never so.
+    """
+
+    threads: list[tuple[int, Notes]]
+    gave_up_unix_ns: int
+
+    def start(self, frame: FrameType | None) -> str | None: ...
+    def stop(self) -> None: ...
+
+
+class _Places:
+    """The different lines that were noted, each once."""
+
+    def __init__(self) -> None:
+        self.locations: list[Location] = []
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    def index(self, code: CodeType | None, line: int | None) -> int:
+        """The line's number; -1 for no line."""
+        if code is None or line is None:
+            return -1
+        number = self._numbers.get((id(code), line))
+        if number is None:
+            number = self._numbers[id(code), line] = len(self.locations)
+            file = code.co_filename
+            self.locations.append(Location(file if file[:1] == "<" else os.path.abspath(file), line, code.co_name))
+        return number
+
+
+class _UserFiles(dict[str, bool]):
+    """Whether a code's file is the user's, worked out once for each."""
+
+    def __missing__(self, file: str) -> bool:
+        found = is_user_file(file) and not file.startswith(_OWN_FOLDER)
+        self[file] = found
+        return found
+
+
+_is_user = _UserFiles()
+
+
+def _line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
+    """Code and line of the innermost frame of the user's, from `frame` outwards."""
+    while frame is not None:
+        code = frame.f_code
+        if _is_user[code.co_filename]:
+            return code, frame.f_lineno
+        frame = frame.f_back
+    return None, None
+
+
+class _Tracing:
+    """By `sys.settrace`: the thread that starts it, and threads that begin later."""
+
+    def __init__(self) -> None:
+        self.threads: list[tuple[int, Notes]] = []
+        self.gave_up_unix_ns = 0
+        self._is_on = True
+        self._before: Any = None
+        self._on_call: Any = None
+        self._marked: list[FrameType] = []
+
+    def start(self, frame: FrameType | None) -> str | None:
+        if sys.gettrace() is not None:
+            return "source lines were not recorded: a debugger or a coverage tool traces the program"
+        self._before = threading.gettrace()
+        self._on_call, on_line = self._functions(frame)
+        while frame is not None:  # functions that run already are told of only by their frames
+            if _is_user[frame.f_code.co_filename] and frame.f_trace is None:
+                frame.f_trace = on_line
+                self._marked.append(frame)
+            frame = frame.f_back
+        threading.settrace(self._begin_thread)
+        sys.settrace(self._on_call)
+        return None
+
+    def stop(self) -> None:
+        self._is_on = False  # other threads end theirs at their next call
+        if self._on_call is None:
+            return
+        threading.settrace(self._before)
+        if sys.gettrace() is self._on_call:
+            sys.settrace(None)
+        for frame in self._marked:
+            frame.f_trace = None
+        self._marked.clear()
+
+    def _give_up(self) -> None:
+        self.gave_up_unix_ns = time.time_ns()
+        self._is_on = False
+        sys.settrace(None)
+
+    def _begin_thread(self, frame: FrameType, event: str, argument: object) -> Any:
+        if not self._is_on:
+            sys.settrace(None)
+            return None
+        on_call, _ = self._functions(None)
+        sys.settrace(on_call)
+        return on_call(frame, event, argument)
+
+    def _functions(self, frame: FrameType | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """What this thread calls when a function begins, and at each line of the user's functions."""
+        notes: Notes = [time.time_ns(), *_line_of(frame)]
+        self.threads.append((threading.get_native_id(), notes))
+        note, now, is_user, most = notes.extend, time.time_ns, _is_user, MOST_NOTES * _STRIDE
+
+        def on_line(frame: FrameType, event: str, argument: object) -> Any:
+            if event == "line":
+                note((now(), frame.f_code, frame.f_lineno))
+                return on_line if len(notes) < most else self._give_up()
+            if event == "return":
+                note((now(), *_line_of(frame.f_back)))
+            return on_line
+
+        def on_call(frame: FrameType, event: str, argument: object) -> Any:
+            code = frame.f_code
+            if not is_user[code.co_filename]:
+                return None
+            if not self._is_on:
+                sys.settrace(None)
+                return None
+            if code.co_flags & _RESUMABLE:  # goes on in the middle of a line
+                note((now(), code, frame.f_lineno))
+            return on_line
+
+        return on_call, on_line
+
+
+class _ThreadNotes(threading.local):
+    """The notes of the thread that looks."""
+
+    def __init__(self, threads: list[tuple[int, Notes]]) -> None:
+        notes: Notes = []
+        threads.append((threading.get_native_id(), notes))
+        self.notes = notes
+        self.note = notes.extend
+
+
+class _Monitoring:
+    """By `sys.monitoring` (Python 3.12): all threads."""
+
+    def __init__(self) -> None:
+        self.threads: list[tuple[int, Notes]] = []
+        self.gave_up_unix_ns = 0
+        self._here = _ThreadNotes(self.threads)
+        self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+        self._tool: int | None = None
+        self._codes: dict[int, CodeType] = {}
+
+    def start(self, frame: FrameType | None) -> str | None:
+        api, events = self._api, self._api.events
+        self._tool = next((tool for tool in (api.PROFILER_ID, 3, 4) if api.get_tool(tool) is None), None)
+        if self._tool is None:
+            return "source lines were not recorded: other tools monitor the program"
+        api.use_tool_id(self._tool, "stepscope")
+        here, now = self._here, time.time_ns
+        most = MOST_NOTES * _STRIDE
+
+        def on_line(code: CodeType, line: int) -> None:
+            here.note((now(), code, line))
+            if len(here.notes) >= most:
+                self.gave_up_unix_ns = now()
+                self.stop()
+
+        def on_return(code: CodeType, offset: int, value: object) -> None:
+            here.note((now(), *_line_of(sys._getframe(1).f_back)))
+
+        def on_resume(code: CodeType, offset: int) -> None:
+            here.note((now(), code, sys._getframe(1).f_lineno))
+
+        def on_start(code: CodeType, offset: int) -> Any:
+            if _is_user[code.co_filename]:
+                self._watch(code)
+            return api.DISABLE  # for this function, until the next recording
+
+        for event, function in (
+            (events.LINE, on_line),
+            (events.PY_RETURN, on_return),
+            (events.PY_YIELD, on_return),
+            (events.PY_RESUME, on_resume),
+            (events.PY_START, on_start),
+        ):
+            api.register_callback(self._tool, event, function)
+        self._watch_running()
+        here.note((now(), *_line_of(frame)))
+        api.set_events(self._tool, events.PY_START)
+        api.restart_events()
+        return None
+
+    def stop(self) -> None:
+        if self._tool is None:
+            return
+        api, events = self._api, self._api.events
+        api.set_events(self._tool, 0)
+        for code in self._codes.values():
+            api.set_local_events(self._tool, code, 0)
+        for event in (events.LINE, events.PY_RETURN, events.PY_YIELD, events.PY_RESUME, events.PY_START):
+            api.register_callback(self._tool, event, None)
+        api.free_tool_id(self._tool)
+        self._tool = None
+        self._codes.clear()
+
+    def _watch(self, code: CodeType) -> None:
+        events = self._api.events
+        if self._tool is not None and id(code) not in self._codes:
+            self._codes[id(code)] = code
+            wanted = events.LINE | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
+            self._api.set_local_events(self._tool, code, wanted)
+
+    def _watch_running(self) -> None:
+        """Functions that run already, on every thread; they have no start that would be told."""
+        for running in sys._current_frames().values():
+            frame: FrameType | None = running
+            while frame is not None:
+                if _is_user[frame.f_code.co_filename]:
+                    self._watch(frame.f_code)
+                frame = frame.f_back

@@ -1,0 +1,107 @@
+"""The user's lines as a recording keeps them, in a file beside the trace.
+
+    trace.json.gz         the trace
+    trace.json.gz.lines   msgpack of `LineRecords`: for each thread, at which line of the user's code it was since when
+
+Written by the recorder in the user's process, which is why this module stands apart from the readers and imports no
+more than it needs; joined to the operators by `stepscope.readers.lines`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from stepscope.errors import UnreadableTraceError
+
+VERSION: Final = 1
+SUFFIX: Final = ".lines"
+_LARGEST_BYTES: Final = 2**30
+
+
+class Location(msgspec.Struct, array_like=True, frozen=True):
+    """A line of the user's code, in the function of that name."""
+
+    file: str
+    line: int
+    function: str
+
+
+class ThreadLines(msgspec.Struct):
+    """Where one thread was in the user's code.
+
+    Attributes:
+        thread: the operating system's number of the thread.
+        times: since when, nanoseconds since 1970 as little-endian int64, ascending.
+        locations: where, as indices into `LineRecords.locations`, little-endian int32; -1 for outside the user's code.
+    """
+
+    thread: int
+    times: bytes
+    locations: bytes
+
+
+class LineRecords(msgspec.Struct, kw_only=True):
+    """The content of a file of lines.
+
+    Attributes:
+        version: of this format.
+        process: the operating system's number of the process.
+        start_unix_ns, end_unix_ns: when lines were recorded.
+        problem: what kept lines from being recorded, or from being recorded to the end.
+    """
+
+    version: int = VERSION
+    process: int
+    start_unix_ns: int
+    end_unix_ns: int
+    locations: list[Location]
+    threads: list[ThreadLines]
+    problem: str | None = None
+
+
+def lines_path(trace: str | Path) -> Path:
+    """The file of lines that belongs to a trace file."""
+    path = Path(trace)
+    return path.with_name(path.name + SUFFIX)
+
+
+def write_lines(records: LineRecords | None, trace: Path) -> None:
+    """Write the file of lines beside a trace file, complete or not at all; None removes one that was left there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = lines_path(trace)
+    if records is None:
+        path.unlink(missing_ok=True)
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(msgspec.msgpack.encode(records))
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_lines(path: Path) -> LineRecords:
+    """Read a file of lines.
+
+    Raises:
+        UnreadableTraceError: it cannot be read, is damaged, or is of a newer version.
+    """
+    try:
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise UnreadableTraceError(f"{path} is larger than any file of lines")
+        records = msgspec.msgpack.decode(path.read_bytes(), type=LineRecords)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableTraceError(f"{path} holds no lines that can be read: {error}") from error
+    if records.version > VERSION:
+        raise UnreadableTraceError(f"{path} was written by a newer stepscope (version {records.version})")
+    for thread in records.threads:
+        if len(thread.times) % 8 or len(thread.times) // 8 * 4 != len(thread.locations):
+            raise UnreadableTraceError(f"{path} is damaged: times and locations of a thread differ in number")
+    return records

@@ -1,0 +1,235 @@
+"""Joining the lines that a recording kept beside its trace to the trace's operators.
+
+An operator of the forward pass gets the line its thread was at when it began. One of the backward pass gets the line
+of the forward operator that made its autograd node, found by the sequence number both carry and the thread of the
+forward call, unless Python code of the user's ran inside the node: then that code's line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.errors import UnreadableTraceError
+from stepscope.line_records import LineRecords, lines_path, read_lines
+from stepscope.trace.model import Metadata, TraceWarning
+from stepscope.trace.nesting import Rows, inherit
+from stepscope.trace.store import StoreWriter
+
+_KEYS: Final = ("lane", "start_ns", "name", "parent", "sequence_number", "forward_thread")
+_COMPILED: Final = r"^Torch-Compiled Region|^## Call CompiledFxGraph|^CompiledFunction"
+_ENGINE: Final = "autograd::engine::"
+_COMPILED_WARNING: Final = (
+    "operators of compiled code carry the line that called it: the compiler keeps no line of each operator"
+)
+_NOWHERE: Final = -1
+_DEEPEST: Final = 8
+_NEVER: Final = np.iinfo(np.int64).min
+
+
+def variant_of(path: str | Path) -> str:
+    """What tells apart the cached readings of one trace file with different lines beside it; "" without lines."""
+    try:
+        return hashlib.sha256(lines_path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def join_lines(path: str | Path, writer: StoreWriter, metadata: Metadata) -> tuple[Metadata, tuple[TraceWarning, ...]]:
+    """Add the lines beside the trace file, if there are any, to the operators that `writer` has written.
+
+    Returns:
+        The metadata, which say that lines were recorded, and what there is to warn of.
+    """
+    if str(path) == "-" or not lines_path(path).is_file():
+        return metadata, ()
+    try:
+        records = read_lines(lines_path(path))
+    except UnreadableTraceError as error:
+        return metadata, (TraceWarning("damaged_lines", 1, f"source lines were left out: {error}"),)
+    return _joined(records, writer, metadata)
+
+
+def _joined(records: LineRecords, writer: StoreWriter, metadata: Metadata) -> tuple[Metadata, tuple[TraceWarning, ...]]:
+    warnings = [TraceWarning("lines", 1, records.problem)] if records.problem else []
+    origin_ns = metadata.origin_unix_ns
+    if origin_ns is None:
+        unknown = "source lines were left out: the trace does not say when it was recorded"
+        return metadata, (*warnings, TraceWarning("lines", 1, unknown))
+    operators = writer.scan("operators").select(_KEYS).collect()
+    notes = _notes_by_lane(records, writer.scan("lanes").collect(), origin_ns)
+    period = (records.start_unix_ns - origin_ns, records.end_unix_ns - origin_ns)
+    found = _Join(operators, writer.scan("links").collect(), notes, period).locations()
+    if (found >= 0).any():
+        writer.change("operators", lambda part, first: part.with_columns(_columns(records, found, first, part.height)))
+        metadata = replace(metadata, recorded=(*(metadata.recorded or ()), "lines"))
+        compiled = operators.filter(pl.col("name").str.contains(_COMPILED)).height
+        if compiled:
+            warnings.append(TraceWarning("compiled_lines", compiled, _COMPILED_WARNING))
+    return metadata, tuple(warnings)
+
+
+def _columns(records: LineRecords, found: Rows, first: int, count: int) -> list[pl.Series]:
+    """The columns of the operators from row `first` on."""
+    locations = pl.DataFrame(
+        [(place.file, place.line, place.function) for place in records.locations],
+        schema={"source_file": pl.String, "source_line": pl.Int32, "source_function": pl.String},
+        orient="row",
+    )
+    rows = pl.Series(found[first : first + count])
+    chosen = pl.select(pl.when(rows >= 0).then(rows).cast(pl.UInt32)).to_series()
+    return [locations[name].gather(chosen).alias(name) for name in locations.columns]
+
+
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """Where one thread was: since `times[i]` at `locations[i]`. Shapes (n,)."""
+
+    times: Rows
+    locations: Rows
+
+    def last_before(self, times: Rows) -> Rows:
+        """Index of the last note at or before each time, -1 for none."""
+        return np.searchsorted(self.times, times, side="right") - 1
+
+    def location_at(self, times: Rows) -> Rows:
+        """Where the thread was at each time, -1 for unknown or outside the user's code."""
+        last = self.last_before(times)
+        return np.where(last >= 0, self.locations[np.maximum(last, 0)], _NOWHERE)
+
+
+def _notes_by_lane(records: LineRecords, lanes: pl.DataFrame, origin_ns: int) -> dict[int, _Notes]:
+    """The notes of each lane that stands for a thread of the recorded process."""
+    threads = lanes.filter((pl.col("kind") == "host_thread") & (pl.col("process") == str(records.process)))
+    lane_of = dict(zip(threads["thread"].to_list(), threads["lane"].to_list(), strict=True))
+    parts: dict[int, list[_Notes]] = {}
+    for thread in records.threads:
+        lane = lane_of.get(str(thread.thread))
+        if lane is not None and thread.times:
+            times = np.frombuffer(thread.times, "<i8").astype(np.int64) - origin_ns
+            locations = np.frombuffer(thread.locations, "<i4").astype(np.int64)
+            known = (locations >= 0) & (locations < len(records.locations))
+            parts.setdefault(lane, []).append(_Notes(times, np.where(known, locations, _NOWHERE)))
+    return {lane: _merged(found) for lane, found in parts.items()}
+
+
+def _merged(parts: list[_Notes]) -> _Notes:
+    """The notes of threads that had one number after the other, in order of time."""
+    times = np.concatenate([part.times for part in parts])
+    order = np.argsort(times, kind="stable")
+    return _Notes(times[order], np.concatenate([part.locations for part in parts])[order])
+
+
+class _Join:
+    """The location of each operator.
+
+    Args:
+        operators: the columns _KEYS of all operators.
+        links: the table.
+        notes: of each lane that has any.
+        period: from when to when lines were recorded; other operators get none.
+    """
+
+    def __init__(
+        self, operators: pl.DataFrame, links: pl.DataFrame, notes: dict[int, _Notes], period: tuple[int, int]
+    ) -> None:
+        self._links = links
+        self._notes = notes
+        self._names = operators["name"]
+        self._lane = operators["lane"].to_numpy()
+        self._start = operators["start_ns"].to_numpy()
+        self._parent = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+        self._sequence = operators["sequence_number"].fill_null(-1).to_numpy()
+        self._forward_thread = operators["forward_thread"].fill_null(0).to_numpy()
+        self._is_inside = (self._start >= period[0]) & (self._start < period[1])
+
+    def locations(self) -> Rows:
+        """For each operator the index of its location, -1 for none; shape (n,)."""
+        own, since = self._where_the_thread_was()
+        is_backward = (self._forward_thread > 0) & (self._sequence >= 0)
+        rows = np.arange(len(self._lane))
+        node = inherit(np.where(is_backward, rows, -1), self._parent)
+        inside = np.flatnonzero(node >= 0)
+        if not inside.size:
+            return np.where(self._is_inside, self._or_of_the_caller(own), _NOWHERE)
+        before = own[node[inside]]  # where the thread was when the node began
+        in_users_code = (since[inside] >= self._start[node[inside]]) & (own[inside] != before) & (own[inside] >= 0)
+        result = self._or_of_the_caller(own)
+        by_forward = inside[~in_users_code]
+        forward = self._forward_of()[node[by_forward]]
+        # A node that runs inside another's, as when a checkpoint runs its forward again, may need more than one look.
+        known = forward >= 0
+        for _ in range(_DEEPEST):
+            fresh = np.where(known, result[np.maximum(forward, 0)], result[by_forward])
+            if (fresh == result[by_forward]).all():
+                break
+            result[by_forward] = fresh
+        return np.where(self._is_inside, result, _NOWHERE)
+
+    def _where_the_thread_was(self) -> tuple[Rows, Rows]:
+        """Location of each operator's thread when it began, and since when the thread was there."""
+        own = np.full(len(self._lane), _NOWHERE, np.int64)
+        since = np.full(len(self._lane), _NEVER, np.int64)
+        for lane, notes in self._notes.items():
+            mine = np.flatnonzero(self._lane == lane)
+            last = notes.last_before(self._start[mine])
+            mine, last = mine[last >= 0], last[last >= 0]
+            own[mine], since[mine] = notes.locations[last], notes.times[last]
+        return own, since
+
+    def _or_of_the_caller(self, own: Rows) -> Rows:
+        """`own`, and for the autograd engine's threads, which run no code of the user's, the line that called it."""
+        engine = self._names.str.starts_with(_ENGINE).to_numpy()
+        rows = np.arange(len(own))
+        missing = np.flatnonzero((own < 0) & (inherit(np.where(engine, rows, -1), self._parent) >= 0))
+        if not missing.size or not self._notes:
+            return own
+        busiest = max(self._notes, key=lambda lane: len(self._notes[lane].times))
+        result: Rows = own.copy()
+        result[missing] = self._notes[busiest].location_at(self._start[missing])
+        return result
+
+    def _forward_of(self) -> Rows:
+        """For each backward operator, the row of the forward operator that made its node, -1 for unknown.
+
+        Of the forward operators that carry a node's number, the one that began last made it: the number is taken
+        when the node is made, and earlier operators only saw it coming.
+        """
+        is_forward = (self._forward_thread == 0) & (self._sequence >= 0)
+        is_backward = (self._forward_thread > 0) & (self._sequence >= 0)
+        rows = pl.DataFrame(
+            {"row": np.arange(len(self._lane)), "sequence": self._sequence, "start": self._start, "lane": self._lane}
+        )
+        made = rows.filter(pl.Series(is_forward)).sort("start", "row").unique(["lane", "sequence"], keep="last")
+        asked = rows.with_columns(thread=pl.Series(self._forward_thread)).filter(pl.Series(is_backward))
+        asked = asked.drop("lane").join(self._lanes_of_forward_threads(), on="thread", how="left")
+        found = asked.join(made.select("lane", "sequence", forward="row"), on=["lane", "sequence"], how="inner")
+        result = np.full(len(self._lane), -1, np.int64)
+        result[found["row"].to_numpy()] = found["forward"].to_numpy()
+        return result
+
+    def _lanes_of_forward_threads(self) -> pl.DataFrame:
+        """Columns thread, the profiler's number of a thread in `forward_thread`, and lane."""
+        ends = pl.DataFrame({"thread": self._forward_thread, "lane": self._lane})
+        pairs = pl.DataFrame(
+            {
+                "thread": ends["thread"].gather(self._links["target"]),
+                "lane": ends["lane"].gather(self._links["source"]),
+            }
+        ).filter(pl.col("thread") > 0)
+        linked = pairs.group_by("thread", "lane").len().sort("len", "lane", descending=[True, False])
+        linked = linked.unique("thread", keep="first").select("thread", "lane")
+        making = ends.filter(pl.Series((self._forward_thread == 0) & (self._sequence >= 0)))["lane"].unique()
+        others = ends["thread"].unique()
+        others = others.filter((others > 0) & ~others.is_in(linked["thread"].implode()))
+        if len(making) == 1:  # no other thread can have made these nodes
+            more = pl.DataFrame(
+                {"thread": others, "lane": pl.repeat(making[0], len(others), dtype=pl.Int32, eager=True)}
+            )
+            linked = pl.concat([linked, more])
+        return linked
