@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-VOCABULARY = 1024
+VOCABULARY = 4096
 SEQUENCE = 64
 BATCH = 4
-WIDTH = 128
+WIDTH = 64
 HEADS = 4
 LAYERS = 2
 LOG_EVERY = 10
