@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stepscope.capture.agent import start_server
     from stepscope.capture.annotations import annotate, step
+    from stepscope.capture.profile import profile
     from stepscope.capture.schedule import schedule
     from stepscope.capture.telemetry.log import log, telemetry
     from stepscope.diagnosis import Diagnosis, Finding, diagnose
@@ -36,6 +37,7 @@ __all__ = [
     "diagnose",
     "log",
     "open_trace",
+    "profile",
     "schedule",
     "start_server",
     "step",
@@ -52,6 +54,7 @@ _HOMES = {
     "diagnose": "stepscope.diagnosis",
     "log": "stepscope.capture.telemetry.log",
     "open_trace": "stepscope.readers",
+    "profile": "stepscope.capture.profile",
     "schedule": "stepscope.capture.schedule",
     "start_server": "stepscope.capture.agent",
     "step": "stepscope.capture.annotations",

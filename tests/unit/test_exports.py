@@ -21,6 +21,7 @@ NAMES = [
     "diagnose",
     "log",
     "open_trace",
+    "profile",
     "schedule",
     "start_server",
     "step",

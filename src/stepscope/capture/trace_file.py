@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from stepscope.errors import UsageError
+from stepscope.line_records import lines_path
 
 _COPY_BYTES: Final = 1 << 20
 
@@ -33,7 +34,7 @@ def write_trace(path: Path, export: Callable[[str], None]) -> None:
 
 
 def copy_trace(source: Path, target: Path) -> None:
-    """Copy a trace, packing or unpacking it as the names say.
+    """Copy a trace with the lines beside it, packing or unpacking it as the names say.
 
     Raises:
         UsageError: one cannot be read or the other not be written.
@@ -42,6 +43,8 @@ def copy_trace(source: Path, target: Path) -> None:
     def export(plain: str) -> None:
         with _unpacked(source) as file, open(plain, "wb") as copy:
             shutil.copyfileobj(file, copy, _COPY_BYTES)
+        if lines_path(source).is_file():
+            shutil.copyfile(lines_path(source), lines_path(target))
 
     write_trace(target, export)
 
