@@ -227,8 +227,9 @@ class TestDiagnose:
         diagnose_as(monkeypatch, full())
         seen: list[Any] = []
 
-        def html_report(diagnoses: Any, pictures: Any) -> bytes:
+        def html_report(diagnoses: Any, pictures: Any, telemetry: Any) -> bytes:
             seen.extend(pictures)
+            assert telemetry == [None]
             return b"<html>"
 
         monkeypatch.setitem(sys.modules, "stepscope.report.html", module_with(html_report=html_report))

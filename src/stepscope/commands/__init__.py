@@ -28,6 +28,7 @@ from stepscope.commands import (
     runs,
     session,
     steps,
+    telemetry,
 )
 from stepscope.commands._output import discard_standard_output
 from stepscope.commands._parser import CommandParser, unknown_command, unknown_options
@@ -48,6 +49,7 @@ COMMANDS: Final[tuple[ModuleType, ...]] = (
     kernels,
     query,
     export,
+    telemetry,
     environment,
     rules,
     explain,

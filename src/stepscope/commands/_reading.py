@@ -79,6 +79,12 @@ def trace_paths(path: str | Path) -> list[Path]:
     return found
 
 
+def place_of(path: str | Path) -> Path:
+    """What a word stands for: the folder of a run, by name too, or something in it; else the path that it is."""
+    folder = _run_at(path)
+    return folder.path if folder is not None else _inside_run(path) or Path(path)
+
+
 def _one_trace(path: str | Path) -> str | Path:
     """The trace to open where only one can be: a run's first rank, which is said."""
     folder = _run_at(path)

@@ -20,6 +20,7 @@ from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
     from stepscope.analysis.picture import StepPicture
+    from stepscope.analysis.telemetry_plots import TelemetryPicture
     from stepscope.diagnosis.diagnosis import Diagnosis
     from stepscope.diagnosis.finding import Finding
     from stepscope.trace import Trace, Window
@@ -93,8 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
     settings = dict(parsed_setting(text) for text in arguments.set)
     results = [_diagnosed(arguments, trace, settings) for trace in _traces(arguments)]
     results.sort(key=lambda result: _order(result[0]))
-    _write_reports(arguments, [diagnosis for diagnosis, _ in results], [picture for _, picture in results])
-    return _judged(arguments.fail_on, [diagnosis for diagnosis, _ in results])
+    diagnoses = [diagnosis for diagnosis, _, _ in results]
+    _write_reports(arguments, diagnoses, [picture for _, picture, _ in results], [plots for _, _, plots in results])
+    return _judged(arguments.fail_on, diagnoses)
 
 
 def parsed_share(text: str) -> float:
@@ -150,8 +152,8 @@ def _traces(arguments: argparse.Namespace) -> Iterator[Trace]:
 
 def _diagnosed(
     arguments: argparse.Namespace, trace: Trace, settings: dict[str, float]
-) -> tuple[Diagnosis, StepPicture | None]:
-    """One trace's diagnosis and, for HTML, its picture; neither keeps the trace's tables."""
+) -> tuple[Diagnosis, StepPicture | None, TelemetryPicture | None]:
+    """One trace's diagnosis and, for HTML, its picture and its run's telemetry; none keeps the trace's tables."""
     from stepscope.diagnosis import diagnose
     from stepscope.report.redact import Redactor
 
@@ -163,10 +165,11 @@ def _diagnosed(
         minimum_share=_minimum_share(arguments),
     )
     picture = _picture(trace, diagnosis) if arguments.html else None
+    plots = _telemetry(trace) if arguments.html else None
     if arguments.redact:
         redactor = Redactor.of(diagnosis, local_names())
-        return redactor.redact(diagnosis), redactor.redact(picture)
-    return diagnosis, picture
+        return redactor.redact(diagnosis), redactor.redact(picture), redactor.redact(plots)
+    return diagnosis, picture, plots
 
 
 def _minimum_share(arguments: argparse.Namespace) -> float:
@@ -194,6 +197,22 @@ def _picture(trace: Trace, diagnosis: Diagnosis) -> StepPicture:
     return step_picture(trace, window, idle_time(trace))
 
 
+def _telemetry(trace: Trace) -> TelemetryPicture | None:
+    """What the program of a trace in a run's folder logged and sampled."""
+    from stepscope.analysis.telemetry_plots import telemetry_picture
+    from stepscope.trace.telemetry import read_telemetry, telemetry_files
+
+    files = telemetry_files(trace.metadata.path)
+    try:
+        telemetry = read_telemetry(files)
+    except UsageError as error:
+        print(f"stepscope: {printable(str(error))}", file=sys.stderr)
+        return None
+    window, origin = _whole(trace), trace.metadata.origin_unix_ns
+    recorded = None if origin is None else (origin + window.start_ns, origin + window.end_ns)
+    return telemetry_picture(telemetry, recorded)
+
+
 def _whole(trace: Trace) -> Window:
     """From the first device work, or operator, to the end of the last one."""
     from stepscope.trace import Window
@@ -212,7 +231,10 @@ def _order(diagnosis: Diagnosis) -> tuple[float, str]:
 
 
 def _write_reports(
-    arguments: argparse.Namespace, diagnoses: Sequence[Diagnosis], pictures: Sequence[StepPicture | None]
+    arguments: argparse.Namespace,
+    diagnoses: Sequence[Diagnosis],
+    pictures: Sequence[StepPicture | None],
+    plots: Sequence[TelemetryPicture | None],
 ) -> None:
     top = arguments.top if arguments.top is not None else _TEXT_ROWS
     if arguments.json:
@@ -226,7 +248,7 @@ def _write_reports(
     if arguments.html:
         from stepscope.report.html import html_report
 
-        _output.write_output(arguments.html, html_report(diagnoses, pictures))
+        _output.write_output(arguments.html, html_report(diagnoses, pictures, plots))
     if "-" not in (arguments.json, arguments.markdown, arguments.html):
         from stepscope.report.text import text_reports
 

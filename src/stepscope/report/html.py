@@ -17,10 +17,12 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from stepscope.analysis.picture import StepPicture
+from stepscope.analysis.telemetry_plots import TelemetryPicture
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis
 from stepscope.diagnosis.finding import Figure, Finding, Interval, Location
 from stepscope.report.format import cell, count, duration, printable, share, size
 from stepscope.report.html_picture import View, cause_view, picture_view
+from stepscope.report.html_telemetry import pictures_or_none, telemetry_view
 from stepscope.report.tables import heading, showing
 from stepscope.report.text import (
     headline,
@@ -43,21 +45,47 @@ _DEVICE_COLOURS: Final = {
     "idle": "var(--idle)",
 }
 _BUSY: Final = {"colour": "var(--busy)", "ink": "var(--ink)", "hatched": False}
-_SCRIPTS: Final = ("picture.js", "report.js")
+_SCRIPTS: Final = ("picture.js", "telemetry.js", "report.js")
 
 
-def html_report(diagnoses: Sequence[Diagnosis], pictures: Sequence[StepPicture | None]) -> bytes:
+def html_report(
+    diagnoses: Sequence[Diagnosis],
+    pictures: Sequence[StepPicture | None],
+    telemetry: Sequence[TelemetryPicture | None] | None = None,
+) -> bytes:
     """The report of one trace or of several ranks, each with the picture of a typical step where there is one.
+
+    Args:
+        telemetry: what each rank's program logged and sampled, where it did.
 
     Raises:
         ValueError: there is no diagnosis, or not one picture (or None) for each.
     """
     if not diagnoses:
         raise ValueError("a report needs at least one diagnosis")
-    pairs = list(zip(diagnoses, pictures, strict=True))
+    plots = pictures_or_none(telemetry, len(diagnoses))
+    ranks = [_rank(number, *each) for number, each in enumerate(zip(diagnoses, pictures, plots, strict=True))]
+    return page(
+        "report.html.j2",
+        title=ranks[0]["file"] if len(ranks) == 1 else f"{len(ranks)} ranks",
+        ranks=ranks,
+        overview=_table(rank_table(diagnoses)) if len(ranks) > 1 else None,
+    )
+
+
+def telemetry_page(title: str, pictures: Sequence[tuple[str, TelemetryPicture]]) -> bytes:
+    """A page of plots alone, for telemetry that no trace was recorded beside: one section for each named picture."""
+    sections = [
+        {"id": f"t{number}", "name": printable(name), "telemetry": telemetry_view(picture)}
+        for number, (name, picture) in enumerate(pictures)
+    ]
+    return page("telemetry_page.html.j2", title=printable(title), sections=sections)
+
+
+def page(template: str, **content: object) -> bytes:
+    """A template filled in, with the scripts that its policy lets run."""
     script = "".join(_template_text(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    ranks = [_rank(number, diagnosis, picture) for number, (diagnosis, picture) in enumerate(pairs)]
     environment = Environment(
         loader=FunctionLoader(_template_text),
         autoescape=True,
@@ -65,21 +93,15 @@ def html_report(diagnoses: Sequence[Diagnosis], pictures: Sequence[StepPicture |
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template("report.html.j2").render(
-        title=ranks[0]["file"] if len(ranks) == 1 else f"{len(ranks)} ranks",
-        ranks=ranks,
-        overview=_table(rank_table(diagnoses)) if len(ranks) > 1 else None,
-        script=Markup(script),
-        script_hash=f"sha256-{digest}",
-    )
-    return page.encode("utf-8", "backslashreplace")
+    text = environment.get_template(template).render(**content, script=Markup(script), script_hash=f"sha256-{digest}")
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _template_text(name: str) -> str:
     return files("stepscope.report").joinpath("templates").joinpath(name).read_text("utf-8")
 
 
-def _rank(number: int, diagnosis: Diagnosis, picture: StepPicture | None) -> View:
+def _rank(number: int, diagnosis: Diagnosis, picture: StepPicture | None, telemetry: TelemetryPicture | None) -> View:
     path = printable(diagnosis.metadata.path)
     return {
         "id": f"r{number}",
@@ -96,6 +118,7 @@ def _rank(number: int, diagnosis: Diagnosis, picture: StepPicture | None) -> Vie
         "idle": [_idle(device, diagnosis.idle) for device in diagnosis.devices],
         "host": _causes(diagnosis.host, int(diagnosis.host["ns"].sum())) if diagnosis.host.height else None,
         "steps": _steps(diagnosis, picture) if diagnosis.steps.height else None,
+        "telemetry": None if telemetry is None else telemetry_view(telemetry),
         "tables": [
             _top("operators", diagnosis.operators, diagnosis.operator_count),
             _top("kernels", diagnosis.kernels, diagnosis.kernel_count),

@@ -68,6 +68,10 @@ class Telemetry:
     missing: pl.DataFrame
     warnings: tuple[TraceWarning, ...] = ()
 
+    def only(self, condition: pl.Expr) -> Telemetry:
+        """The part for which a condition on columns of both tables holds, such as that of one rank."""
+        return Telemetry(self.samples.filter(condition), self.missing.filter(condition), self.warnings)
+
 
 def telemetry_files(path: str | Path) -> list[Path]:
     """The telemetry files that a path stands for: a file, a rank's or a run's folder, or a trace in one; sorted."""

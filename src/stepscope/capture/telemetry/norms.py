@@ -206,7 +206,8 @@ def total_norm(norms: Sequence[Any]) -> Any:
     """The norm of everything whose parts have these norms, on the first one's device."""
     torch = sys.modules["torch"]
     device = norms[0].device
-    return torch.linalg.vector_norm(torch.stack([norm.to(device, non_blocking=True) for norm in norms]))
+    together = [norm if norm.device == device else norm.to(device, non_blocking=True) for norm in norms]
+    return torch.linalg.vector_norm(torch.stack(together))
 
 
 def _foreach_norm(tensors: list[Any]) -> Sequence[Any]:
