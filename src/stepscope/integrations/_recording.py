@@ -1,0 +1,108 @@
+"""What the integrations share: a profile block whose beginning, steps and end a framework's hooks tell."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope.capture.annotations import tell_controller
+from stepscope.capture.controller import controller
+from stepscope.capture.profile import profile
+from stepscope.capture.schedule import schedule
+from stepscope.errors import StepscopeError
+
+DEFAULT_SCHEDULE: Final = schedule(skip_first=5, warmup=2, active=5, repeat=1)
+"""Five steps pass, two warm the profiler up, five are recorded, and then the training is left alone."""
+
+
+class FrameworkRecording:
+    """A profile block for a framework's hooks: they may come out of order, and none of them raises.
+
+    Within `stepscope run`, which records by itself, only the steps are marked.
+
+    Args:
+        framework: its name, for messages.
+        out: as `stepscope.profile`'s.
+        when: schedule of the recorded steps; None for DEFAULT_SCHEDULE.
+        options: further arguments of `stepscope.profile`.
+
+    Raises:
+        UsageError: `out` has another suffix than a trace's.
+    """
+
+    def __init__(
+        self,
+        framework: str,
+        out: str | os.PathLike[str] | None,
+        when: Callable[[int], Any] | None,
+        options: dict[str, Any],
+    ) -> None:
+        self._arguments = (framework, out, when, options)
+        self._framework = framework
+        self._block = profile(out, schedule=when or DEFAULT_SCHEDULE, **options)
+        self._is_open = False
+        self._steps = 0
+        self._old_traces = 0
+        self._process = os.getpid()
+
+    @property
+    def traces(self) -> tuple[Path, ...]:
+        """The files saved so far."""
+        return self._block.traces
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the step that runs now is recorded."""
+        return self._block.is_recording
+
+    def begin(self, obstacle: str = "") -> None:
+        """The loop begins. With an `obstacle`, such as another profiler, nothing is recorded and that is said."""
+        self.end()
+        if within_run():
+            return
+        try:
+            if obstacle:
+                raise StepscopeError(obstacle)
+            self._block.start()
+        except StepscopeError as error:
+            _tell(f"{self._framework} is not recorded: {error}")
+            return
+        self._is_open, self._steps, self._process = True, 0, os.getpid()
+        self._old_traces = len(self._block.traces)
+        atexit.register(self.end)
+
+    def step(self) -> None:
+        """A step has ended."""
+        if self._is_open:
+            self._steps += 1
+            self._block.step()
+        elif within_run():
+            tell_controller()
+
+    def end(self) -> None:
+        """The loop has ended, or was broken off: what was recorded is saved."""
+        if not self._is_open or os.getpid() != self._process:
+            return
+        self._is_open = False
+        atexit.unregister(self.end)
+        self._block.stop()
+        if len(self._block.traces) == self._old_traces and self._block.problem is None:
+            steps = "1 step" if self._steps == 1 else f"{self._steps} steps"
+            _tell(f"nothing of {self._framework} was recorded: it ended after {steps}; another schedule begins sooner")
+
+    def __reduce__(self) -> tuple[type[FrameworkRecording], tuple[Any, ...]]:
+        """Frameworks copy and send their callbacks: a copy begins anew, what is under way stays here."""
+        return FrameworkRecording, self._arguments
+
+
+def within_run() -> bool:
+    """Whether `stepscope run` started this program and records it."""
+    return bool(os.environ.get("STEPSCOPE_RUN")) and controller() is not None
+
+
+def _tell(sentence: str) -> None:
+    print(f"stepscope: {sentence}", file=sys.stderr, flush=True)

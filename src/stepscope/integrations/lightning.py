@@ -1,0 +1,228 @@
+"""Recording a few steps of a Lightning training: as its profiler, or as a callback beside another profiler.
+
+trainer = Trainer(profiler=StepscopeProfiler())     # steps, and Lightning's actions by name
+trainer = Trainer(callbacks=[StepscopeCallback()])  # steps only
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope.capture.annotations import annotate
+from stepscope.errors import UsageError
+from stepscope.integrations._recording import FrameworkRecording
+
+__all__ = ["StepscopeCallback", "StepscopeProfiler"]
+
+
+def _lightning() -> str:
+    """The package that the program uses: both names of Lightning have classes of their own."""
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        if name in sys.modules:
+            return name
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            import_module(name)
+        except ImportError:
+            continue
+        return name
+    raise UsageError("stepscope.integrations.lightning needs Lightning: pip install lightning")
+
+
+_PACKAGE: Final = _lightning()
+_Profiler: Any = import_module(f"{_PACKAGE}.profilers").Profiler
+_TorchProfiler: Any = import_module(f"{_PACKAGE}.profilers").PyTorchProfiler
+_Callback: Any = import_module(f"{_PACKAGE}.callbacks").Callback
+
+_STEPS: Final = {
+    "fit": "on_train_batch_end",
+    "validate": "on_validation_batch_end",
+    "test": "on_test_batch_end",
+    "predict": "on_predict_batch_end",
+}
+"""What the trainer was asked to do -> the hook of the module that ends a step of it."""
+_AROUND_STEPS: Final = ("run_training_epoch",)
+"""Actions that last over many steps: naming them would cover everything else."""
+
+
+class StepscopeProfiler(_Profiler):  # type: ignore[misc]
+    """A profiler for Lightning's trainer that records a few steps, with Lightning's actions named in the trace.
+
+    Args:
+        out: a trace file, a folder, or None for a run folder; as `stepscope.profile`'s.
+        schedule: `stepscope.schedule(...)`; None lets 5 steps pass and 2 warm up, and records 5.
+        options: `diagnose`, `shapes`, `stacks`, `memory`, `lines`, `flops`, `modules`, `name` of `stepscope.profile`.
+
+    Raises:
+        UsageError: `out` has another suffix than a trace's.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        schedule: Callable[[int], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._recording = FrameworkRecording("Lightning", out, schedule, options)
+        self._actions: dict[str, list[annotate]] = {}
+        self._begun = False
+
+    @property
+    def traces(self) -> tuple[Path, ...]:
+        """The files saved so far."""
+        return self._recording.traces
+
+    @contextmanager
+    def profile(self, action_name: str) -> Iterator[str]:
+        """An action of the trainer, from its beginning to its end; an error in a whole epoch ends the recording."""
+        self.start(action_name)
+        try:
+            yield action_name
+        except BaseException:
+            if action_name in _AROUND_STEPS:
+                self._end()
+            raise
+        finally:
+            self.stop(action_name)
+
+    def start(self, action_name: str) -> None:
+        """An action of the trainer begins."""
+        if not self._begun and self._is_loop(action_name):
+            self._begun = True
+            self._recording.begin()
+        if self._recording.is_recording and action_name not in _AROUND_STEPS:
+            action = annotate(action_name)
+            action.__enter__()
+            self._actions.setdefault(action_name, []).append(action)
+
+    def stop(self, action_name: str) -> None:
+        """An action has ended; with that of a batch's end, the step."""
+        opened = self._actions.get(action_name)
+        if opened:
+            opened.pop().__exit__(None, None, None)
+        if action_name.startswith("[LightningModule]") and action_name.endswith(f".{_STEPS.get(self._stage or '')}"):
+            self._recording.step()
+        elif action_name.endswith(".on_exception"):
+            self._end()
+
+    def summary(self) -> str:
+        """Where the traces are, for the trainer's log."""
+        self._end()
+        return "\n".join(f"stepscope diagnose {path}" for path in self.traces)
+
+    def teardown(self, stage: str | None) -> None:
+        """The trainer has done what it was asked to do."""
+        if hasattr(self, "_recording"):  # Lightning calls this from __del__, too
+            self._end()
+        super().teardown(stage)
+
+    def _is_loop(self, action_name: str) -> bool:
+        """Whether the steps begin with this action; Lightning checks the validation before it trains."""
+        if self._stage == "fit":
+            return action_name in _AROUND_STEPS
+        return action_name.endswith("_next")  # the first batch is fetched
+
+    def _end(self) -> None:
+        self._begun = False
+        self._actions.clear()
+        self._recording.end()
+
+
+class StepscopeCallback(_Callback):  # type: ignore[misc]
+    """A callback for Lightning's trainer that records a few steps beside any profiler but PyTorchProfiler.
+
+    Args:
+        out, schedule, options: as of StepscopeProfiler.
+
+    Raises:
+        UsageError: `out` has another suffix than a trace's.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        schedule: Callable[[int], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self._recording = FrameworkRecording("Lightning", out, schedule, options)
+
+    @property
+    def traces(self) -> tuple[Path, ...]:
+        """The files saved so far."""
+        return self._recording.traces
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The training begins."""
+        self._begin(trainer)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """A step of the training has ended."""
+        self._step(trainer, "fit")
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """The training has ended."""
+        self._recording.end()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """A validation begins, by itself or within a training."""
+        if _asked_for(trainer) == "validate":
+            self._begin(trainer)
+
+    def on_validation_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """A step of the validation has ended."""
+        self._step(trainer, "validate")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """The validation has ended."""
+        if _asked_for(trainer) == "validate":
+            self._recording.end()
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """A test begins."""
+        self._begin(trainer)
+
+    def on_test_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """A step of the test has ended."""
+        self._step(trainer, "test")
+
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        """The test has ended."""
+        self._recording.end()
+
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        """A prediction begins."""
+        self._begin(trainer)
+
+    def on_predict_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """A step of the prediction has ended."""
+        self._step(trainer, "predict")
+
+    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
+        """The prediction has ended."""
+        self._recording.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """It was broken off: what was recorded is kept."""
+        self._recording.end()
+
+    def _begin(self, trainer: Any) -> None:
+        busy = isinstance(trainer.profiler, _TorchProfiler)
+        self._recording.begin("the trainer's PyTorchProfiler records already, and its traces can be diagnosed" * busy)
+
+    def _step(self, trainer: Any, kind: str) -> None:
+        if _asked_for(trainer) == kind:
+            self._recording.step()
+
+
+def _asked_for(trainer: Any) -> str:
+    """What the trainer was asked to do: fit, validate, test or predict."""
+    return str(getattr(trainer.state.fn, "value", trainer.state.fn))

@@ -1,0 +1,61 @@
+"""Recording a few steps of a training by Transformers' Trainer:
+
+trainer = Trainer(model, arguments, train_dataset=data, callbacks=[StepscopeCallback()])
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import UsageError
+from stepscope.integrations._recording import FrameworkRecording
+
+__all__ = ["StepscopeCallback"]
+
+try:
+    _TrainerCallback: Any = import_module("transformers").TrainerCallback
+except ImportError as error:
+    raise UsageError("stepscope.integrations.transformers needs Transformers: pip install transformers") from error
+
+
+class StepscopeCallback(_TrainerCallback):  # type: ignore[misc]
+    """A callback for Transformers' Trainer that records a few steps; with gradient accumulation a step is an update.
+
+    Args:
+        out: a trace file, a folder, or None for a run folder; as `stepscope.profile`'s.
+        schedule: `stepscope.schedule(...)`; None lets 5 steps pass and 2 warm up, and records 5.
+        options: `diagnose`, `shapes`, `stacks`, `memory`, `lines`, `flops`, `modules`, `name` of `stepscope.profile`.
+
+    Raises:
+        UsageError: `out` has another suffix than a trace's.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        schedule: Callable[[int], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self._recording = FrameworkRecording("the Trainer", out, schedule, options)
+
+    @property
+    def traces(self) -> tuple[Path, ...]:
+        """The files saved so far."""
+        return self._recording.traces
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The training begins."""
+        self._recording.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A step has ended."""
+        self._recording.step()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The training has ended."""
+        self._recording.end()
