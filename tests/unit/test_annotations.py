@@ -140,8 +140,10 @@ def test_exceptions_pass_and_close_what_is_open(tmp_path: Path) -> None:
     assert annotations._opened.stack == []
 
 
-def test_functions_that_are_awaited() -> None:
+def test_functions_that_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
+    monkeypatch.setitem(sys.modules, "nvtx", SimpleNamespace(annotate=_Spy([], "nvtx")))
+    monkeypatch.setattr(annotations, "_UNDER_NSIGHT", True)
 
     @stepscope.annotate("wait")
     async def wait(value: int) -> int:

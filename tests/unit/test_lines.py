@@ -27,10 +27,10 @@ from tests.unit.small_traces import complete, counted
 WATCHES = [module._Tracing, *([module._Monitoring] if hasattr(sys, "monitoring") else [])]
 FORWARD, BACKWARD, MODEL, HOOK = range(4)
 PLACES = [
-    Location("/home/ada/train.py", 20, "main"),
-    Location("/home/ada/train.py", 21, "main"),
-    Location("/home/ada/model.py", 7, "forward"),
-    Location("/home/ada/model.py", 30, "hook"),
+    Location("/srv/ada/train.py", 20, "main"),
+    Location("/srv/ada/train.py", 21, "main"),
+    Location("/srv/ada/model.py", 7, "forward"),
+    Location("/srv/ada/model.py", 30, "hook"),
 ]
 
 
@@ -278,9 +278,9 @@ def test_operators_get_the_line_their_thread_was_at(tmp_path: Path) -> None:
 
     assert lines_in(trace) == {
         "aten::early": None,
-        "aten::linear": ("/home/ada/model.py", 7, "forward"),
-        "aten::addmm": ("/home/ada/model.py", 7, "forward"),
-        "aten::sum": ("/home/ada/train.py", 20, "main"),
+        "aten::linear": ("/srv/ada/model.py", 7, "forward"),
+        "aten::addmm": ("/srv/ada/model.py", 7, "forward"),
+        "aten::sum": ("/srv/ada/train.py", 20, "main"),
         "aten::outside": None,
         "aten::elsewhere": None,
         "aten::late": None,
@@ -307,8 +307,8 @@ def test_backward_operators_get_the_line_of_their_forward(tmp_path: Path) -> Non
     )
 
     found = lines_in(trace)
-    model, train, call = (("/home/ada/model.py", 7, "forward"), ("/home/ada/train.py", 20, "main"),
-                          ("/home/ada/train.py", 21, "main"))  # fmt: skip
+    model, train, call = (("/srv/ada/model.py", 7, "forward"), ("/srv/ada/train.py", 20, "main"),
+                          ("/srv/ada/train.py", 21, "main"))  # fmt: skip
     assert found["MeanBackward0"] == found["aten::expand"] == found[engine + "MeanBackward0"] == train
     assert found[engine + "AddmmBackward0"] == found["aten::mm"] == model
     assert found[engine + "torch::autograd::AccumulateGrad"] == call
@@ -328,8 +328,8 @@ def test_python_code_inside_a_backward_node_has_lines_of_its_own(tmp_path: Path)
     )
 
     found = lines_in(trace)
-    assert found["aten::before"] == found["aten::after"] == ("/home/ada/model.py", 7, "forward")
-    assert found["aten::in_hook"] == ("/home/ada/model.py", 30, "hook")
+    assert found["aten::before"] == found["aten::after"] == ("/srv/ada/model.py", 7, "forward")
+    assert found["aten::in_hook"] == ("/srv/ada/model.py", 30, "hook")
 
 
 def test_a_forward_run_again_inside_the_backward_leads_its_own_backward(tmp_path: Path) -> None:
@@ -344,8 +344,8 @@ def test_a_forward_run_again_inside_the_backward_leads_its_own_backward(tmp_path
     )
 
     found = lines_in(trace)
-    assert found["CheckpointFunctionBackward"] == ("/home/ada/train.py", 20, "main")
-    assert found["aten::linear"] == found["AddmmBackward0"] == ("/home/ada/model.py", 7, "forward")
+    assert found["CheckpointFunctionBackward"] == ("/srv/ada/train.py", 20, "main")
+    assert found["aten::linear"] == found["AddmmBackward0"] == ("/srv/ada/model.py", 7, "forward")
 
 
 def test_the_engines_own_threads_get_the_line_that_called_it(tmp_path: Path) -> None:
@@ -362,8 +362,8 @@ def test_the_engines_own_threads_get_the_line_that_called_it(tmp_path: Path) -> 
     )
 
     found = lines_in(trace)
-    assert found[engine + "AddmmBackward0"] == ("/home/ada/model.py", 7, "forward")
-    assert found["aten::add_"] == ("/home/ada/train.py", 21, "main")
+    assert found[engine + "AddmmBackward0"] == ("/srv/ada/model.py", 7, "forward")
+    assert found["aten::add_"] == ("/srv/ada/train.py", 21, "main")
     assert found["aten::other"] is None
 
 
@@ -373,7 +373,7 @@ def test_compiled_code_is_warned_of(tmp_path: Path) -> None:
     )
 
     assert counted(trace) == {"compiled_lines": 1}
-    assert lines_in(trace)["aten::mm"] == ("/home/ada/train.py", 20, "main")
+    assert lines_in(trace)["aten::mm"] == ("/srv/ada/train.py", 20, "main")
 
 
 def test_what_kept_lines_from_being_recorded_is_a_warning(tmp_path: Path) -> None:

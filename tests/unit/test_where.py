@@ -86,7 +86,7 @@ def test_frames_come_before_call_stacks() -> None:
     assert [(place.line, place.exact_line) for place in places_of(recording)] == [(30, False)]
 
 
-LINE = {"source_file": "/home/ada/model.py", "source_line": 33, "source_function": "forward"}
+LINE = {"source_file": "/srv/ada/model.py", "source_line": 33, "source_function": "forward"}
 
 
 def test_recorded_lines_come_before_frames_which_lead_to_them() -> None:
@@ -96,7 +96,7 @@ def test_recorded_lines_come_before_frames_which_lead_to_them() -> None:
     recording.operator(10, 20, "aten::linear", **LINE)
     recording.operator(12, 10, "aten::addmm")
 
-    assert places_of(recording) == [Place("/home/ada/model.py", 33, "forward", True, 30, ("train.py:20 main",))]
+    assert places_of(recording) == [Place("/srv/ada/model.py", 33, "forward", True, 30, ("train.py:20 main",))]
 
 
 def test_what_has_no_line_is_placed_by_its_frame() -> None:
@@ -106,7 +106,7 @@ def test_what_has_no_line_is_placed_by_its_frame() -> None:
     recording.operator(40, 5, "aten::add")
 
     assert places_of(recording) == [
-        Place("/home/ada/model.py", 33, "forward", True, 20, ()),
+        Place("/srv/ada/model.py", 33, "forward", True, 20, ()),
         Place("train.py", 20, "main", False, 5, ()),
     ]
 

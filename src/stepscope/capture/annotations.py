@@ -28,6 +28,9 @@ _BY_DAEMON: Final = "KINETO_USE_DAEMON" in os.environ
 """Kineto's daemon starts profiles behind torch's back."""
 
 
+_modules: Final = sys.modules
+
+
 class _Opened(threading.local):
     """The annotations that are open on a thread, the innermost last, each with what was opened for it."""
 
@@ -59,14 +62,15 @@ class annotate:
         self.name = name
 
     def __enter__(self) -> annotate:
-        contexts = _contexts(self.name, None) if _may_be_seen() else []
-        _opened.stack.append((self, contexts))
+        if _may_be_seen():
+            _opened.stack.append((self, _contexts(self.name, None)))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _close(self)
+        if _opened.stack:
+            _close(self)
 
     def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
         """Decorate a function, also one that is awaited."""
@@ -109,14 +113,15 @@ class step(annotate):
 
     def __enter__(self) -> step:
         number = _next_number(self.name) if self.number is None else self.number
-        contexts = _contexts(self.name, number) if _may_be_seen() else []
-        _opened.stack.append((self, contexts))
+        if _may_be_seen():
+            _opened.stack.append((self, _contexts(self.name, number)))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _close(self)
+        if _opened.stack:
+            _close(self)
         tell_controller()
 
 
@@ -141,11 +146,10 @@ def tell_controller() -> None:
 
 def _may_be_seen() -> bool:
     """Whether a profiler may be looking; False in a fraction of a microsecond."""
-    modules = sys.modules
-    torch_profiler = modules.get("torch.autograd.profiler")
+    torch_profiler = _modules.get("torch.autograd.profiler")
     if torch_profiler is not None and torch_profiler._is_profiler_enabled:
         return True
-    return "jax" in modules or "torch_xla" in modules or _UNDER_NSIGHT or _BY_DAEMON
+    return _UNDER_NSIGHT or _BY_DAEMON or "jax" in _modules or "torch_xla" in _modules
 
 
 def _contexts(name: str, number: int | None) -> list[_Context]:
