@@ -1,0 +1,340 @@
+"""`stepscope run` on real programs, each in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stepscope.capture.run_folder import RunFolder
+
+pytest.importorskip("torch")
+
+MODEL = """
+    import torch
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    def train(times):
+        for _ in range(times):
+            model(torch.ones(4, 16)).sum().backward()
+            optimizer.step()
+"""
+
+
+@dataclass
+class Ended:
+    """A program that was run under stepscope."""
+
+    code: int
+    out: str
+    err: str
+    folder: RunFolder
+
+    @property
+    def steps(self) -> list[int]:
+        return [one["steps"] for one in self.folder.recordings()]
+
+    @property
+    def sources(self) -> set[str]:
+        return {one["source"] for one in self.folder.recordings()}
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Writes a script and runs it: options and arguments as given, or another command line around it."""
+    monkeypatch.setenv("STEPSCOPE_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path / "cache"))
+
+    def run(script: str, *options: str, program: tuple[str, ...] = ("script.py",), name: str = "it") -> Ended:
+        (tmp_path / "script.py").write_text(textwrap.dedent(script))
+        diagnose = [] if "--diagnose" in options else ["--no-diagnose"]
+        own = [option for option in options if option != "--diagnose"]
+        words = [sys.executable, "-m", "stepscope", "run", "--name", name, *diagnose, *own, *program]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        return Ended(done.returncode, done.stdout, done.stderr, RunFolder(tmp_path / "data" / "runs" / name))
+
+    return run
+
+
+def with_model(script: str) -> str:
+    return textwrap.dedent(MODEL) + textwrap.dedent(script)
+
+
+def test_a_script_is_recorded_and_diagnosed_and_its_output_is_its_own(run: Run) -> None:
+    ended = run(with_model("train(30); print('trained')"), "--diagnose", "--html", "report.html")
+
+    assert (ended.code, ended.out) == (0, "trained\n")
+    assert (ended.steps, ended.sources, len(ended.folder.traces())) == ([5], {"optimizer"}, 1)
+    assert "run it: recorded 5 steps (10 to 14), seen by the optimizer" in ended.err
+    assert "a step takes" in ended.err
+    assert (ended.folder.path.parents[2] / "report.html").stat().st_size > 1000
+    manifest = ended.folder.manifest()
+    assert (manifest.exit_code, manifest.command[1:]) == (0, ("script.py",))
+    assert {"stepscope", "python", "torch"} <= set(manifest.versions)
+
+
+def test_every_command_takes_the_runs_name(run: Run, tmp_path: Path) -> None:
+    run(with_model("train(30)"), "--steps", "3", "--warmup", "2")
+
+    words = [sys.executable, "-m", "stepscope", "steps", "it", "--format", "json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [step["index"] for step in json.loads(done.stdout)] == [2, 3, 4]
+
+
+WHERE = """
+    import json, os, sys
+    print(json.dumps([sys.argv, __file__, __name__, sys.path, os.getcwd()]))
+"""
+
+
+@pytest.mark.parametrize("program", [("script.py", "--a", "--", "b"), ("-m", "script", "-x"), ("sub/../script.py",)])
+def test_a_script_sees_what_plain_python_shows_it(run: Run, tmp_path: Path, program: tuple[str, ...]) -> None:
+    (tmp_path / "sub").mkdir()
+    ended = run(WHERE, program=program)
+    plain = subprocess.run([sys.executable, *program], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert json.loads(ended.out) == json.loads(plain.stdout)
+
+
+def test_the_users_own_sitecustomize_runs_too(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("import builtins; builtins.own = __file__")
+    before = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path / "own"), before])))
+
+    ended = run("print(own); import sitecustomize; print(sitecustomize.__file__)")
+    expected = str(tmp_path / "own" / "sitecustomize.py")
+    assert ended.out.splitlines() == [expected, expected]
+
+
+def test_a_program_without_torch(run: Run) -> None:
+    ended = run("import sys; print('hi'); sys.exit(3)")
+
+    assert (ended.code, ended.out) == (3, "hi\n")
+    assert ended.err == "stepscope: run it: nothing was recorded, because torch was never imported\n"
+
+
+def test_a_program_without_steps(run: Run) -> None:
+    assert "torch was imported, but no step was seen" in run("import torch").err
+
+
+def test_a_program_that_is_too_short(run: Run) -> None:
+    ended = run(with_model("train(3)"))
+
+    assert "the program ended after 3 steps, before the recording began; --warmup 1 begins it sooner" in ended.err
+    assert run(with_model("train(3)"), "--warmup", "1", name="sooner").steps == [2]
+
+
+def test_a_crash_keeps_what_was_recorded(run: Run) -> None:
+    ended = run(with_model("train(13); raise ValueError('boom')"))
+
+    assert ended.code == 1
+    assert "ValueError: boom" in ended.err
+    assert "recorded 3 of 5 steps" in ended.err
+    assert len(ended.folder.traces()) == 1
+
+
+def test_os_exit_keeps_what_was_recorded(run: Run) -> None:
+    ended = run(with_model("import os; train(13); os._exit(7)"))
+
+    assert (ended.code, ended.steps) == (7, [3])
+
+
+def test_exit_after_ends_the_program_cleanly(run: Run) -> None:
+    script = "import atexit; atexit.register(print, 'cleaned up'); train(1000000); print('never')"
+    ended = run(with_model(script), "--exit-after", "--steps", "2")
+
+    assert (ended.code, ended.out, ended.steps) == (0, "cleaned up\n", [2])
+
+
+def test_inference_without_a_loader(run: Run) -> None:
+    script = """
+        with torch.no_grad():
+            for _ in range(4000):
+                model(torch.ones(512, 16))
+    """
+    ended = run(textwrap.dedent(MODEL).replace("optimizer = ", "make = lambda: ") + textwrap.dedent(script))
+    assert (ended.sources, ended.steps) == ({"forward"}, [5])
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_loader_workers_record_nothing(run: Run, start: str) -> None:
+    script = f"""
+        from torch.utils.data import DataLoader
+        if __name__ == "__main__":
+            for batch in DataLoader(list(range(60)), batch_size=2, num_workers=2, multiprocessing_context="{start}"):
+                train(1)
+    """
+    ended = run(with_model(script))
+    assert (ended.code, ended.sources, ended.steps) == (0, {"optimizer"}, [5])
+
+
+def test_gradient_accumulation_records_optimizer_steps(run: Run) -> None:
+    script = """
+        from torch.utils.data import DataLoader
+        for number, batch in enumerate(DataLoader(torch.ones(800, 16))):
+            model(batch).sum().backward()
+            if number % 40 == 39:
+                optimizer.step()
+    """
+    ended = run(with_model(script), "--warmup", "3", "--steps", "2")
+    assert (ended.sources, ended.steps, len(ended.folder.traces())) == ({"optimizer"}, [2], 1)
+
+
+def test_a_program_with_its_own_profiler_keeps_it(run: Run) -> None:
+    script = """
+        from torch.profiler import profile, schedule
+        with profile(schedule=schedule(wait=2, warmup=9, active=3, repeat=1)) as profiler:
+            for _ in range(40):
+                train(1)
+                profiler.step()
+        print(sum(event.name == "Optimizer.step#SGD.step" for event in profiler.events()))
+    """
+    ended = run(with_model(script))
+
+    assert (ended.code, ended.out, ended.steps) == (0, "3\n", [5])
+    assert "the program uses torch.profiler itself" in ended.err
+
+
+def test_two_ranks_record_the_same_steps_into_one_run(run: Run) -> None:
+    script = """
+        import torch.distributed as distributed
+        distributed.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(model)
+        train(30)
+        distributed.destroy_process_group()
+    """
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py")
+    ended = run(with_model(script), "--diagnose", program=torchrun)
+
+    assert ended.code == 0
+    recordings = ended.folder.recordings()
+    assert [(one["rank"], one["world_size"], one["first_step"], one["steps"]) for one in recordings] == [
+        (0, 2, 10, 5),
+        (1, 2, 10, 5),
+    ]
+    assert "on 2 ranks" in ended.err
+    assert "2 ranks\nrank" in ended.err
+
+
+def test_lightning(run: Run) -> None:
+    pytest.importorskip("lightning")
+    script = """
+        import lightning, torch
+        from torch.utils.data import DataLoader
+        class Model(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 1)
+            def training_step(self, batch, index):
+                return self.layer(batch).sum()
+            def validation_step(self, batch, index):
+                self.layer(batch)
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.01)
+        data = DataLoader(torch.ones(60, 4), batch_size=2)
+        quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+        lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(Model(), data, data)
+    """
+    ended = run(script)
+    assert (ended.code, ended.sources, ended.steps) == (0, {"optimizer"}, [5])
+
+
+SLEEPS = """
+    import signal, sys, time
+    def caught(number, frame):
+        print("caught", number, flush=True)
+        sys.exit(9)
+    if len(sys.argv) > 1:
+        signal.signal(getattr(signal, sys.argv[1]), caught)
+    print("ready", flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sent", "code", "out"),
+    [
+        ((), "SIGTERM", 128 + 15, ""),
+        (("SIGTERM",), "SIGTERM", 9, "caught 15\n"),
+        (("SIGINT",), "SIGINT", 9, "caught 2\n"),
+        (("SIGUSR1",), "SIGUSR1", 9, "caught 10\n"),
+    ],
+)
+def test_signals_are_handed_on(tmp_path: Path, arguments: tuple[str, ...], sent: str, code: int, out: str) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(SLEEPS))
+    words = [sys.executable, "-m", "stepscope", "run", "--folder", "runs", "script.py", *arguments]
+    environment = {**os.environ, "STEPSCOPE_DATA_DIR": str(tmp_path / "data")}
+    started = subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "ready\n"
+    started.send_signal(getattr(signal, sent))
+    rest, _ = started.communicate(timeout=60)
+
+    assert (started.returncode, rest) == (code, out)
+
+
+def test_what_is_typed_at_a_terminal_reaches_the_program_once(tmp_path: Path) -> None:
+    import pty
+
+    (tmp_path / "script.py").write_text(
+        "import time\nprint('ready', flush=True)\ntry:\n    time.sleep(100)\nexcept KeyboardInterrupt:\n"
+        "    time.sleep(0.5)\n    print('once', flush=True)\n"
+    )
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(tmp_path)
+        os.environ["STEPSCOPE_DATA_DIR"] = str(tmp_path / "data")
+        os.execv(sys.executable, [sys.executable, "-m", "stepscope", "run", "--name", "it", "script.py"])
+    seen = b""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        try:
+            seen += os.read(terminal, 1000)
+        except OSError:  # the other end is closed
+            break
+        if seen.endswith(b"ready\r\n"):
+            os.write(terminal, b"\x03")
+    _, status = os.waitpid(child, 0)
+    os.close(terminal)
+
+    assert (os.waitstatus_to_exitcode(status), seen.count(b"once"), b"Traceback" in seen) == (0, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "say what to run"),
+        (["missing.py"], "there is no script missing.py"),
+        (["no-such-program"], "there is no program no-such-program"),
+        (["-m"], "-m needs the name of a module"),
+        (["--stpes", "3", "x.py"], "there is no option --stpes; did you mean --steps?"),
+        (["--steps", "0", "x.py"], "'0' is no whole number from 1 on"),
+        (["--html", "-", "x.py"], "standard output is the program's"),
+        (["--name", "a/b", "true"], "is no name for a run"),
+    ],
+)
+def test_mistakes(tmp_path: Path, words: list[str], sentence: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stepscope", "run", *words],
+        cwd=tmp_path,
+        env={**os.environ, "STEPSCOPE_DATA_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sentence in done.stderr
