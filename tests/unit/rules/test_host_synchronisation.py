@@ -93,6 +93,27 @@ def without_a_device(*names: str, steps: int = 2) -> Trace:
     return recording.trace()
 
 
+def closure(*, lines: bool) -> Trace:
+    """An optimizer's step that runs the training step, which reads a value, and then updates, reading one itself."""
+
+    def at(line: int) -> dict[str, object]:
+        return {"source_file": "train.py", "source_line": line, "source_function": "f"} if lines else {}
+
+    recording = Recording()
+    for step in range(2):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        if not lines:
+            recording.frame(begin, 1000, "train.py(50): main")
+            recording.frame(begin + 110, 300, "model.py(12): training_step")
+        recording.annotation(begin + 100, 800, "Optimizer.step#Adam.step")
+        recording.operator(begin + 120, 20, "aten::mm", **at(13))
+        recording.operator(begin + 200, 20, "aten::item", **at(14))
+        recording.operator(begin + 600, 20, "aten::item", **at(51))
+        recording.operator(begin + 700, 20, "aten::addcdiv_", **at(51))
+    return recording.trace()
+
+
 FIRES: Cases = {
     "item": lambda: recorded(item_every_step()),
     "item between graphs": lambda: recorded(graph_decode()),
@@ -101,6 +122,8 @@ FIRES: Cases = {
     "copy to the device": lambda: recorded(waiting(to_device)),
     "explicit": lambda: recorded(waiting(explicit)),
     "item without a device": lambda: without_a_device("aten::item"),
+    "item in an optimizer's closure, by lines": lambda: closure(lines=True),
+    "item in an optimizer's closure, by frames": lambda: closure(lines=False),
 }
 SILENT: Cases = {
     "empty": empty_trace,
@@ -196,3 +219,13 @@ def test_rare_reading_is_not_noted() -> None:
 
     assert asked(rule, recording.trace()).findings == ()
     assert len(asked(rule, recording.trace(), calls=0.25).findings) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "place"), [(True, ("train.py", 14, "f")), (False, ("model.py", 12, "training_step"))]
+)
+def test_a_closure_is_the_users_and_the_update_is_not(lines: bool, place: tuple[str, int, str]) -> None:
+    finding = the_finding(rule, closure(lines=lines))
+
+    assert figures_of(finding)[0] == ("calls per step", 1.0, "count", 0.5)
+    assert places_of(finding) == [place]

@@ -33,6 +33,7 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
@@ -138,9 +139,37 @@ def _calls_on_cpu(view: View, pattern: str) -> Rows:
         & pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
     )
     rows = found["row"].to_numpy().astype(np.int64)
-    around = view.activity.around[view.slices_of_operators(rows)]
-    ours = [CAUSE_CODES[cause] for cause in _FRAMEWORKS_OWN]
-    return rows[~np.isin(view.activity.cause_of(around), ours)]
+    causes = view.activity.cause_of(view.activity.around[view.slices_of_operators(rows)])
+    frameworks = np.isin(causes, [CAUSE_CODES[cause] for cause in _FRAMEWORKS_OWN])
+    in_optimizer = np.flatnonzero(causes == CAUSE_CODES["optimizer"])
+    if in_optimizer.size:
+        frameworks[in_optimizer[_in_closure(view, rows[in_optimizer])]] = False
+    return rows[~frameworks]
+
+
+def _in_closure(view: View, rows: Rows) -> npt.NDArray[np.bool_]:
+    """Which operators inside an optimizer's step belong to a closure: at another of the user's places than its update.
+
+    Lightning, for one, runs the whole training step inside the optimizer's. The update comes last.
+    """
+    steps = view.trace.annotations.filter(pl.col("name").str.starts_with("Optimizer.step#"))
+    ends = steps.select("lane", end_ns=pl.col("start_ns") + pl.col("duration_ns")).sort("end_ns")
+    operators = view.trace.operators.with_row_index("row").select("row", "lane", "start_ns").sort("start_ns")
+    before_end = ends.join_asof(operators, left_on="end_ns", right_on="start_ns", by="lane", check_sortedness=False)
+    last = before_end["row"].drop_nulls()
+    updates = set(_user_places(view, last.to_numpy().astype(np.int64)))
+    return np.array([place is not None and place not in updates for place in _user_places(view, rows)], np.bool_)
+
+
+def _user_places(view: View, rows: Rows) -> list[tuple[object, ...] | None]:
+    """Where in the user's code each operator was called: the line, else the function, None where neither is known."""
+    lines = view.trace.operators.select("source_file", "source_line")[rows]
+    frames = view.activity.user_frame[view.slices_of_operators(rows)]
+    functions = view.trace.frames["name"].gather(pl.Series(frames).replace(-1, None))
+    return [
+        (file, line) if line is not None else (function,) if function is not None else None
+        for (file, line), function in zip(lines.iter_rows(), functions, strict=True)
+    ]
 
 
 def _note(view: View, kind: int, rows: Rows, limit: float) -> Finding:
