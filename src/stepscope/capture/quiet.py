@@ -198,7 +198,7 @@ def _limit_threads(report: QuietReport, limit: int) -> None:
         before = torch.get_num_threads()
         if before > limit:
             torch.set_num_threads(limit)
-            report.done.append(f"PyTorch uses {limit} threads instead of {before}")
+            report.done.append(f"PyTorch uses {limit} thread{'s' if limit > 1 else ''} instead of {before}")
             report._undo.callback(torch.set_num_threads, before)
     elif _THREADS_VARIABLE not in os.environ:
         os.environ[_THREADS_VARIABLE] = str(limit)
