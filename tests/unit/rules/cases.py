@@ -57,7 +57,7 @@ def layers(host: Host, queue: Queue, count: int = 6, kernel_us: int = 150, name:
 
 
 def true_idle_ns(machine: Machine, causes: Collection[str], *, triggered: bool = False) -> int:
-    """The device's idle time for these reasons, from the first step's beginning to the end of what the steps launched."""
+    """The device's idle time for these reasons, from the first step's beginning to the last work's end."""
     truth = machine.truth()
     begin = truth.steps[0].start_ns
     return sum(
