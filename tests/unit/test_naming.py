@@ -139,7 +139,10 @@ def test_names_give_away_causes_of_the_vocabulary() -> None:
 
 @pytest.mark.parametrize(
     "file",
-    ["train.py", "./train.py", "project/model.py", "/data/project/train.py", "../train.py", "torch_model/net.py"],
+    [
+        *("train.py", "./train.py", "project/model.py", "/data/project/train.py", "../train.py", "torch_model/net.py"),
+        *("<ipython-input-3-0a1b2c>", "/tmp/ipykernel_77/1234.py"),
+    ],
 )
 def test_the_users_files(file: str) -> None:
     assert is_user_file(file)
@@ -152,6 +155,8 @@ def test_the_users_files(file: str) -> None:
         "",
         "<built-in method mm of type object at 0x7f00>",
         "<frozen importlib._bootstrap>",
+        "<string>",
+        "<eval_with_key>.0",
         "torch/nn/modules/linear.py",
         "transformers/trainer.py",
         "contextlib.py",

@@ -61,7 +61,8 @@ _FRAMEWORKS: Final = frozenset({
     "safetensors", "huggingface_hub", "bitsandbytes",
 })
 # fmt: on
-_LIBRARY_PATH: Final = re.compile(r"(?:^|/)(?:site-packages|dist-packages)/|/lib/python\d|^<|^$")
+_LIBRARY_PATH: Final = re.compile(r"(?:^|/)(?:site-packages|dist-packages)/|/lib/python\d|^<(?!ipython-input-)|^$")
+"""A name in angle brackets is no file, unless it is that of a notebook's cell."""
 
 
 @lru_cache(maxsize=65536)
