@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from stepscope.capture.agent import Agent
 from stepscope.capture.agent_place import Place
@@ -19,6 +20,9 @@ from stepscope.capture.run_folder import RunFolder
 
 class Recording:
     """Writes the numbers of the steps that it was told of."""
+
+    ended_by: ClassVar[list[int]] = []
+    """The threads that had recordings thrown away."""
 
     def __init__(self, options: RecordOptions, first_step: int) -> None:
         self.steps = [first_step]
@@ -33,7 +37,8 @@ class Recording:
 
     def stop(self) -> None: ...
 
-    def discard(self) -> None: ...
+    def discard(self) -> None:
+        self.ended_by.append(threading.get_ident())
 
     def save(self, path: Path) -> Path:
         path.write_text(json.dumps({"steps": self.steps, "stacks": self.options.stacks}))

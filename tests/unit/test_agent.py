@@ -95,6 +95,20 @@ class TestCaptures:
         assert process.ask("GET", "/captures/c1/trace")[0] == 409
         assert process.ask("POST", "/captures", {"steps": 1})[0] == 201
 
+    def test_the_profiler_is_ended_by_the_thread_that_takes_the_steps(
+        self, process: Process, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Recording, "ended_by", [])
+        process.ask("POST", "/captures", {"steps": 100, "timeout_s": 60})
+        process.take_steps(5)
+        assert process.ask("DELETE", "/captures/c1")[1]["state"] == "cancelled"
+        assert process.ask("POST", "/captures", {"steps": 2})[0] == 201
+        assert Recording.ended_by == []
+        process.take_steps(1)
+        assert Recording.ended_by == [threading.get_ident()]
+        process.take_steps(4)
+        assert process.ask("GET", "/captures/c2")[1]["steps"] == 2
+
     def test_what_was_saved_outlives_a_cancel(self, process: Process) -> None:
         process.ask("POST", "/captures", {"steps": 1})
         process.take_steps(3)

@@ -151,7 +151,7 @@ class TestTargets:
             ("nothing", UsageError, "'nothing' is no address .* no number of a process and no run that can be found"),
             ("localhost:99999", UsageError, "there is no port 99999"),
             ("1", AgentError, r"process 1 has no agent of yours: start one with stepscope\.start_server\(\)"),
-            ("run", AgentError, "the run run has no agent: it has ended, or was started without --serve"),
+            ("run", AgentError, "the run run has no agent: it has ended, has not done its first step yet, or was"),
         ],
     )
     def test_what_is_none(self, run: RunFolder, target: str, error: type[Exception], sentence: str) -> None:

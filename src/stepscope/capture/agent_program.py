@@ -89,4 +89,6 @@ def installed_program() -> ControlledProgram:
         raise AgentError(f"an agent records with torch, which cannot be imported here: {error}") from error
     from stepscope.capture.hooks import watch_steps
 
-    return ControlledProgram(watch_steps())
+    controller = watch_steps()
+    controller.stays = True
+    return ControlledProgram(controller)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
-from stepscope.capture.protocol import DONE, ENDED, MAX_WAIT_S, VERSION, CaptureOrder, Reply
+from stepscope.capture.protocol import DONE, ENDED, MAX_WAIT_S, VERSION, WAITING, CaptureOrder, Reply
 from stepscope.errors import AgentError
 
 _MAX_ANSWER_BYTES: Final = 16 * 2**20
@@ -161,6 +161,16 @@ class AgentClient:
             if time.monotonic() - asked_s < pause_s:  # through files the answer comes at once
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 1.5, 1.0)
+
+    def begun(self, id: str) -> CaptureState:
+        """How the capture stands once its first step has begun, or it has ended."""
+        pause_s = 0.02
+        while True:
+            state = self.capture(id)
+            if state.state != WAITING:
+                return state
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 1.0)
 
     def fetch(self, state: CaptureState, destination: Path) -> Path:
         """Bring the trace of a capture that is done to `destination`, with the files that belong to it beside it.

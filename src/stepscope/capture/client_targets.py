@@ -129,5 +129,6 @@ def _port(text: str) -> int:
 
 def _no_agent_in(run: RunFolder) -> AgentError:
     return AgentError(
-        f"the run {run.name} has no agent: it has ended, or was started without --serve (stepscope run --serve ...)"
+        f"the run {run.name} has no agent: it has ended, has not done its first step yet, or was started without "
+        "--serve (stepscope run --serve ...)"
     )

@@ -95,6 +95,7 @@ class StepController:
         self._new_path = new_path or _temporary_path
         self._make_recording = make_recording or _recorder
         self._step = 0
+        self._thread = 0
         self._last_boundary_s = time.monotonic()
         self._lock = threading.RLock()
         self._waiting: deque[CaptureHandle] = deque()
@@ -125,6 +126,7 @@ class StepController:
         if self._busy:
             with self._lock:
                 self._last_boundary_s = time.monotonic()
+                self._thread = threading.get_ident()
                 self._advance()
         if listener is not None:
             listener.step_begins(self._step)
@@ -148,6 +150,8 @@ class StepController:
         """End everything, such as because the program ends; what was recorded is kept."""
         with self._lock:
             self._settle_capture(problem)
+            if self._capture is not None:
+                self._drop(self._capture)
             while self._waiting:
                 self._waiting.popleft().settle(CaptureResult(problem=problem))
             self._rest()
@@ -160,6 +164,8 @@ class StepController:
 
     def _advance(self) -> None:
         """Do what is due between the step that ended and the one that begins."""
+        if self._capture is not None and self._capture.is_abandoned:
+            self._drop(self._capture)
         capture = self._capture or self._next_capture()
         if capture is None:
             return
@@ -202,12 +208,36 @@ class StepController:
 
     def _settle_capture(self, problem: str | None) -> None:
         """End the capture under way, keep what it recorded, and tell whoever waits."""
-        capture, self._capture = self._capture, None
-        if capture is not None:
-            self.others.guard(False)
-            with self.others.ours():
-                capture.handle.settle(capture.saved(self._new_path, problem))
-            self._rest()
+        capture = self._capture
+        if capture is None or capture.is_abandoned:
+            return
+        with self.others.ours():
+            result = capture.saved(self._new_path, problem)
+        if result.path is None:
+            if problem and self._thread != threading.get_ident() and capture.started_s is not None:
+                result = CaptureResult(problem=f"{problem}, and nothing of it could be kept")
+            self._abandon(capture, result)
+            return
+        self._capture = None
+        self.others.guard(False)
+        capture.handle.settle(result)
+        self._rest()
+
+    def _abandon(self, capture: Capture, result: CaptureResult) -> None:
+        """Keep nothing of it. What torch records can take the program down when another thread ends it, so that is
+        left to the thread that takes the steps."""
+        capture.handle.settle(result)
+        if capture.recorder is None or self._thread == threading.get_ident():
+            self._drop(capture)
+        else:
+            capture.is_abandoned = True
+
+    def _drop(self, capture: Capture) -> None:
+        self._capture = None
+        self.others.guard(False)
+        with self.others.ours():
+            capture.discard()
+        self._rest()
 
     def _rest(self) -> None:
         """Cost nothing any more where nothing is asked for."""
@@ -223,31 +253,25 @@ class StepController:
             if handle in self._waiting:
                 self._waiting.remove(handle)
                 handle.settle(CaptureResult(cancelled=not keep, problem="the capture ended before it began"))
-            elif capture is None or capture.handle is not handle:
+            elif capture is None or capture.handle is not handle or capture.is_abandoned:
                 return
             elif keep and capture.started_s is not None:
                 capture.asked_to_finish = True
             elif keep:
                 self._settle_capture(None)
             else:
-                self._capture = None
-                self.others.guard(False)
-                with self.others.ours():
-                    capture.discard()
-                handle.settle(CaptureResult(cancelled=True, problem="the capture was cancelled"))
+                self._abandon(capture, CaptureResult(cancelled=True, problem="the capture was cancelled"))
             self._rest()
 
     def _give_way(self) -> None:
         """The program starts a profiler of its own: keep the whole steps there are, if any."""
         with self._lock:
             capture = self._capture
-            if capture is not None and not capture.complete_steps:
-                self._capture = None
-                self.others.guard(False)
-                with self.others.ours():
-                    capture.discard()
+            if capture is not None and capture.is_abandoned:
+                self._drop(capture)
+            elif capture is not None and not capture.complete_steps:
+                self._drop(capture)
                 capture.handle.settle(CaptureResult(problem=_GAVE_WAY, gave_way=True))
-                self._rest()
             elif capture is not None:
                 self._settle_capture(_GAVE_WAY)
 
@@ -267,7 +291,7 @@ class StepController:
         waited_s = time.monotonic() - self._last_boundary_s
         left_s = [PATIENCE_S]
         capture = self._capture
-        if capture is not None:
+        if capture is not None and not capture.is_abandoned:
             timeout_s = capture.handle.request.timeout_s
             if waited_s >= timeout_s:
                 self._settle_capture(_no_step(timeout_s, recording=capture.started_s is not None))

@@ -128,6 +128,7 @@ class Capture:
         self.started_s: float | None = None
         self.complete_steps = 0
         self.asked_to_finish = False
+        self.is_abandoned = False
 
     def is_over(self, now_s: float) -> bool:
         """Whether, at the end of a step, everything that was asked for is recorded."""

@@ -31,6 +31,7 @@ examples:
   stepscope run -m package.train                             a module
   stepscope run torchrun --nproc-per-node 2 train.py         every rank, into one run
   stepscope run --steps 10 --stacks --exit-after train.py    more of it, and end the program then
+  stepscope run --serve --name long train.py                 then, at any time: stepscope attach long
   stepscope diagnose NAME --html report.html                 the run again, later
 """
 
@@ -52,6 +53,7 @@ def prepare_parser(parser: CommandParser) -> None:
         help="steps to let pass before (default: 5, and up to 10 in the first 3 seconds)",
     )
     when.add_argument("--exit-after", action="store_true", help="end the program when the steps are recorded")
+    when.add_argument("--serve", action="store_true", help="let stepscope attach record more at any time")
     what = parser.add_argument_group("what to record, besides times")
     for name, text in (
         ("shapes", "input shapes and types of operators"),
@@ -160,6 +162,7 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
         warmup=arguments.warmup,
         exit_after=arguments.exit_after,
         redact=arguments.redact,
+        serve=arguments.serve,
         record=RecordOptions(**{field.name: getattr(arguments, field.name) for field in fields(RecordOptions)}),
     )
 

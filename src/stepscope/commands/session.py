@@ -10,7 +10,8 @@ from stepscope.commands import _agents, _output
 from stepscope.errors import AgentError
 
 if TYPE_CHECKING:
-    from stepscope.capture.client import AgentClient, CaptureState
+    from stepscope.capture.client import AgentClient
+    from stepscope.capture.client_group import Started
 
 NAME: Final = "session"
 HELP: Final = "Start, stop, cancel or list recordings of a program that is running."
@@ -49,15 +50,20 @@ def _start(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int
     from stepscope.capture.protocol import CaptureOrder
 
     order = CaptureOrder(timeout_s=arguments.timeout, options=_agents.record_options(arguments))
-    for client, state in start_together(clients, order):
-        _output.print_text(f"{client.name}: recording {_agents.describe(state)} ({state.id})\n")
+    begun = _begun(start_together(clients, order))
+    ended = [f"{client.name}: {state.problem or state.state}" for client, state in begun if state.ended]
+    if ended:
+        raise AgentError("; ".join(ended))
+    for client, state in begun:
+        since = "" if state.first_step is None else f" {_agents.describe(state)}"
+        _output.print_text(f"{client.name}: recording{since} ({state.id})\n")
     return 0
 
 
 def _stop(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
     from stepscope.capture.client_group import for_each_pair
 
-    stopped = for_each_pair(_under_way(clients), lambda client, state: client.stop(state.id))
+    stopped = for_each_pair(_begun(_under_way(clients)), lambda client, state: client.stop(state.id))
     return _agents.keep(arguments, _agents.finished(stopped))
 
 
@@ -104,7 +110,18 @@ def _shut_down(arguments: argparse.Namespace, clients: Sequence[AgentClient]) ->
     return 0
 
 
-def _under_way(clients: Sequence[AgentClient]) -> list[tuple[AgentClient, CaptureState]]:
+def _begun(started: Started) -> Started:
+    """The captures when their first steps have begun, so that stopping them leaves something; Ctrl-C cancels them."""
+    from stepscope.capture.client_group import cancel_all, for_each_pair
+
+    try:
+        return for_each_pair(started, lambda client, state: client.begun(state.id))
+    except BaseException:
+        cancel_all(started)
+        raise
+
+
+def _under_way(clients: Sequence[AgentClient]) -> Started:
     """The capture that each process has under way.
 
     Raises:
