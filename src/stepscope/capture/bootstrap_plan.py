@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
+from stepscope.capture.company import Company
 from stepscope.capture.controller import CaptureHandle, CaptureRequest, CaptureResult, StepController, StepSource
 from stepscope.capture.hooks import StepHooks
 from stepscope.capture.manifest import process_facts, rank_and_world_size
@@ -41,6 +42,9 @@ class RunOptions:
         exit_after: end the program when they are recorded.
         redact: leave names of folders and of the machine out of what is kept beside the traces.
         serve: start an agent, through which more can be recorded at any time.
+        telemetry: keep what the program logs and how busy the machine is.
+        quiet: pin the process, and collect no garbage while steps are recorded.
+        seed: for the random generators of a quiet machine; None leaves them alone.
         record: what is recorded besides times.
     """
 
@@ -49,6 +53,9 @@ class RunOptions:
     exit_after: bool = False
     redact: bool = False
     serve: bool = False
+    telemetry: bool = True
+    quiet: bool = False
+    seed: int | None = None
     record: RecordOptions = field(default_factory=RecordOptions)
 
     def to_json(self) -> dict[str, Any]:
@@ -88,6 +95,7 @@ class FirstRecording:
         self._begun_s = time.monotonic()
         self._waits_for_optimizer: bool | None = None
         self._over = False
+        self._company = Company(folder.path, telemetry=options.telemetry, quiet=options.quiet, seed=options.seed)
         self.process = os.getpid()
 
     @property
@@ -101,12 +109,15 @@ class FirstRecording:
         if self._controller.source is not self._source:
             self._restart(now)
         self._counted += 1
+        if not is_helper():
+            self._company.begin()
         if self._options.serve and not self._controller.stays and not is_helper():
             self._serve()
         if self._handle is None and self._is_warm(now):
             if is_helper():
                 self.let_go()
                 return
+            self._company.recording_begins()
             mean_s = (now - self._begun_s) / self._counted
             self._handle = self._controller.request(
                 CaptureRequest(
@@ -126,6 +137,7 @@ class FirstRecording:
             self._handle = None  # ask again: the controller waits for the program's own profiler to end
             return
         self._result = result
+        self._company.recording_ends()
         self.report()
         if self._controller.stays and not self._options.exit_after:
             if self._source >= StepSource.OPTIMIZER:
@@ -143,6 +155,7 @@ class FirstRecording:
             return
         self._over = True
         self._controller.finish("the program ended first")
+        self._company.recording_ends()
         result = self._handle.result if self._handle is not None else None
         if not is_helper() and (self._result is None or result not in (None, self._result)):
             self._result = result
@@ -178,6 +191,7 @@ class FirstRecording:
                 "trace": result.path.name if result.path else None,
                 "problem": result.problem,
                 "own_profiler": self._controller.others.seen,
+                "said": self._company.said,
                 "facts": process_facts(redact=self._options.redact),
             },
         )

@@ -54,7 +54,19 @@ def prepare_parser(parser: CommandParser) -> None:
     )
     when.add_argument("--exit-after", action="store_true", help="end the program when the steps are recorded")
     when.add_argument("--serve", action="store_true", help="let stepscope attach record more at any time")
+    when.add_argument(
+        "--quiet-machine",
+        action="store_true",
+        help="keep each rank to its own cores, and collect no garbage while steps are recorded",
+    )
+    when.add_argument("--seed", metavar="N", type=_at_least(0), help="with --quiet-machine: fix the random generators")
     what = parser.add_argument_group("what to record, besides times")
+    what.add_argument(
+        "--telemetry",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="what the program logs, and how busy the machine is, for the whole run (default: yes)",
+    )
     for name, text in (
         ("shapes", "input shapes and types of operators"),
         ("lines", "the line of your code for each operator, forward and backward"),
@@ -85,6 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
     from stepscope.capture.run_folder import RunFolder
     from stepscope.capture.runs import RunIndex
 
+    if arguments.seed is not None and not arguments.quiet_machine:
+        raise UsageError("--seed goes with --quiet-machine")
     if arguments.html == "-":
         raise UsageError("standard output is the program's: write the page to a file")
     command = command_of(arguments.program)
@@ -116,6 +130,7 @@ def what_was_recorded(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -
         several = len({one["rank"] for one in recordings}) > 1
         if with_traces or several:
             yield f"rank {', '.join(ranks)}: {problem}" if several else problem
+    yield from dict.fromkeys(sentence for one in recordings for sentence in one.get("said") or ())
     if any(one.get("own_profiler") for one in recordings):
         yield "the program uses torch.profiler itself; only one can record at a time, and stepscope reads its traces"
 
@@ -163,6 +178,9 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
         exit_after=arguments.exit_after,
         redact=arguments.redact,
         serve=arguments.serve,
+        telemetry=arguments.telemetry,
+        quiet=arguments.quiet_machine,
+        seed=arguments.seed,
         record=RecordOptions(**{field.name: getattr(arguments, field.name) for field in fields(RecordOptions)}),
     )
 
