@@ -77,11 +77,10 @@ def main() -> None:
         recorder.save(Path(folder) / "trace.json.gz")
     pairs = list(zip(alternation.with_lines, alternation.without, strict=False))
     ratio = statistics.median(lines / plain for lines, plain in pairs)
+    notes = alternation.notes / max(1, len(alternation.with_lines))
     print(f"{options.loss} loss, {len(pairs)} pairs of steps, Python {sys.version.split()[0]}")
     print(f"CPU time of a step: {statistics.median(alternation.without) / 1e6:.1f} ms without lines")
-    print(
-        f"with lines: {ratio:.3f} times that; {alternation.notes / max(1, len(alternation.with_lines)):.0f} notes a step"
-    )
+    print(f"with lines: {ratio:.3f} times that; {notes:.0f} notes a step")
 
 
 if __name__ == "__main__":

@@ -382,6 +382,13 @@ def test_what_kept_lines_from_being_recorded_is_a_warning(tmp_path: Path) -> Non
     assert [(warning.kind, warning.detail) for warning in trace.warnings] == [("lines", "a debugger was there")]
 
 
+def test_much_python_code_is_warned_of(tmp_path: Path) -> None:
+    few, many = (records_of(*[(number, MODEL) for number in range(count)]) for count in (100, 400))
+    found = [counted(joined(tmp_path, records, forward("aten::mm", 7, 5))) for records in (few, many)]
+
+    assert found == [{}, {"lines_cost": 1}]
+
+
 def test_a_damaged_file_of_lines_leaves_the_trace_readable(tmp_path: Path) -> None:
     trace = joined(tmp_path, records_of((5, FORWARD)), forward("aten::mm", 7, 5))
     assert lines_in(trace)["aten::mm"] is not None

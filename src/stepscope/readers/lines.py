@@ -27,6 +27,13 @@ _ENGINE: Final = "autograd::engine::"
 _COMPILED_WARNING: Final = (
     "operators of compiled code carry the line that called it: the compiler keeps no line of each operator"
 )
+_COST_WARNING: Final = (
+    "the steps run so much Python code that noting its lines took about {:.0%} of the time: "
+    "record without lines (lines=False, --no-lines) to see how long they take"
+)
+_NOTE_NS: Final = 300
+"""What noting one line takes, about; benchmarks/line_tracking.py."""
+_NOTEWORTHY_SHARE: Final = 0.05
 _NOWHERE: Final = -1
 _DEEPEST: Final = 8
 _NEVER: Final = np.iinfo(np.int64).min
@@ -64,6 +71,9 @@ def _joined(records: LineRecords, writer: StoreWriter, metadata: Metadata) -> tu
     operators = writer.scan("operators").select(_KEYS).collect()
     notes = _notes_by_lane(records, writer.scan("lanes").collect(), origin_ns)
     period = (records.start_unix_ns - origin_ns, records.end_unix_ns - origin_ns)
+    cost = _NOTE_NS * sum(len(thread.times) // 8 for thread in records.threads) / max(1, period[1] - period[0])
+    if cost > _NOTEWORTHY_SHARE:
+        warnings.append(TraceWarning("lines_cost", 1, _COST_WARNING.format(min(cost, 1.0))))
     found = _Join(operators, writer.scan("links").collect(), notes, period).locations()
     if (found >= 0).any():
         writer.change("operators", lambda part, first: part.with_columns(_columns(records, found, first, part.height)))
