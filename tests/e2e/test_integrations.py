@@ -108,7 +108,7 @@ class TestLightning:
         batches = trace.annotations.filter(trace.annotations["name"] == "run_training_batch")
         assert batches.height == 3
         assert not torch.autograd.profiler._is_profiler_enabled
-        assert stepscope.diagnose(trace).step_count == 3
+        assert stepscope.diagnose(trace).steps["index"].to_list() == [3, 4, 5]
 
     def test_the_callback_records_steps_beside_lightnings_own_profiler(self, tmp_path: Path) -> None:
         from stepscope.integrations.lightning import StepscopeCallback

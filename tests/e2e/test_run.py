@@ -253,13 +253,13 @@ def test_lightning(run: Run) -> None:
 
 
 SLEEPS = """
-    import signal, sys, time
+    import os, signal, sys, time
     def caught(number, frame):
-        print("caught", number, flush=True)
+        os.write(1, f"caught {number}\\n".encode())
         sys.exit(9)
     if len(sys.argv) > 1:
         signal.signal(getattr(signal, sys.argv[1]), caught)
-    print("ready", flush=True)
+    os.write(1, b"ready\\n")
     time.sleep(100)
 """
 

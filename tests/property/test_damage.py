@@ -300,7 +300,11 @@ try:
     message = "read"
 except StepscopeError as error:
     message = f"{{type(error).__name__}}: {{error}}"
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (20 if sys.platform == "darwin" else 10))
+try:  # what getrusage says begins with the memory of the process that started this one
+    status = open("/proc/self/status").read()
+    print(int(status.split("VmHWM:")[1].split()[0]) >> 10)
+except OSError:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> (20 if sys.platform == "darwin" else 10))
 print(message)
 """
     found = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
