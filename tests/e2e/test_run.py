@@ -123,7 +123,10 @@ def test_a_program_without_torch(run: Run) -> None:
     ended = run("import sys; print('hi'); sys.exit(3)")
 
     assert (ended.code, ended.out) == (3, "hi\n")
-    assert ended.err == "stepscope: run it: nothing was recorded, because torch was never imported\n"
+    assert ended.err == (
+        "stepscope: run it: nothing was recorded, because torch was never imported; "
+        "recording needs it in the Python that runs the program\n"
+    )
 
 
 def test_a_program_without_steps(run: Run) -> None:

@@ -40,14 +40,17 @@ def host_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
 
     Returns:
         Columns as in HOST_SCHEMA, in order of time; the durations add up to the window, by default from the
-        thread's first slice to its last one's end.
+        thread's first slice to its last one's end, or what of that was read.
     """
     activity = activity or host_activity(trace)
     lane = main_lane(trace, activity)
     if lane is None:
         return pl.DataFrame(schema=dict(HOST_SCHEMA))
     timeline = activity.timelines[lane]
-    window = window or Window(int(timeline.times[1]), int(timeline.times[-1]))
+    if window is None:
+        read = trace.metadata.window or Window(0, 2**62)
+        start_ns = max(int(timeline.times[1]), read.start_ns)
+        window = Window(start_ns, max(min(int(timeline.times[-1]), read.end_ns), start_ns))
     _, start, end, slices = timeline.cut(np.array([window.start_ns]), np.array([window.end_ns]))
     known = slices >= 0
     inner = np.maximum(slices, 0)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.trace import Trace
+from stepscope.trace import Trace, Window
 from stepscope.trace.intervals import Times
 
 STEP_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -57,7 +57,7 @@ def step_table(trace: Trace) -> pl.DataFrame:
         steps = _inferred_from_marks(trace)
     if steps.is_empty():
         steps = _inferred_from_period(trace)
-    return _with_complete(steps.sort("start_ns"))
+    return _with_complete(steps.sort("start_ns"), trace.metadata.window)
 
 
 def step_summary(steps: pl.DataFrame) -> StepSummary:
@@ -161,14 +161,17 @@ def _phase(times: Times, period: int) -> int:
     return int(np.median(pauses[:whole].reshape(-1, period), axis=0).argmax())
 
 
-def _with_complete(steps: pl.DataFrame) -> pl.DataFrame:
-    """A first or last step much shorter than the others, or the only short one, was cut off."""
+def _with_complete(steps: pl.DataFrame, read: Window | None) -> pl.DataFrame:
+    """A first or last step much shorter than the others was cut off; so is one that reaches out of what was read."""
     durations = steps["duration_ns"].to_numpy()
     complete = np.ones(len(durations), np.bool_)
     if len(durations) >= 2:
         for edge in (0, len(durations) - 1):
             others = np.delete(durations, edge)
             complete[edge] = durations[edge] >= PARTIAL_SHARE * float(np.median(others))
+    if read is not None:
+        starts = steps["start_ns"].to_numpy()
+        complete &= (starts >= read.start_ns) & (starts + durations <= read.end_ns)
     return steps.with_columns(complete=pl.Series(complete, dtype=pl.Boolean)).select(
         [pl.col(name).cast(dtype) for name, dtype in STEP_SCHEMA.items()]
     )

@@ -162,7 +162,7 @@ def _why_nothing(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> str
             "a repeated forward call; mark the steps with stepscope.step()"
         )
     if folder.was_seen("python"):
-        return ", because torch was never imported"
+        return ", because torch was never imported; recording needs it in the Python that runs the program"
     return ", because the program started no Python that reads PYTHONPATH"
 
 

@@ -60,7 +60,7 @@ def diagnose(
     return Diagnosis(
         metadata=trace.metadata,
         warnings=trace.warnings,
-        step_source=view.summary.source,
+        step_source=view.summary.source if view.complete_steps.height else "none",
         steps=view.steps.select("index", "start_ns", "duration_ns", "complete"),
         step_ns=view.step_ns,
         step_count=view.step_count,

@@ -29,6 +29,8 @@ from stepscope.trace.nesting import Rows
 
 HIGH_SHARE = 0.2
 MEDIUM_SHARE = 0.05
+SMALLEST_PLACE = 0.02
+"""Places in the code that carry less of a finding's cost than this explain nothing and are not named."""
 
 
 class View:
@@ -179,7 +181,8 @@ class View:
     def locations_of(self, slices: Rows, ns: Rows, top: int = 3) -> tuple[Location, ...]:
         """Places in the user's code under which the slices stand, weighted by `ns`."""
         total = max(int(np.sum(ns)), 1)
-        return tuple(_location(place, total) for place in places(self.trace, self.activity, slices, ns, top))
+        found = places(self.trace, self.activity, slices, ns, top)
+        return tuple(_location(place, total) for place in found if place.ns >= SMALLEST_PLACE * total)
 
     def slices_of_operators(self, rows: Rows) -> Rows:
         """Indices of the slices of these rows of `operators`."""

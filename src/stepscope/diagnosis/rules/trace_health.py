@@ -66,6 +66,26 @@ def _overhead(view: View) -> tuple[Finding, ...]:
 def _missing_parts(view: View) -> list[NotAnswered]:
     trace = view.trace
     found = []
+    cut = next((warning for warning in trace.warnings if warning.kind in ("truncated", "compressed_data")), None)
+    if cut is not None:
+        found.append(
+            NotAnswered(
+                "What stood in the part of the file that is missing"
+                + (", such as the work of a device?" if view.device is None else "?"),
+                cut.detail,
+                "copy the file again, or let the program end before the trace is taken",
+                ID,
+            )
+        )
+    if view.summary.source != "none" and view.complete_steps.is_empty():
+        found.append(
+            NotAnswered(
+                "How long is a step?",
+                "no step lies whole inside the window that was read",
+                "choose whole steps: --steps FIRST:LAST",
+                ID,
+            )
+        )
     if view.summary.source == "none":
         found.append(
             NotAnswered(
