@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Final
 
 from stepscope.capture.company import Company
@@ -124,6 +125,7 @@ class FirstRecording:
                     steps=self._options.steps,
                     first_step=step if self._counted >= self._wanted_warmup() else None,
                     options=self._options.record,
+                    out=self._numbered_first(),
                     timeout_s=max(_LONGEST_STEP_S, mean_s * _LONGEST_STEP_RATIO),
                 )
             )
@@ -195,6 +197,10 @@ class FirstRecording:
                 "facts": process_facts(redact=self._options.redact),
             },
         )
+
+    def _numbered_first(self) -> Path | None:
+        """A name taken before any that the agent gives, so that the run's own trace is not the latest one later."""
+        return self._folder.new_trace_path(rank_and_world_size()[0]) if self._options.serve else None
 
     def _restart(self, now: float) -> None:
         """A better sign of steps was seen: what was asked for by the lesser one is dropped."""
