@@ -96,7 +96,7 @@ class TestFrame:
         for command in COMMANDS:
             assert command.NAME in help_text
         assert "stepscope diagnose trace.json" in help_text
-        assert "export_chrome_trace" in help_text
+        assert "stepscope run train.py" in help_text
 
     @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.NAME)
     def test_every_command_has_help_with_examples(

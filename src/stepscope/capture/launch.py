@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -25,6 +25,7 @@ from stepscope.errors import UsageError
 
 _PATH_FOLDER: Final = Path(__file__).resolve().parent / "bootstrap_path"
 _SILENT: Final = "6"
+_LONGEST_WAIT_S: Final = 1.0
 _FORWARDED: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _FROM_TERMINAL: Final = ("SIGINT", "SIGQUIT", "SIGHUP")
 
@@ -71,24 +72,39 @@ def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    with _signals_to_hand_on() as children:
+    with _signals_to_hand_on() as adopt:
         try:
             child = subprocess.Popen(command, env=dict(environment))
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
-        children.append(child)
-        code = child.wait()
+        adopt(child)
+        code = _ended(child)
     return 128 - code if code < 0 else code
 
 
+def _ended(child: subprocess.Popen[bytes]) -> int:
+    """Its exit code; a signal that comes just before the wait begins is handed on a moment later, not after the end."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(timeout=_LONGEST_WAIT_S)
+
+
 @contextlib.contextmanager
-def _signals_to_hand_on() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Hand the signals that come meanwhile on to the children in the list."""
+def _signals_to_hand_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Hand the signals that come meanwhile on to the child that is adopted; early ones wait for it."""
     children: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def adopt(child: subprocess.Popen[bytes]) -> None:
+        children.append(child)
+        for number in early:
+            child.send_signal(number)
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         if signal.Signals(number).name in _FROM_TERMINAL and _is_foreground():
             return  # typed at the terminal, which sent it to the child too
+        if not children:
+            early.append(number)
         for child in children:
             child.send_signal(number)
 
@@ -98,7 +114,7 @@ def _signals_to_hand_on() -> Iterator[list[subprocess.Popen[bytes]]]:
         if signal.getsignal(number) not in (signal.SIG_IGN, None):  # as under nohup: ignored by the child too
             before[number] = signal.signal(number, hand_on)
     try:
-        yield children
+        yield adopt
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -69,12 +69,8 @@ examples:
   stepscope kernels trace.json --top 10      the costliest kernels
   stepscope query trace.json "select name, count(*) from operators group by name"
 
-To record a trace with PyTorch:
-  with torch.profiler.profile(with_stack=True, record_shapes=True) as profiler:
-      for batch in loader:
-          train_step(batch)
-          profiler.step()
-  profiler.export_chrome_trace("trace.json")
+To record a few steps of a program, without changing it:
+  stepscope run train.py --its --flags
 
 `stepscope COMMAND --help` explains a command.
 Exit codes: 0 done, 1 a finding above --fail-on, 2 a mistake or a file that cannot be used."""

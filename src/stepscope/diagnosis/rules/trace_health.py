@@ -36,7 +36,7 @@ THRESHOLDS: Final = {
     "unknown": Threshold(0.05, "share", "share of the step idle for a reason the trace does not show"),
 }
 
-_PROFILE: Final = "torch.profiler.profile({}, schedule=torch.profiler.schedule(wait=1, warmup=2, active=5))"
+_PROFILE: Final = "torch.profiler.profile({}, schedule=torch.profiler.schedule(wait=1, warmup=2, active=5, repeat=1))"
 
 
 def check(view: View) -> RuleResult:
