@@ -289,3 +289,14 @@ def test_under_stepscope_run_its_folder_is_used(monkeypatch: pytest.MonkeyPatch,
         train(second, 1)
 
     assert second.traces[0] == first.traces[0].with_name("trace-2.json.gz")
+
+
+def test_a_block_that_made_a_run_notes_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepscope.capture.runs import RunIndex
+
+    monkeypatch.setenv("STEPSCOPE_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("STEPSCOPE_RUN", raising=False)
+    with stepscope.profile(name="inside", lines=False) as profile:
+        profile.step()
+    [record] = RunIndex().all()
+    assert (record.name, record.exit_code, record.traces) == ("inside", 0, 1)

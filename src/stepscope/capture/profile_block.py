@@ -181,6 +181,8 @@ class ProfileBlock:
             self._recorder = None
         finally:
             _one_block.release()
+        with contextlib.suppress(StepscopeError, OSError):  # the list of runs is not what this program is for
+            self._places.ended(failed=failed)
         if self._diagnose and self._traces and rank_and_world_size()[0] == 0:
             with self._told_instead_of_raised("the trace could not be diagnosed", OSError):
                 print(_diagnosis_text(self._traces[-1]), flush=True)
@@ -257,6 +259,18 @@ class TracePlaces:
         stem += f"-rank{rank}" if world_size > 1 else ""
         stem += f"-{self._number}" if self._number > 1 else ""
         return self._out.with_name(stem + self._suffix)
+
+    def ended(self, *, failed: bool) -> None:
+        """Note in a run folder that the block made itself that it has ended, and in the list of runs what it holds."""
+        if self._folder is None or os.environ.get("STEPSCOPE_RUN") or rank_and_world_size()[0] != 0:
+            return
+        import time
+
+        from stepscope.capture.runs import RunIndex
+
+        ended = self._folder.manifest().ended(time.time(), int(failed), self._folder.recordings())
+        self._folder.write_manifest(ended)
+        RunIndex().add(self._folder)
 
 
 def _run_folder(name: str | None, world_size: int) -> RunFolder:
