@@ -280,6 +280,9 @@ def test_signals_are_handed_on(tmp_path: Path, arguments: tuple[str, ...], sent:
     (tmp_path / "script.py").write_text(textwrap.dedent(SLEEPS))
     words = [sys.executable, "-m", "stepscope", "run", "--folder", "runs", "script.py", *arguments]
     environment = {**os.environ, "STEPSCOPE_DATA_DIR": str(tmp_path / "data")}
+    number = getattr(signal, sent)
+    if signal.getsignal(number) == signal.SIG_IGN:  # left so by another test, and a process hands it on to its children
+        signal.signal(number, signal.SIG_DFL)
     started = subprocess.Popen(
         words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
