@@ -73,12 +73,19 @@ def arithmetic(name: str) -> Arithmetic:
     return Arithmetic(precision, uses if is_matrix or uses else None, is_matrix)
 
 
-def kernel_table(trace: Trace, *, window: Window | None = None, group_by: Sequence[str] = ("name",)) -> pl.DataFrame:
+def kernel_table(
+    trace: Trace,
+    *,
+    window: Window | None = None,
+    group_by: Sequence[str] = ("name",),
+    steps: pl.DataFrame | None = None,
+) -> pl.DataFrame:
     """Device work grouped as asked, the costliest first.
 
     Args:
         window: only work that starts in this stretch of time.
         group_by: any of "name", "kind", "device", "queue", "grid" and "block".
+        steps: as `step_table` gives them, if they were computed already.
 
     Returns:
         The grouping columns, then calls, calls_per_step (null without steps), total_ns, share (of all device work,
@@ -95,7 +102,7 @@ def kernel_table(trace: Trace, *, window: Window | None = None, group_by: Sequen
     work = _with_launch(trace)
     if window is not None:
         work = work.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
-    steps = step_table(trace).filter(pl.col("complete"))
+    steps = (step_table(trace) if steps is None else steps).filter(pl.col("complete"))
     table = (
         work.group_by(list(group_by))
         .agg(

@@ -87,13 +87,22 @@ def _bytes_allocated(trace: Trace, parent: Rows) -> Rows:
     return result
 
 
-def operator_table(trace: Trace, *, window: Window | None = None, group_by: Sequence[str] = ("name",)) -> pl.DataFrame:
+def operator_table(
+    trace: Trace,
+    *,
+    window: Window | None = None,
+    group_by: Sequence[str] = ("name",),
+    costs: pl.DataFrame | None = None,
+    steps: pl.DataFrame | None = None,
+) -> pl.DataFrame:
     """Operators grouped as asked, the costliest first.
 
     Args:
         window: only calls that start in this stretch of time.
         group_by: any of "name", "input_shapes" and "stack" (the user's line as "file(line): function" where the
             recording kept lines, else the user's innermost frame, else the call stack).
+        costs: as `operator_costs` gives them, if they were computed already.
+        steps: as `step_table` gives them, likewise.
 
     Returns:
         The grouping columns, then calls, calls_per_step (in complete steps; null without steps), host_total_ns,
@@ -108,12 +117,12 @@ def operator_table(trace: Trace, *, window: Window | None = None, group_by: Sequ
         raise UsageError(
             f"operators can be grouped by {', '.join(GROUPINGS)}, not by {', '.join(unknown) or 'nothing'}"
         )
-    rows = pl.concat([trace.operators, operator_costs(trace)], how="horizontal")
+    rows = pl.concat([trace.operators, operator_costs(trace) if costs is None else costs], how="horizontal")
     if "stack" in group_by:
         rows = rows.with_columns(stack=_user_frames(trace))
     if window is not None:
         rows = rows.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
-    steps = step_table(trace).filter(pl.col("complete"))
+    steps = (step_table(trace) if steps is None else steps).filter(pl.col("complete"))
     table = rows.group_by(list(group_by)).agg(
         calls=pl.len(),
         calls_per_step=calls_in_steps(steps, pl.col("start_ns")),

@@ -6,9 +6,6 @@ import difflib
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
-import polars as pl
-
-from stepscope.analysis.device_time import device_time
 from stepscope.analysis.host_time import host_summary, host_time
 from stepscope.analysis.idle import device_window, idle_summary
 from stepscope.analysis.kernels import kernel_table
@@ -55,7 +52,8 @@ def diagnose(
     shown = tuple(
         finding for finding in findings if finding.saving_share >= minimum_share or finding.severity == "note"
     )
-    operators, kernels = operator_table(trace), kernel_table(trace)
+    operators = operator_table(trace, costs=view.operator_costs, steps=view.steps)
+    kernels = kernel_table(trace, steps=view.steps)
     windows = {name: device_window(trace, name) for name in sorted(trace.device_work["device"].unique().to_list())}
     return Diagnosis(
         metadata=trace.metadata,
@@ -64,7 +62,7 @@ def diagnose(
         steps=view.steps.select("index", "start_ns", "duration_ns", "complete"),
         step_ns=view.step_ns,
         step_count=view.step_count,
-        devices=_devices(trace),
+        devices=_devices(view),
         idle=idle_summary(view.idle, windows),
         host=host_summary(host_time(trace, activity=view.activity)),
         operators=operators.head(top) if top else operators,
@@ -104,7 +102,7 @@ def _check_settings(settings: Mapping[str, float]) -> None:
             raise UsageError(f"there is no threshold {key!r}; this rule has {known}")
 
 
-def _devices(trace: Trace) -> tuple[DeviceSummary, ...]:
-    names = {device.device: device.name for device in trace.metadata.devices}
-    rows = device_time(trace).sort(pl.col("device"))
+def _devices(view: View) -> tuple[DeviceSummary, ...]:
+    names = {device.device: device.name for device in view.trace.metadata.devices}
+    rows = view.device_time.sort("device")
     return tuple(DeviceSummary(name=names.get(row["device"]), **row) for row in rows.iter_rows(named=True))

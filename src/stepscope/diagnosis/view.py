@@ -70,9 +70,14 @@ class View:
         return self.steps.filter(pl.col("complete"))
 
     @cached_property
+    def device_time(self) -> pl.DataFrame:
+        """As `stepscope.analysis.device_time.device_time`."""
+        return device_time(self.trace)
+
+    @cached_property
     def device(self) -> str | None:
         """The device that findings are about: the busiest; None where the trace has none."""
-        busy = device_time(self.trace).sort(["busy_ns", "device"], descending=[True, False])
+        busy = self.device_time.sort(["busy_ns", "device"], descending=[True, False])
         return busy["device"][0] if busy.height else None
 
     @cached_property
