@@ -12,14 +12,14 @@ import os
 import socket
 import stat
 import sys
-import tempfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 import platformdirs
 
-from stepscope.errors import AgentError
+from stepscope.capture.run_folder import write_json
+from stepscope.errors import AgentError, UsageError
 
 _MAX_FILE_BYTES: Final = 64 * 1024
 
@@ -101,17 +101,11 @@ def write_agent_file(path: Path, content: AgentFile) -> Path:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)  # with mode 0600
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(asdict(content), file)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        write_json(path, asdict(content))
     except OSError as error:
         raise AgentError(f"{path} cannot be written: {error.strerror}") from error
+    except UsageError as error:
+        raise AgentError(str(error)) from error
     return path
 
 

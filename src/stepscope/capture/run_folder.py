@@ -208,7 +208,7 @@ def default_root() -> Path:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file so that nobody ever sees half of it.
+    """Write a JSON file so that nobody ever sees half of it, readable for its owner alone from the first moment.
 
     Raises:
         UsageError: it cannot be written.
