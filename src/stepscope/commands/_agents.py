@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _TRACE_SUFFIXES: Final = (".json", ".json.gz")
 _OPTION_HELP: Final = {
     "shapes": "input shapes and types of operators",
-    "stacks": "every Python frame",
+    "stacks": "every Python frame; slows the program down while it is recorded",
     "memory": "allocations",
-    "lines": "your line for each operator, cheaper than stacks",
+    "lines": "the line of your code for each operator, forward and backward; cheaper than stacks",
     "flops": "floating-point operations of operators",
     "modules": "the hierarchy of modules",
 }
@@ -42,14 +42,7 @@ def add_reaching_options(parser: argparse.ArgumentParser) -> None:
 
 def add_recording_options(parser: argparse.ArgumentParser) -> None:
     """--shapes, --no-shapes and so on, and --timeout: what is recorded, and how long it may take to begin."""
-    group = parser.add_argument_group("what is recorded besides times")
-    for option in fields(RecordOptions):
-        group.add_argument(
-            f"--{option.name}",
-            action=argparse.BooleanOptionalAction,
-            default=option.default,
-            help=f"{_OPTION_HELP[option.name]} (default: {'yes' if option.default else 'no'})",
-        )
+    add_record_flags(parser.add_argument_group("what is recorded besides times"))
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
@@ -57,6 +50,17 @@ def add_recording_options(parser: argparse.ArgumentParser) -> None:
         default=60.0,
         help="give up when no step has ended for so long (default: 60)",
     )
+
+
+def add_record_flags(group: argparse._ArgumentGroup) -> None:
+    """--shapes, --no-shapes and so on, one pair for each field of `RecordOptions`."""
+    for option in fields(RecordOptions):
+        group.add_argument(
+            f"--{option.name}",
+            action=argparse.BooleanOptionalAction,
+            default=option.default,
+            help=f"{_OPTION_HELP[option.name]} (default: {'yes' if option.default else 'no'})",
+        )
 
 
 def add_keeping_options(parser: argparse.ArgumentParser) -> None:

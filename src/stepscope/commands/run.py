@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.commands import _output
+from stepscope.commands._agents import add_record_flags, record_options
 from stepscope.commands._parser import CommandParser
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.format import printable
@@ -38,12 +39,9 @@ examples:
 
 def prepare_parser(parser: CommandParser) -> None:
     """Add this command's arguments."""
-    from stepscope.capture.options import RecordOptions
-
     parser.epilog = _EXAMPLES
     parser.usage = "stepscope run [options] PROGRAM [ARGUMENT ...]"
     parser.program = "program"
-    defaults = RecordOptions()
     when = parser.add_argument_group("when to record")
     when.add_argument("--steps", metavar="N", type=_at_least(1), default=5, help="steps to record (default: 5)")
     when.add_argument(
@@ -67,21 +65,7 @@ def prepare_parser(parser: CommandParser) -> None:
         default=True,
         help="what the program logs, and how busy the machine is, for the whole run (default: yes)",
     )
-    for name, text in (
-        ("shapes", "input shapes and types of operators"),
-        ("lines", "the line of your code for each operator, forward and backward"),
-        ("memory", "allocations"),
-        ("stacks", "every Python frame; slows the program down while it is recorded"),
-        ("flops", "floating-point operations of operators"),
-        ("modules", "the hierarchy of modules"),
-    ):
-        default = getattr(defaults, name)
-        what.add_argument(
-            f"--{name}",
-            action=argparse.BooleanOptionalAction,
-            default=default,
-            help=f"{text} (default: {'yes' if default else 'no'})",
-        )
+    add_record_flags(what)
     after = parser.add_argument_group("the run and its diagnosis")
     after.add_argument("--name", metavar="NAME", help="of the run (default: the program's name and the time)")
     after.add_argument("--folder", metavar="DIR", help="make the run's folder in DIR instead of the user's data folder")
@@ -167,10 +151,7 @@ def _why_nothing(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> str
 
 
 def _options(arguments: argparse.Namespace) -> RunOptions:
-    from dataclasses import fields
-
     from stepscope.capture.bootstrap_plan import RunOptions
-    from stepscope.capture.options import RecordOptions
 
     return RunOptions(
         steps=arguments.steps,
@@ -181,7 +162,7 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
         telemetry=arguments.telemetry,
         quiet=arguments.quiet_machine,
         seed=arguments.seed,
-        record=RecordOptions(**{field.name: getattr(arguments, field.name) for field in fields(RecordOptions)}),
+        record=record_options(arguments),
     )
 
 
