@@ -18,6 +18,8 @@ from stepscope.errors import UsageError
 from stepscope.trace import Trace
 
 MINIMUM_SHARE = 0.01
+EXPLAINED = 0.5
+"""Share of a general finding's saving that more precise findings must explain to take its place."""
 
 
 def diagnose(
@@ -48,6 +50,7 @@ def diagnose(
         result = rule.check(view)
         findings.extend(result.findings)
         questions.extend(result.not_answered)
+    findings = without_replaced(findings)
     findings.sort(key=lambda finding: (-finding.saving_ns_per_step, finding.rule))
     shown = tuple(
         finding for finding in findings if finding.saving_share >= minimum_share or finding.severity == "note"
@@ -73,6 +76,24 @@ def diagnose(
         hidden=len(findings) - len(shown),
         not_answered=tuple(dict.fromkeys(questions)),
     )
+
+
+def without_replaced(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings without those that others tell more precisely.
+
+    A rule may name in REPLACES the rules whose cause it tells more precisely. Their finding goes where the precise ones
+    explain at least EXPLAINED of its saving; notes stay.
+    """
+    precise: dict[str, int] = {}
+    replaces = {rule.ID: getattr(rule, "REPLACES", ()) for rule in RULES}
+    for finding in findings:
+        for general in replaces.get(finding.rule, ()):
+            precise[general] = precise.get(general, 0) + finding.saving_ns_per_step
+    return [
+        finding
+        for finding in findings
+        if finding.severity == "note" or precise.get(finding.rule, 0) < max(EXPLAINED * finding.saving_ns_per_step, 1)
+    ]
 
 
 def rule_by_id(identifier: str) -> ModuleType:

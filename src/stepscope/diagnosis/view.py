@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.backward import backward_source
 from stepscope.analysis.device_time import busy_intervals, device_time
 from stepscope.analysis.host import HostActivity, host_activity
 from stepscope.analysis.host_time import HOST_SCHEMA, host_time, main_lane
@@ -24,8 +26,10 @@ from stepscope.diagnosis.finding import (
     Remedy,
     Severity,
 )
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Trace, Window
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, inherit
 
 HIGH_SHARE = 0.2
 MEDIUM_SHARE = 0.05
@@ -45,9 +49,14 @@ class View:
         self.trace = trace
         self._settings = dict(settings or {})
 
-    def threshold(self, rule: str, name: str, default: float) -> float:
-        """A rule's threshold, as the user set it or by default."""
-        return self._settings.get(f"{rule}.{name}", default)
+    def threshold(self, rule: str, thresholds: Mapping[str, Threshold], name: str) -> float:
+        """The threshold of that name, as the user set it for the rule or by default."""
+        return self._settings.get(f"{rule}.{name}", thresholds[name].value)
+
+    @cached_property
+    def program(self) -> ProgramFacts:
+        """Settings of the program where the recording has them; otherwise all unknown."""
+        return self.trace.metadata.program or ProgramFacts()
 
     @cached_property
     def activity(self) -> HostActivity:
@@ -154,6 +163,68 @@ class View:
     def operator_costs(self) -> pl.DataFrame:
         """As `stepscope.analysis.operators.operator_costs`."""
         return operator_costs(self.trace)
+
+    @cached_property
+    def operators(self) -> pl.DataFrame:
+        """The operators that begin in the span, of all threads, with `row`."""
+        rows = self.trace.operators.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+        return rows.filter(pl.col("start_ns").is_between(self.span.start_ns, self.span.end_ns, closed="left"))
+
+    @cached_property
+    def _operator_parent(self) -> Rows:
+        parent: Rows = self.trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+        return parent
+
+    def inside(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which operators are one of these rows of `operators` or run inside one; shape (operators,)."""
+        own = np.full(len(self._operator_parent), -1, np.int64)
+        own[rows] = 1
+        return inherit(own, self._operator_parent) > 0
+
+    def outermost(self, rows: Rows) -> Rows:
+        """Those of these rows of `operators` that run inside no other of them."""
+        own = np.full(len(self._operator_parent), -1, np.int64)
+        own[rows] = 1
+        parent = self._operator_parent[rows]
+        covered = inherit(own, self._operator_parent)
+        return rows[~((parent >= 0) & (covered[np.maximum(parent, 0)] > 0))] if len(rows) else rows
+
+    def backward_of(self, rows: Rows) -> Rows:
+        """Rows of the outermost backward operators that these forward operators, or operators inside them, caused."""
+        operators = self.trace.operators
+        caused = self._backward_source
+        wanted = self.inside(rows)
+        found = np.flatnonzero((caused >= 0) & wanted[np.maximum(caused, 0)]) if operators.height else caused
+        return self.outermost(found)
+
+    @cached_property
+    def _backward_source(self) -> Rows:
+        """For each operator of the backward pass, the row of the forward operator it belongs to, -1 for none."""
+        return backward_source(self.trace)
+
+    def cost_ns(self, rows: Rows) -> int:
+        """What these operators cost, each moment counted once.
+
+        Without a device the threads' time in them; with one its time for the work launched inside them, and its idle
+        time before that work.
+
+        Args:
+            rows: rows of `operators`; one may run inside another.
+        """
+        if not len(rows):
+            return 0
+        outermost = self.outermost(rows)
+        if self.device is None:
+            return int(self.trace.operators["duration_ns"].to_numpy()[outermost].sum())
+        inside = self.inside(outermost)
+        device = int(self.operator_costs["device_self_ns"].to_numpy()[inside].sum())
+        operator = self.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
+        launch = self.pieces["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
+        if not len(operator):
+            return device
+        launching = np.where(launch >= 0, operator[np.maximum(launch, 0)], -1)
+        blamed = (launching >= 0) & inside[np.maximum(launching, 0)]
+        return device + int(self.pieces["duration_ns"].to_numpy()[blamed].sum())
 
     @cached_property
     def work(self) -> pl.DataFrame:

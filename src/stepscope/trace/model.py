@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from stepscope.program_facts import ProgramFacts
 from stepscope.trace.tables import SCHEMAS, conform, empty
 from stepscope.trace.window import Window
 
@@ -57,6 +58,7 @@ class Metadata:
         recorded: which optional parts the profiler was asked for ("stacks", "shapes", "memory", "modules", "flops"),
             None where the file does not say.
         window: what was read, when only a part was asked for.
+        program: settings of the program, where stepscope itself recorded it.
     """
 
     path: str = ""
@@ -71,6 +73,7 @@ class Metadata:
     devices: tuple[Device, ...] = ()
     recorded: tuple[str, ...] | None = None
     window: Window | None = None
+    program: ProgramFacts | None = None
 
 
 @dataclass(frozen=True)

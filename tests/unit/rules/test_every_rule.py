@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -19,34 +20,9 @@ from stepscope.errors import UsageError
 from stepscope.trace import Trace
 from tests.simulator.programs import PROGRAMS
 from tests.unit.recording import Recording
-from tests.unit.rules import (
-    test_exposed_communication,
-    test_exposed_copy,
-    test_host_synchronisation,
-    test_input_bound,
-    test_launch_bound,
-    test_loop_in_step,
-    test_low_precision,
-    test_recompilation,
-    test_single_tensor_optimizer,
-    test_step_variance,
-    test_trace_health,
-)
 from tests.unit.rules.cases import Cases, empty_trace, recorded
 
-MODULES = (
-    test_input_bound,
-    test_host_synchronisation,
-    test_launch_bound,
-    test_loop_in_step,
-    test_exposed_copy,
-    test_exposed_communication,
-    test_recompilation,
-    test_single_tensor_optimizer,
-    test_low_precision,
-    test_step_variance,
-    test_trace_health,
-)
+MODULES = tuple(import_module(f"tests.unit.rules.test_{rule.ID.replace('-', '_')}") for rule in RULES)
 FIRES: dict[str, Cases] = {module.rule.ID: module.FIRES for module in MODULES}
 SILENT: dict[str, Cases] = {module.rule.ID: module.SILENT for module in MODULES}
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "rules"

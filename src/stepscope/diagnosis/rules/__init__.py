@@ -32,4 +32,7 @@ RULES: Final[tuple[ModuleType, ...]] = (
     step_variance,
     trace_health,
 )
-"""Each module has ID, TITLE, THRESHOLDS, a docstring with the sections of its page, and `check(view) -> RuleResult`."""
+"""Each module has ID, TITLE, THRESHOLDS, a docstring with the sections of its page, and `check(view) -> RuleResult`.
+
+One that tells a cause more precisely than others names their IDs in REPLACES.
+"""

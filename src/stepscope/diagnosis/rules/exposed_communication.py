@@ -42,7 +42,7 @@ def check(view: View) -> RuleResult:
     exposed = view.exposed_ns(("communication",)) if view.device is not None else 0
     waiting = view.pieces.filter(pl.col("cause") == "communication")
     cost = exposed + int(waiting["duration_ns"].sum())
-    limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
+    limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
         return RuleResult()
     work = view.work.filter(pl.col("kind") == "communication") if view.device is not None else view.trace.device_work

@@ -46,7 +46,7 @@ def check(view: View) -> RuleResult:
     exposed = view.exposed_ns(_KINDS)
     waiting = view.pieces.filter(pl.col("cause") == "host_to_device_copy")
     cost = exposed + int(waiting["duration_ns"].sum())
-    limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
+    limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
         return RuleResult()
     copies = view.work.filter(pl.col("kind").is_in(_KINDS))

@@ -110,7 +110,7 @@ def check(view: View) -> RuleResult:
     if view.device is None:
         return RuleResult(tuple(_notes(view)))
     charged = _charged(view)
-    limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
+    limit = view.threshold(ID, THRESHOLDS, "share")
     findings = []
     for kind, (_, what, remedy) in enumerate(_KINDS):
         mine = charged.filter(pl.col("kind") == kind)
@@ -122,7 +122,7 @@ def check(view: View) -> RuleResult:
 
 def _notes(view: View) -> Iterator[Finding]:
     """What would wait for a GPU, of a program that ran without one."""
-    limit = view.threshold(ID, "calls", THRESHOLDS["calls"].value)
+    limit = view.threshold(ID, THRESHOLDS, "calls")
     for kind, pattern in _ON_CPU:
         rows = _calls_on_cpu(view, pattern)
         if len(rows) and len(rows) / view.step_count >= limit:

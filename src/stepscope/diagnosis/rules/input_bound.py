@@ -41,7 +41,7 @@ def check(view: View) -> RuleResult:
     """Sum the pieces whose cause is input."""
     pieces = view.pieces.filter(pl.col("cause") == "input")
     cost = int(pieces["duration_ns"].sum())
-    limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
+    limit = view.threshold(ID, THRESHOLDS, "share")
     if view.share(cost) < limit or cost == 0:
         return RuleResult()
     loaders = view.trace.annotations.filter(pl.col("name").str.contains("DataLoader"))

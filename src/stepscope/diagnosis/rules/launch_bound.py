@@ -63,7 +63,7 @@ def check(view: View) -> RuleResult:
     latency = pieces.filter(pl.col("cause") == "launch_latency").join(mostly_late, on="gap", how="semi")
     mine = pl.concat([pieces.filter(pl.col("cause").is_in(_LATE)), latency])
     cost = int(mine["duration_ns"].sum())
-    limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
+    limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
         return RuleResult()
     launches = view.work.filter(pl.col("launch").is_not_null())["launch"].n_unique() / view.step_count

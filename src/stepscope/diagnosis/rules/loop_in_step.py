@@ -47,8 +47,8 @@ THRESHOLDS: Final = {
 
 def check(view: View) -> RuleResult:
     """Find loops and sum each kind's cost over the span."""
-    minimum = int(view.threshold(ID, "repetitions", THRESHOLDS["repetitions"].value))
-    limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
+    minimum = int(view.threshold(ID, THRESHOLDS, "repetitions"))
+    limit = view.threshold(ID, THRESHOLDS, "share")
     kinds: defaultdict[tuple[str, ...], list[Loop]] = defaultdict(list)
     step_starts = view.steps["start_ns"].to_numpy()
     for loop in loops(view.trace, view.activity, view.span, max(minimum, 2), step_starts):

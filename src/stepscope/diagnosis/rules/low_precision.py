@@ -53,7 +53,7 @@ def check(view: View) -> RuleResult:
     slow = [name for name in names if arithmetic(name).is_matrix and arithmetic(name).precision == "fp32"]
     kernels = view.work.filter(pl.col("name").is_in(slow) & (pl.col("kind") == "compute"))
     total = int(kernels["duration_ns"].sum())
-    limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
+    limit = view.threshold(ID, THRESHOLDS, "share")
     if total == 0 or view.share(total) < limit:
         return RuleResult()
     if capability is None:
@@ -62,7 +62,7 @@ def check(view: View) -> RuleResult:
         return RuleResult()
     launched = kernels.filter(pl.col("launch").is_not_null())
     slices = view.activity.slices_of("launches")[launched["launch"].to_numpy().astype(np.int64)]
-    saved = view.threshold(ID, "saved", THRESHOLDS["saved"].value)
+    saved = view.threshold(ID, THRESHOLDS, "saved")
     finding = view.finding(
         ID,
         f"{view.share(total):.0%} of the step is FP32 matrix products that tensor cores could do",

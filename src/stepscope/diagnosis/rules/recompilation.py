@@ -40,7 +40,7 @@ def check(view: View) -> RuleResult:
     """Sum the pieces whose cause is compilation."""
     pieces = view.pieces.filter(pl.col("cause") == "compilation")
     cost = int(pieces["duration_ns"].sum())
-    limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
+    limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
         return RuleResult()
     count, steps = _compilations(view)

@@ -53,13 +53,13 @@ def check(view: View) -> RuleResult:
     in_optimizer = activity.cause_of(slices) == CAUSE_CODES["optimizer"]
     mine = launched.filter(pl.Series(in_optimizer, dtype=pl.Boolean))
     count = mine["launch"].n_unique() / view.step_count
-    minimum = view.threshold(ID, "launches", THRESHOLDS["launches"].value)
+    minimum = view.threshold(ID, THRESHOLDS, "launches")
     if count < minimum or _is_batched(view, mine):
         return RuleResult()
     late = view.pieces.filter((pl.col("cause") == "optimizer") & pl.col("gap").is_not_null())
     latency = view.pieces.filter(pl.col("cause") == "launch_latency").join(mine, on="launch", how="semi")
     cost = int(late["duration_ns"].sum()) + int(latency["duration_ns"].sum())
-    limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
+    limit = view.threshold(ID, THRESHOLDS, "share")
     if view.share(cost) < limit:
         return RuleResult()
     finding = view.finding(

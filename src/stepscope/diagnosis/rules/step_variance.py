@@ -39,8 +39,8 @@ THRESHOLDS: Final = {
 def check(view: View) -> RuleResult:
     """Compare the mean of the complete steps with their median."""
     summary = view.summary
-    limit = view.threshold(ID, "share", THRESHOLDS["share"].value)
-    if summary.count < view.threshold(ID, "steps", THRESHOLDS["steps"].value) or not summary.mean_ns:
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if summary.count < view.threshold(ID, THRESHOLDS, "steps") or not summary.mean_ns:
         return RuleResult()
     excess = (summary.mean_ns - summary.median_ns) / summary.mean_ns
     if excess <= 0 or excess < limit:

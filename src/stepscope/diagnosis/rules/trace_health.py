@@ -48,7 +48,7 @@ def check(view: View) -> RuleResult:
 def _overhead(view: View) -> tuple[Finding, ...]:
     pieces = view.pieces.filter(pl.col("cause") == "profiler_overhead")
     cost = int(pieces["duration_ns"].sum())
-    limit = view.threshold(ID, "overhead", THRESHOLDS["overhead"].value)
+    limit = view.threshold(ID, THRESHOLDS, "overhead")
     if cost == 0 or view.share(cost) < limit:
         return ()
     finding = view.finding(
@@ -126,7 +126,7 @@ def _missing_events(view: View) -> list[NotAnswered]:
     found = []
     work = view.trace.device_work.filter(pl.col("device") == pl.lit(view.device, pl.String))
     unlaunched = work["launch"].null_count() / work.height
-    if unlaunched > view.threshold(ID, "unlaunched", THRESHOLDS["unlaunched"].value):
+    if unlaunched > view.threshold(ID, THRESHOLDS, "unlaunched"):
         found.append(
             NotAnswered(
                 "Which code launched all of the device's work?",
@@ -137,7 +137,7 @@ def _missing_events(view: View) -> list[NotAnswered]:
             )
         )
     unknown = int(view.pieces.filter(pl.col("cause").is_in(["unknown", "untraced"]))["duration_ns"].sum())
-    if view.share(unknown) > view.threshold(ID, "unknown", THRESHOLDS["unknown"].value):
+    if view.share(unknown) > view.threshold(ID, THRESHOLDS, "unknown"):
         found.append(
             NotAnswered(
                 f"Why is the device idle for {view.share(unknown):.0%} of the step without a visible reason?",

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from stepscope.errors import UnreadableTraceError
+from stepscope.program_facts import KEY, from_header
 from stepscope.readers.kineto.assemble import Assembly
 from stepscope.readers.kineto.chunks import EventStream
 from stepscope.readers.kineto.columns import Columns
@@ -29,7 +30,7 @@ _RECORDED: Final = {
     "with_flops": "flops",
 }
 _WANTED: Final = frozenset(
-    {*_RECORDED, "traceEvents", "distributedInfo", "deviceProperties", "baseTimeNanoseconds", "host_name"}
+    {*_RECORDED, KEY, "traceEvents", "distributedInfo", "deviceProperties", "baseTimeNanoseconds", "host_name"}
 )
 _TOLD_DETAILS: Final = 20
 _LONGEST_NAME: Final = 100
@@ -164,6 +165,7 @@ def _metadata(path: str, header: dict[str, Any], columns: Columns, window: Windo
         devices=_devices(header.get("deviceProperties")),
         recorded=recorded or None,
         window=window,
+        program=from_header(header.get(KEY)),
     )
 
 

@@ -1,0 +1,43 @@
+"""Which forward operator a backward operator belongs to."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.trace import Trace
+from stepscope.trace.nesting import Rows, inherit
+
+BACKWARD_NAME: Final = r"^autograd::engine|Backward\d*$"
+"""Names of the autograd engine's operators."""
+
+
+def backward_source(trace: Trace) -> Rows:
+    """For each operator of the backward pass, the row of the forward operator that made its autograd node, -1 for none.
+
+    The two carry the same sequence number, and the node the number of the forward operator's thread; numbers that come
+    again belong to the nearest forward operator before. What runs inside a node belongs to the node's. Shape
+    (operators,).
+    """
+    operators = trace.operators.with_row_index("row").select(
+        "row", "lane", "start_ns", "name", "sequence_number", "forward_thread"
+    )
+    result = np.full(operators.height, -1, np.int64)
+    numbered = operators.filter(pl.col("sequence_number").is_not_null() & (pl.col("sequence_number") >= 0))
+    is_node = pl.col("name").str.contains(BACKWARD_NAME)
+    nodes = numbered.filter(is_node).select("row", "start_ns", "sequence_number")
+    forward = numbered.filter(~is_node & (pl.col("forward_thread").fill_null(0) == 0))
+    if nodes.height and forward.height:
+        # Of operators inside each other that carry one number the innermost, which comes last, made the node.
+        joined = nodes.sort("start_ns").join_asof(
+            forward.select(source="row", start_ns="start_ns", sequence_number="sequence_number").sort("start_ns"),
+            on="start_ns",
+            by="sequence_number",
+            check_sortedness=False,
+        )
+        found = joined.drop_nulls("source")
+        result[found["row"].to_numpy()] = found["source"].to_numpy()
+    parent = trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    return inherit(result, parent)
