@@ -174,6 +174,36 @@ class TestDiagnose:
         said = run("diagnose", gpu, "--window", "100s:200s").mistake()
         assert "nothing was recorded in the window '100s:200s'" in said
 
+    def test_steps_that_were_not_recorded_are_told(self, run: Stepscope, gpu: Path) -> None:
+        assert run("steps", gpu, "--steps", "1:9").err.startswith("stepscope: of the steps 1:9 only ")
+        assert run("steps", gpu, "--steps", "1:").err == ""
+
+    def test_a_single_row_stands_sideways_where_it_is_too_wide(
+        self, run: Stepscope, gpu: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "60")
+        lines = run("operators", gpu, "--top", "1").out.splitlines()
+        assert [line.split("  ")[0] for line in lines[:3]] == ["name", "calls", "calls per step"]
+        assert all(len(line) <= 60 for line in lines)
+
+    def test_a_folder_of_traces_gives_its_first(self, run: Stepscope, gpu: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "ranks"
+        folder.mkdir()
+        for name in ("rank0.json", "rank1.json"):
+            (folder / name).write_bytes(gpu.read_bytes())
+        outcome = run("steps", folder, "--format", "csv")
+        assert outcome.out == run("steps", gpu, "--format", "csv").out
+        assert outcome.err == (
+            f"stepscope: {folder} has 2 traces; this is rank0.json, {folder / 'rank1.json'} is the next\n"
+        )
+
+    def test_neither_a_file_nor_a_run(self, run: Stepscope) -> None:
+        outcome = run("diagnose", "nosuchrun")
+        assert (outcome.code, outcome.out) == (2, "")
+        assert outcome.err == (
+            "stepscope: there is no file, folder or run 'nosuchrun'; stepscope runs lists the runs\n"
+        )
+
     def test_steps(self, run: Stepscope, gpu: Path) -> None:
         report = run("diagnose", gpu, "--steps", "1:2", "--json", "-").json()
         assert_schema(report)
@@ -272,9 +302,39 @@ class TestTables:
         text = run(command, gpu, "--format", "csv").out
         assert [list(row) for row in csv.DictReader(io.StringIO(text))] == [list(row) for row in rows]
         target = tmp_path / "t.parquet"
-        assert run(command, gpu, "--output", target) == Outcome(0, "", "")
+        assert run(command, gpu, "--output", target) == Outcome(0, "", f"stepscope: wrote {target}\n")
         assert pl.read_parquet(target).to_dicts() == rows
         assert len(run(command, gpu, "--top", "1", "--format", "json").json()) == 1
+
+    def test_steps_that_were_not_recorded_are_told(self, run: Stepscope, gpu: Path) -> None:
+        assert run("steps", gpu, "--steps", "1:9").err.startswith("stepscope: of the steps 1:9 only ")
+        assert run("steps", gpu, "--steps", "1:").err == ""
+
+    def test_a_single_row_stands_sideways_where_it_is_too_wide(
+        self, run: Stepscope, gpu: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "60")
+        lines = run("operators", gpu, "--top", "1").out.splitlines()
+        assert [line.split("  ")[0] for line in lines[:3]] == ["name", "calls", "calls per step"]
+        assert all(len(line) <= 60 for line in lines)
+
+    def test_a_folder_of_traces_gives_its_first(self, run: Stepscope, gpu: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "ranks"
+        folder.mkdir()
+        for name in ("rank0.json", "rank1.json"):
+            (folder / name).write_bytes(gpu.read_bytes())
+        outcome = run("steps", folder, "--format", "csv")
+        assert outcome.out == run("steps", gpu, "--format", "csv").out
+        assert outcome.err == (
+            f"stepscope: {folder} has 2 traces; this is rank0.json, {folder / 'rank1.json'} is the next\n"
+        )
+
+    def test_neither_a_file_nor_a_run(self, run: Stepscope) -> None:
+        outcome = run("diagnose", "nosuchrun")
+        assert (outcome.code, outcome.out) == (2, "")
+        assert outcome.err == (
+            "stepscope: there is no file, folder or run 'nosuchrun'; stepscope runs lists the runs\n"
+        )
 
     def test_steps(self, run: Stepscope, gpu: Path) -> None:
         rows = run("steps", gpu, "--format", "json").json()
@@ -368,7 +428,7 @@ class TestExport:
 
     def test_stepscope_opens_it_again(self, run: Stepscope, gpu: Path, tmp_path: Path) -> None:
         again = tmp_path / "again.json"
-        assert run("export", gpu, again) == Outcome(0, "", "")
+        assert run("export", gpu, again) == Outcome(0, "", f"stepscope: wrote {again}\n")
         for sql in ("select count(*) as n from operators", "select sum(duration_ns) as ns from frames"):
             assert run("query", again, sql, "--format", "csv").out == run("query", gpu, sql, "--format", "csv").out
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from stepscope.errors import UsageError
+from stepscope.report.format import printable
 
 _PIPE_WIDTH: Final = 120
 _PLAIN_CHARACTERS: Final = str.maketrans({"█": "#", "…": "~"})
@@ -26,9 +27,13 @@ def target(text: str) -> str:
 
 
 def write_output(target: str, data: bytes | Iterable[bytes]) -> None:
-    """Write bytes, or pieces of them, to a file, atomically, or to standard output where the target is "-"."""
+    """Write bytes, or pieces of them, to standard output where the target is "-", else to a file, and say so.
+
+    A file is written whole or not at all.
+    """
     if target != "-":
         write_atomically(Path(target), data)
+        print(f"stepscope: wrote {printable(target)}", file=sys.stderr)
         return
     with _to_standard_output():
         sys.stdout.flush()

@@ -17,6 +17,7 @@ from stepscope.report.format import count, printable, share, size
 if TYPE_CHECKING:
     from stepscope.capture.run_folder import RunFolder
     from stepscope.trace import Trace
+    from stepscope.trace.window import StepRange
 
 _QUIET_S: Final = 1.0
 _REDRAW_S: Final = 0.1
@@ -55,7 +56,17 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
         raise UsageError(
             f"nothing was recorded in the window {arguments.window!r} of {path}; times count from the trace's start"
         )
+    if arguments.steps:
+        _say_which_steps(trace, StepRange.parse(arguments.steps))
     return _with_printable_path(trace)
+
+
+def _say_which_steps(trace: Trace, wanted: StepRange) -> None:
+    """Tell where fewer steps were recorded than were asked for."""
+    steps = trace.annotations["step"].drop_nulls().unique().sort().to_list()
+    if steps and wanted.last < 2**62 and len(steps) < wanted.last - wanted.first + 1:
+        found = f"step {steps[0]}" if len(steps) == 1 else f"{count(len(steps))} steps, {steps[0]} to {steps[-1]},"
+        print(f"stepscope: of the steps {wanted.first}:{wanted.last} only {found} was recorded", file=sys.stderr)
 
 
 def trace_paths(path: str | Path) -> list[Path]:
@@ -69,7 +80,10 @@ def trace_paths(path: str | Path) -> list[Path]:
 
     folder = _run_at(path)
     if folder is None:
-        return trace_files(_inside_run(path) or path)
+        inside = _inside_run(path)
+        if inside is None and str(path) != "-" and not os.path.exists(path) and not Path(path).suffix:
+            raise UsageError(f"there is no file, folder or run {str(path)!r}; stepscope runs lists the runs")
+        return trace_files(inside or path)
     found = folder.latest_traces()
     if not found:
         raise UsageError(f"the run {folder.name} holds no trace; stepscope runs show {folder.name} tells more")
@@ -88,17 +102,19 @@ def place_of(path: str | Path) -> Path:
 def _one_trace(path: str | Path) -> str | Path:
     """The trace to open where only one can be: a run's first rank, which is said."""
     folder = _run_at(path)
-    if folder is None:
-        inside = _inside_run(path)
-        if inside is None or not inside.is_dir():
-            return inside or path
-        found = trace_paths(inside)
-        return found[-1]
+    inside = _inside_run(path)
+    if folder is None and inside is not None and inside.is_dir():
+        return trace_paths(inside)[-1]
     found = trace_paths(path)
     if len(found) > 1:
+        name, first, second = (
+            (folder.name, found[0].parent.name, f"{folder.name}/{found[1].parent.name}")
+            if folder is not None
+            else (printable(str(path)), found[0].name, found[1])
+        )
         print(
-            f"stepscope: {folder.name} has {count(len(found))} ranks; this is {found[0].parent.name}, "
-            f"{folder.name}/{found[1].parent.name} is the next",
+            f"stepscope: {name} has {count(len(found))} {'ranks' if folder is not None else 'traces'}; "
+            f"this is {printable(first)}, {printable(str(second))} is the next",
             file=sys.stderr,
         )
     return found[0]

@@ -51,6 +51,8 @@ def table_lines(frame: pl.DataFrame, *, width: int) -> list[str]:
         (" " * _GAP).join(column.line(position) for column in shown).rstrip() for position in range(frame.height + 1)
     ]
     left_out = [column.name for column in columns[len(shown) :]]
+    if left_out and frame.height == 1:  # one row reads as well from top to bottom
+        return _sideways(columns, width)
     if left_out:
         lines.append(f"(no room for {', '.join(left_out)}; a wider terminal or --format csv shows them)")
     return lines
@@ -71,6 +73,19 @@ def heading(column_name: str, among: Sequence[str] = ()) -> str:
     if name != short and among and not {f"{name}_ns", f"{name}_bytes", name} & set(among):
         short = name
     return "time" if column_name == "ns" else printable(short.replace("_", " "))
+
+
+def _sideways(columns: Sequence[_Column], width: int) -> list[str]:
+    """The only row from top to bottom, a line for each column."""
+    names = max(cell_len(column.cells[0]) for column in columns)
+    room = max(width - names - _GAP, 2)
+    lines = []
+    for column in columns:
+        name, value = column.cells
+        if cell_len(value) > room:
+            value = set_cell_size(value, room - 1) + "…"
+        lines.append(f"{set_cell_size(name, names)}{' ' * _GAP}{value}".rstrip())
+    return lines
 
 
 class _Column:

@@ -82,19 +82,19 @@ def available_sources(writer: Writer) -> list[Source]:
         sources.append(ProcessTree(writer))
     except ImportError:
         absent.append("psutil")
-        writer.lacks(ProcessTree.series, "the package psutil is missing: pip install stepscope[telemetry]")
+        writer.lacks(ProcessTree.series, "the package psutil is missing: pip install psutil")
     try:
         sources.append(NvidiaDevices(writer))
     except ImportError:
         if _has_nvidia_driver():
             absent.append("nvidia-ml-py")
-        writer.lacks(NvidiaDevices.series, "the package nvidia-ml-py is missing: pip install stepscope[telemetry]")
+        writer.lacks(NvidiaDevices.series, "the package nvidia-ml-py is missing: pip install nvidia-ml-py")
     except LookupError as error:
         writer.lacks(NvidiaDevices.series, str(error.args[0]))
     if absent:
         what = "processor, memory, disk and network" if "psutil" in absent else "NVIDIA devices"
         print(
-            f"stepscope: {what} are not sampled, for want of {' and '.join(absent)}: pip install stepscope[telemetry]",
+            f"stepscope: {what} are not sampled, for want of {' and '.join(absent)}: pip install {' '.join(absent)}",
             file=sys.stderr,
         )
     return sources
