@@ -216,7 +216,13 @@ def test_old_categories_are_capitalised_and_keep_annotations_among_the_operators
         complete("ProfilerStep#3", "Operator", 1, 90),
         complete("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "Operator", 2, 10),
         complete("Optimizer.step#SGD.step", "Operator", 60, 10),
-        complete("aten::mm", "Operator", 20, 10, args={"Input Dims": [[2, 3]], "Input type": ["float"]}),
+        complete(
+            "aten::mm",
+            "Operator",
+            20,
+            10,
+            args={"Input Dims": [[2, 3], []], "Input type": ["float", "Scalar"], "Concrete Inputs": ["", "1"]},
+        ),
         complete("cudaLaunchKernel", "Runtime", 22, 2, args={"correlation": 4, "external id": 7}),
         complete("gemm", "Kernel", 30, 5, pid=0, tid=7, args={"device": 0, "stream": 7, "correlation": 4}),
         complete("Memcpy HtoD", "Memcpy", 40, 5, pid=0, tid=7, args={"device": 0, "stream": 7, "bytes": "64"}),
@@ -228,7 +234,9 @@ def test_old_categories_are_capitalised_and_keep_annotations_among_the_operators
         ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "host", None),
         ("Optimizer.step#SGD.step", "host", None),
     ]
-    assert rows(trace, "operators", "name", "input_shapes", "input_types") == [("aten::mm", "[[2, 3]]", '["float"]')]
+    assert rows(trace, "operators", "name", "input_shapes", "input_types", "input_values") == [
+        ("aten::mm", "[[2, 3], []]", '["float", "Scalar"]', '["", "1"]')
+    ]
     assert rows(trace, "launches", "kind", "external_id", "operator") == [("launch", 7, 0)]
     assert rows(trace, "device_work", "kind", "bytes", "launch") == [
         ("compute", None, 0),

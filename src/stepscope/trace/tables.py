@@ -61,6 +61,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "external_id": pl.Int64,
         "input_shapes": pl.String,  # JSON
         "input_types": pl.String,  # JSON
+        "input_values": pl.String,  # JSON: of the inputs that are no tensors, as text; "" for those that are
         "call_stack": pl.String,  # "file(line): function", innermost first, separated by ";"
         "source_file": pl.String,  # the user's statement that caused it, where the recording kept lines
         "source_line": pl.Int32,

@@ -23,6 +23,7 @@ class Operator(msgspec.Struct, gc=False):
     external_id: OptionalInt = msgspec.field(default=None, name="External id")
     input_shapes: msgspec.Raw = msgspec.field(default=MISSING, name="Input Dims")
     input_types: msgspec.Raw = msgspec.field(default=MISSING, name="Input type")
+    input_values: msgspec.Raw = msgspec.field(default=MISSING, name="Concrete Inputs")
     call_stack: str | None = msgspec.field(default=None, name="Call stack")
 
 

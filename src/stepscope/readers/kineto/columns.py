@@ -169,6 +169,7 @@ class Columns:
             "external_id": _integers([a.external_id for a in args]),
             "input_shapes": self.pool.raw_codes([a.input_shapes for a in args]),
             "input_types": self.pool.raw_codes([a.input_types for a in args]),
+            "input_values": self.pool.raw_codes([a.input_values for a in args]),
             "call_stack": self.pool.optional_codes([a.call_stack or None for a in args]),
         }
 
