@@ -51,6 +51,13 @@ class Recording:
         parts = {"file": file, "line": int(line), "function": function} if function else {}
         self._slice("frames", start_ns, duration_ns, name, lane, {**parts, **more})
 
+    def line(self, start_ns: int, duration_ns: int, name: str, lane: int = 0) -> None:
+        """A line of the user's code, called "file(line): function"."""
+        file, _, rest = name.partition("(")
+        number, _, function = rest.partition("): ")
+        parts = {"file": file, "line": int(number), "function": function}
+        self._slice("lines", start_ns, duration_ns, name, lane, parts)
+
     def annotation(self, start_ns: int, duration_ns: int, name: str, lane: int = 0, **more: Any) -> None:
         self._slice("annotations", start_ns, duration_ns, name, lane, {"kind": "host", **more})
 

@@ -107,3 +107,24 @@ def test_a_thread_of_frames_only() -> None:
     recording.frame(0, 10, "serve.py(3): main", lane)
 
     assert pieces_of(recording.trace()) == [(0, 10, "python")]
+
+
+def test_where_only_a_line_is_known_the_host_runs_python() -> None:
+    recording = Recording()
+    recording.operator(10, 10, "aten::mm")
+    recording.line(5, 20, "train.py(7): step")
+    recording.line(25, 30, "train.py(8): step")
+    recording.operator(40, 5, "aten::add")
+    recording.operator(90, 10, "aten::mm")
+
+    trace = recording.trace()
+
+    assert host_time(trace).drop("lane").rows() == [
+        (10, 10, "compute", "operators", 0),
+        (20, 5, "python", "lines", 0),
+        (25, 15, "python", "lines", 1),
+        (40, 5, "compute", "operators", 1),
+        (45, 10, "python", "lines", 1),
+        (55, 35, "untraced", None, None),
+        (90, 10, "compute", "operators", 2),
+    ]

@@ -288,6 +288,16 @@ def test_operators_get_the_line_their_thread_was_at(tmp_path: Path) -> None:
     assert trace.metadata.recorded == ("lines",)
 
 
+def test_lines_are_a_table_of_their_own(tmp_path: Path) -> None:
+    records = records_of((5, FORWARD), (8, MODEL), (9, MODEL), (30, -1), (40, FORWARD))
+    trace = joined(tmp_path, records, forward("aten::linear", 10, 15), forward("aten::sum", 31, 5))
+
+    assert trace.lines.rows() == [
+        (0, 20_000, "/srv/ada/model.py(7): forward", 0, "/srv/ada/model.py", 7, "forward"),
+        (30_000, 960_000, "/srv/ada/train.py(20): main", 0, "/srv/ada/train.py", 20, "main"),
+    ]
+
+
 def test_backward_operators_get_the_line_of_their_forward(tmp_path: Path) -> None:
     records = records_of((5, MODEL), (20, FORWARD), (50, BACKWARD))
     engine = "autograd::engine::evaluate_function: "

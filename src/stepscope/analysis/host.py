@@ -15,7 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.causes import CAUSES
-from stepscope.analysis.naming import cause_of_name, is_user_file
+from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode, cause_of_name
 from stepscope.trace import Trace
 from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows, enclosing, inherit, open_after, parents
@@ -40,6 +40,7 @@ class HostActivity:
         around: index of the nearest slice around that covers most of this one, -1 for none.
         cause: index into CAUSES, of the slice as innermost of its thread.
         main_lanes: process -> lane of its main thread, where that is known.
+        user_code: which files are the user's.
     """
 
     lane: npt.NDArray[np.int32]
@@ -52,6 +53,7 @@ class HostActivity:
     cause: npt.NDArray[np.int16]
     main_lanes: dict[str, int]
     _trace: Trace
+    user_code: UserCode = DEFAULT_USER_CODE
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
@@ -65,13 +67,45 @@ class HostActivity:
         return result
 
     @cached_property
+    def line_timelines(self) -> dict[int, Timeline]:
+        """The time line of each lane whose lines were kept, over rows of `lines`."""
+        lines = self._trace.lines
+        lane, start = lines["lane"].to_numpy(), lines["start_ns"].to_numpy()
+        end = start + lines["duration_ns"].to_numpy()
+        result = {}
+        for number in np.unique(lane).tolist():
+            rows = np.flatnonzero(lane == number).astype(np.int64)
+            times = np.concatenate([[np.iinfo(np.int64).min], np.column_stack([start[rows], end[rows]]).ravel()])
+            inside = np.concatenate([[-1], np.column_stack([rows, np.full(len(rows), -1)]).ravel()])
+            last = np.append(times[1:] != times[:-1], True)  # where one line follows another at once
+            result[number] = Timeline(times[last], inside[last])
+        return result
+
+    def cut(self, lane: int, starts: Times, ends: Times) -> HostPieces:
+        """Cut intervals where what the thread does changes, with the cause of each piece.
+
+        Where nothing open tells what the thread does but a line of the user's code is known, that is Python.
+        """
+        interval, start, end, slices = self.timelines.get(lane, _NOTHING).cut(starts, ends)
+        pieces = HostPieces(interval, start, end, slices, np.full(len(slices), -1, np.int64), self.cause_of(slices))
+        silent = pieces.cause == CAUSE_CODES["untraced"]
+        if lane not in self.line_timelines or not silent.any():
+            return pieces
+        rows = np.flatnonzero(silent)
+        part, line_start, line_end, lines = self.line_timelines[lane].cut(start[rows], end[rows])
+        of_line = rows[part]
+        cause = np.where(lines >= 0, CAUSE_CODES["python"], CAUSE_CODES["untraced"]).astype(np.int16)
+        by_line = HostPieces(interval[of_line], line_start, line_end, slices[of_line], lines, cause)
+        return _in_order(pieces.select(~silent), by_line)
+
+    @cached_property
     def user_frame(self) -> Rows:
         """For each slice, the row in `frames` of the innermost user's frame around it or itself, -1 for none."""
         own = np.full(len(self.row), -1, np.int64)
         frames = self._trace.frames
         if frames.height:
             files = frames["file"].unique()
-            users = [file for file in files if is_user_file(file)]
+            users = [file for file in files if file in self.user_code]
             is_user = frames["file"].is_in(users).fill_null(False).to_numpy()
             mine = self.table == _FRAME
             own[mine] = np.where(is_user[self.row[mine]], self.row[mine], -1)
@@ -89,6 +123,50 @@ class HostActivity:
         mine = np.flatnonzero(self.table == TABLES.index(table))
         found[self.row[mine]] = mine
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class HostPieces:
+    """Parts of intervals of one thread's time; arrays of shape (m,), in order of time within each interval.
+
+    Attributes:
+        interval: which interval each is part of.
+        start, end: nanoseconds.
+        slices: the innermost open slice, -1 for none.
+        lines: row in `lines` where that, not a slice, tells what the thread does; -1 otherwise.
+        cause: index into CAUSES.
+    """
+
+    interval: Rows
+    start: Times
+    end: Times
+    slices: Rows
+    lines: Rows
+    cause: npt.NDArray[np.int16]
+
+    def select(self, which: npt.NDArray[np.bool_] | Rows) -> HostPieces:
+        """The pieces of this mask or these positions."""
+        return HostPieces(
+            self.interval[which],
+            self.start[which],
+            self.end[which],
+            self.slices[which],
+            self.lines[which],
+            self.cause[which],
+        )
+
+
+def _in_order(first: HostPieces, second: HostPieces) -> HostPieces:
+    """Both together, in order of interval and time."""
+    whole = HostPieces(
+        np.concatenate([first.interval, second.interval]),
+        np.concatenate([first.start, second.start]),
+        np.concatenate([first.end, second.end]),
+        np.concatenate([first.slices, second.slices]),
+        np.concatenate([first.lines, second.lines]),
+        np.concatenate([first.cause, second.cause]),
+    )
+    return whole.select(np.lexsort((whole.start, whole.interval)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +197,11 @@ class Timeline:
         return interval, piece_start, piece_end, self.slices[segment]
 
 
-def host_activity(trace: Trace) -> HostActivity:
+_NOTHING: Final = Timeline(np.array([np.iinfo(np.int64).min], np.int64), np.array([-1], np.int64))
+"""Of a lane without slices."""
+
+
+def host_activity(trace: Trace, user_code: UserCode = DEFAULT_USER_CODE) -> HostActivity:
     """The slices of every host thread as one tree a thread, with causes."""
     threads = trace.lanes.filter(pl.col("kind") == "host_thread")["lane"].implode()
     parts = []
@@ -149,7 +231,21 @@ def host_activity(trace: Trace) -> HostActivity:
         cause=_causes(trace, slices, table_codes, around),
         main_lanes=_main_lanes(trace),
         _trace=trace,
+        user_code=user_code,
     )
+
+
+def slice_columns(activity: HostActivity, slices: Rows, lines: Rows) -> list[pl.Series]:
+    """The columns slice_table and slice_row of pieces of host time: the slice or else the line, null for neither."""
+    tables = pl.Series([*TABLES, "lines", None], dtype=pl.String)
+    table, row = np.full(len(slices), len(TABLES) + 1, np.int64), np.full(len(slices), -1, np.int64)
+    table[slices >= 0], row[slices >= 0] = activity.table[slices[slices >= 0]], activity.row[slices[slices >= 0]]
+    table[lines >= 0], row[lines >= 0] = len(TABLES), lines[lines >= 0]
+    rows = pl.Series("slice_row", row).to_frame()
+    return [
+        tables.gather(table).alias("slice_table"),
+        rows.select(pl.when(pl.col("slice_row") >= 0).then(pl.col("slice_row")).cast(pl.UInt32))["slice_row"],
+    ]
 
 
 def _causes(trace: Trace, slices: pl.DataFrame, table: npt.NDArray[np.int8], around: Rows) -> npt.NDArray[np.int16]:

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.causes import CAUSES
-from stepscope.analysis.host import TABLES, HostActivity, host_activity
+from stepscope.analysis.host import HostActivity, host_activity, slice_columns
 from stepscope.trace import Trace, Window
 
 HOST_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -51,26 +51,18 @@ def host_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
         read = trace.metadata.window or Window(0, 2**62)
         start_ns = max(int(timeline.times[1]), read.start_ns)
         window = Window(start_ns, max(min(int(timeline.times[-1]), read.end_ns), start_ns))
-    _, start, end, slices = timeline.cut(np.array([window.start_ns]), np.array([window.end_ns]))
-    known = slices >= 0
-    inner = np.maximum(slices, 0)
-    cause = pl.Series(list(CAUSES)).gather(activity.cause[inner].astype(np.int64))
+    pieces = activity.cut(lane, np.array([window.start_ns]), np.array([window.end_ns]))
+    cause = pl.Series(list(CAUSES)).gather(pieces.cause.astype(np.int64))
     if trace.device_work.is_empty():
         cause = cause.replace({"dispatch": "compute"})
     frame = pl.DataFrame(
         {
-            "start_ns": start,
-            "duration_ns": end - start,
+            "start_ns": pieces.start,
+            "duration_ns": pieces.end - pieces.start,
             "cause": cause,
-            "lane": np.full(len(start), lane),
-            "slice_table": pl.Series(TABLES).gather(activity.table[inner].astype(np.int64)),
-            "slice_row": activity.row[inner],
+            "lane": np.full(len(cause), lane),
         }
-    ).with_columns(
-        cause=pl.when(pl.Series(known)).then(pl.col("cause")).otherwise(pl.lit("untraced")),
-        slice_table=pl.when(pl.Series(known)).then(pl.col("slice_table")),
-        slice_row=pl.when(pl.Series(known)).then(pl.col("slice_row")),
-    )
+    ).with_columns(slice_columns(activity, pieces.slices, pieces.lines))
     return frame.filter(pl.col("duration_ns") > 0).select(
         [pl.col(name).cast(dtype) for name, dtype in HOST_SCHEMA.items()]
     )

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.causes import CAUSES
-from stepscope.analysis.host import CAUSE_CODES, TABLES, HostActivity, Timeline, host_activity
+from stepscope.analysis.host import CAUSE_CODES, HostActivity, Timeline, host_activity, slice_columns
 from stepscope.trace import Trace, Window
 from stepscope.trace.intervals import IntervalSet, Times, union
 from stepscope.trace.nesting import Rows
@@ -33,7 +33,7 @@ IDLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "lane": pl.Int32,  # host thread that is to blame; null for the device's own pieces
     "next_work": pl.UInt32,  # row in device_work: what ended the interval
     "launch": pl.UInt32,  # row in launches: the call that launched it
-    "slice_table": pl.String,  # the innermost slice of that thread
+    "slice_table": pl.String,  # the innermost slice of that thread; "lines" where only a line of the code is known
     "slice_row": pl.UInt32,
 }
 
@@ -67,6 +67,7 @@ class _Pieces:
     end: Times
     cause: npt.NDArray[np.int16]
     slices: Rows
+    lines: Rows
     lane: npt.NDArray[np.int32]
 
 
@@ -200,9 +201,6 @@ def _idle_of_device(trace: Trace, device: str, gaps: _Gaps, activity: HostActivi
     pieces = _concatenate([_device_pieces(gaps), *_host_pieces(trace, gaps, activity)])
     pieces = _sorted(_without_overhead(trace, pieces))
     trigger, refill = _triggers(trace, gaps, pieces)
-    inner = np.maximum(pieces.slices, 0)
-    has_slice = pieces.slices >= 0
-    tables = pl.Series(TABLES).gather(activity.table[inner].astype(np.int64)) if len(activity.table) else None
     frame = pl.DataFrame(
         {
             "device": pl.repeat(device, len(pieces.gap), dtype=pl.String, eager=True),
@@ -215,16 +213,10 @@ def _idle_of_device(trace: Trace, device: str, gaps: _Gaps, activity: HostActivi
             "lane": _nullable(pieces.lane.astype(np.int64)),
             "next_work": _nullable(gaps.work[pieces.gap]),
             "launch": _nullable(gaps.launch[pieces.gap]),
-            "slice_table": tables
-            if tables is not None
-            else pl.repeat(None, len(pieces.gap), dtype=pl.String, eager=True),
-            "slice_row": _nullable(
-                np.where(has_slice, activity.row[inner], -1) if len(activity.row) else pieces.slices
-            ),
         }
     ).with_columns(
+        slice_columns(activity, pieces.slices, pieces.lines),
         trigger=trace.launches["name"].gather(_nullable(trigger)),
-        slice_table=pl.when(pl.Series(has_slice)).then(pl.col("slice_table")),
     )
     return frame.select([pl.col(name).cast(dtype) for name, dtype in IDLE_SCHEMA.items()])
 
@@ -255,6 +247,7 @@ def _device_pieces(gaps: _Gaps) -> _Pieces:
         np.concatenate([explained, gaps.end]),
         np.concatenate([cause, unknown]).astype(np.int16),
         none,
+        none,
         none.astype(np.int32),
     )
     return _select(pieces, pieces.end > pieces.start)
@@ -273,7 +266,7 @@ def _host_pieces(trace: Trace, gaps: _Gaps, activity: HostActivity) -> list[_Pie
         rows = np.flatnonzero(late & (gaps.lane == lane))
         pieces = _cut(activity, lane, rows, gaps.start[rows], end[rows])
         main = activity.main_lanes.get(processes[lane], lane)
-        silent = pieces.slices < 0
+        silent = (pieces.slices < 0) & (pieces.lines < 0)
         if main != lane and silent.any():
             result.append(_cut(activity, main, pieces.gap[silent], pieces.start[silent], pieces.end[silent]))
             pieces = _select(pieces, ~silent)
@@ -282,9 +275,9 @@ def _host_pieces(trace: Trace, gaps: _Gaps, activity: HostActivity) -> list[_Pie
 
 
 def _cut(activity: HostActivity, lane: int, gap: Rows, starts: Times, ends: Times) -> _Pieces:
-    empty = Timeline(np.array([np.iinfo(np.int64).min], np.int64), np.array([-1], np.int64))
-    interval, start, end, slices = activity.timelines.get(lane, empty).cut(starts, ends)
-    return _Pieces(gap[interval], start, end, activity.cause_of(slices), slices, np.full(len(slices), lane, np.int32))
+    cut = activity.cut(lane, starts, ends)
+    lanes = np.full(len(cut.slices), lane, np.int32)
+    return _Pieces(gap[cut.interval], cut.start, cut.end, cut.cause, cut.slices, cut.lines, lanes)
 
 
 def _without_overhead(trace: Trace, pieces: _Pieces) -> _Pieces:
@@ -302,7 +295,7 @@ def _without_overhead(trace: Trace, pieces: _Pieces) -> _Pieces:
     mine = _select(pieces, host)
     part, start, end, is_overhead = Timeline(times, inside).cut(mine.start, mine.end)
     cause = np.where(is_overhead >= 0, CAUSE_CODES["profiler_overhead"], mine.cause[part]).astype(np.int16)
-    cut = _Pieces(mine.gap[part], start, end, cause, mine.slices[part], mine.lane[part])
+    cut = _Pieces(mine.gap[part], start, end, cause, mine.slices[part], mine.lines[part], mine.lane[part])
     return _concatenate([_select(pieces, ~host), cut])
 
 
@@ -317,6 +310,7 @@ def _take(pieces: _Pieces, rows: Rows) -> _Pieces:
         pieces.end[rows],
         pieces.cause[rows],
         pieces.slices[rows],
+        pieces.lines[rows],
         pieces.lane[rows],
     )
 
@@ -328,6 +322,7 @@ def _concatenate(parts: list[_Pieces]) -> _Pieces:
         np.concatenate([part.end for part in parts]),
         np.concatenate([part.cause for part in parts]),
         np.concatenate([part.slices for part in parts]),
+        np.concatenate([part.lines for part in parts]),
         np.concatenate([part.lane for part in parts]),
     )
 

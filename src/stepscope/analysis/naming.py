@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final
+
+LOADER_START: Final = r"^DataLoader\.__iter__$|torch/utils/data/dataloader\.py\(\d+\): (?:__iter__|_get_iterator)$"
+"""Names of the call that makes an iterator over a loader, and starts its workers."""
 
 _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
     (cause, re.compile(pattern))
@@ -15,7 +20,11 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
             r"torch/profiler/profiler\.py\("
             r"|torch/autograd/profiler\.py\(\d+\): (?:_start_trace|_stop_trace)",
         ),
-        ("input", r"enumerate\(DataLoader\)|torch/utils/data/dataloader\.py\(\d+\): __next__|DataLoader\.__next__"),
+        (
+            "input",
+            r"enumerate\(DataLoader\)|torch/utils/data/dataloader\.py\(\d+\): __next__|DataLoader\.__next__"
+            rf"|{LOADER_START}",
+        ),
         (
             "compilation",
             # Whenever compiled code runs, Inductor's run, wrapper and __call__ and Triton's launch path are open.
@@ -30,8 +39,11 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
         (
             "logging",
             # A progress bar's __iter__ stands around everything that the iterator it shows does.
-            r"built-in function print>|(?:^|/)tqdm/(?!.*\): __(?:iter|next)__$)|(?:^|/)(?:wandb|mlflow)/"
-            r"|torch/utils/tensorboard/|(?:^|/)logging/__init__\.py",
+            r"^stepscope\.logging#|built-in function print>|(?:^|/)tqdm/(?!.*\): __(?:iter|next)__$)"
+            r"|(?:^|/)(?:wandb|mlflow|torchmetrics|sklearn/metrics)/|(?:^|/)rich/(?:console|progress|live)\.py"
+            r"|torch/utils/tensorboard/|(?:^|/)logging/__init__\.py"
+            r"|built-in method (?:write|writelines|flush) of (?:_io\.)?(?:TextIOWrapper|Buffered|FileIO)"
+            r"|built-in method writerows? of _csv\.writer",
         ),
         (
             "communication",
@@ -80,3 +92,41 @@ def is_user_file(file: str | None) -> bool:
     if top in sys.stdlib_module_names or top in _FRAMEWORKS:
         return top == "__main__"
     return not any(f"/{package}/" in file for package in ("torch", "torchvision", "transformers", "accelerate"))
+
+
+@dataclass(frozen=True, slots=True)
+class UserCode:
+    """Which files are the user's code, beside what `is_user_file` knows.
+
+    Patterns are globs for a path or for the end of one, in which * also stands for several folders; the name of a
+    folder stands for everything in it.
+
+    Attributes:
+        also: files that are the user's too, such as a framework that the user maintains.
+        not_those: files that are not, whatever else is said of them.
+    """
+
+    also: tuple[str, ...] = ()
+    not_those: tuple[str, ...] = ()
+
+    def __contains__(self, file: str | None) -> bool:
+        return _is_users(self, file)
+
+
+DEFAULT_USER_CODE: Final = UserCode()
+
+
+@lru_cache(maxsize=65536)
+def _is_users(code: UserCode, file: str | None) -> bool:
+    if not file or _matches(file, code.not_those):
+        return False
+    return _matches(file, code.also) or is_user_file(file)
+
+
+def _matches(file: str, patterns: tuple[str, ...]) -> bool:
+    path = file.replace("\\", "/")
+    for pattern in patterns:
+        inside = pattern.rstrip("/") + "/*"
+        if any(fnmatchcase(path, each) for each in (pattern, f"*/{pattern}", inside, f"*/{inside}")):
+            return True
+    return False

@@ -9,11 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.attribution import Attribution, attribute
 from stepscope.analysis.backward import backward_source
 from stepscope.analysis.device_time import busy_intervals, device_time
 from stepscope.analysis.host import HostActivity, host_activity
 from stepscope.analysis.host_time import HOST_SCHEMA, host_time, main_lane
 from stepscope.analysis.idle import device_window, idle_time
+from stepscope.analysis.line_places import line_places
+from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.steps import StepSummary, step_summary, step_table
 from stepscope.analysis.where import Place, places, slice_index
@@ -33,6 +36,8 @@ from stepscope.trace.nesting import Rows, inherit
 
 HIGH_SHARE = 0.2
 MEDIUM_SHARE = 0.05
+EXPLAINED_SHARE = 0.9
+"""Share of a finding's cost from which its places need no second look."""
 SMALLEST_PLACE = 0.02
 """Places in the code that carry less of a finding's cost than this explain nothing and are not named."""
 
@@ -43,10 +48,17 @@ class View:
     Args:
         trace: the trace to diagnose.
         settings: thresholds by "rule.threshold", as the user set them.
+        user_code: which files are the user's.
     """
 
-    def __init__(self, trace: Trace, settings: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        settings: Mapping[str, float] | None = None,
+        user_code: UserCode = DEFAULT_USER_CODE,
+    ) -> None:
         self.trace = trace
+        self.user_code = user_code
         self._settings = dict(settings or {})
 
     def threshold(self, rule: str, thresholds: Mapping[str, Threshold], name: str) -> float:
@@ -61,7 +73,12 @@ class View:
     @cached_property
     def activity(self) -> HostActivity:
         """What the host threads did."""
-        return host_activity(self.trace)
+        return host_activity(self.trace, self.user_code)
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """The user's line, the module and the phase of everything the host threads did."""
+        return attribute(self.trace, self.activity)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -251,13 +268,22 @@ class View:
         return min(float(ns) / self.length_ns, 1.0)
 
     def locations(self, pieces: pl.DataFrame, top: int = 3) -> tuple[Location, ...]:
-        """Places in the user's code that carry these pieces' time; needs the columns slice and duration_ns."""
-        return self.locations_of(pieces["slice"].to_numpy(), pieces["duration_ns"].to_numpy(), top)
+        """Places in the user's code that carry these pieces' time; needs the columns of `pieces`.
+
+        What stands under no operator or frame of the user's is placed by the lines that its thread was at.
+        """
+        by_slice = self.locations_of(pieces["slice"].to_numpy(), pieces["duration_ns"].to_numpy(), top)
+        if sum(place.share for place in by_slice) >= EXPLAINED_SHARE:
+            return by_slice
+        by_line = line_places(self.trace, self.activity, pieces)
+        total = max(int(pieces["duration_ns"].sum()), 1)
+        lines = tuple(_location(place, total) for place in by_line[:top] if place.ns >= SMALLEST_PLACE * total)
+        return max(by_slice, lines, key=lambda found: sum(place.share for place in found))
 
     def locations_of(self, slices: Rows, ns: Rows, top: int = 3) -> tuple[Location, ...]:
         """Places in the user's code under which the slices stand, weighted by `ns`."""
         total = max(int(np.sum(ns)), 1)
-        found = places(self.trace, self.activity, slices, ns, top)
+        found = places(self.attribution, slices, ns, top)
         return tuple(_location(place, total) for place in found if place.ns >= SMALLEST_PLACE * total)
 
     def slices_of_operators(self, rows: Rows) -> Rows:

@@ -20,6 +20,7 @@ from stepscope.line_records import LineRecords, lines_path, read_lines
 from stepscope.trace.model import Metadata, TraceWarning
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.store import StoreWriter
+from stepscope.trace.tables import conform, empty
 
 _KEYS: Final = ("lane", "start_ns", "name", "parent", "sequence_number", "forward_thread")
 _COMPILED: Final = r"^Torch-Compiled Region|^## Call CompiledFxGraph|^CompiledFunction"
@@ -78,10 +79,36 @@ def _joined(records: LineRecords, writer: StoreWriter, metadata: Metadata) -> tu
     if (found >= 0).any():
         writer.change("operators", lambda part, first: part.with_columns(_columns(records, found, first, part.height)))
         metadata = replace(metadata, recorded=(*(metadata.recorded or ()), "lines"))
+        writer.write_part("lines", _line_table(records, notes, period, metadata))
         compiled = operators.filter(pl.col("name").str.contains(_COMPILED)).height
         if compiled:
             warnings.append(TraceWarning("compiled_lines", compiled, _COMPILED_WARNING))
     return metadata, tuple(warnings)
+
+
+def _line_table(
+    records: LineRecords, notes: dict[int, _Notes], period: tuple[int, int], metadata: Metadata
+) -> pl.DataFrame:
+    """The table `lines`: every note of the user's code until the thread's next, in the part of the trace that was read.
+
+    Notes of one line in a row are one.
+    """
+    begin, end = max(period[0], 0), max(period[1], 0)
+    if metadata.window is not None:
+        begin, end = max(begin, metadata.window.start_ns), min(end, metadata.window.end_ns)
+    parts = [empty("lines")]
+    for lane, noted in notes.items():
+        changes = np.flatnonzero(np.diff(noted.locations, prepend=_NOWHERE - 1))
+        starts, places = noted.times[changes], noted.locations[changes]
+        ends = np.clip(np.append(starts[1:], end), begin, end)
+        starts = np.clip(starts, begin, end)
+        kept = (places >= 0) & (ends > starts)
+        frame = pl.DataFrame({"start_ns": starts, "duration_ns": ends - starts, "lane": np.full(len(starts), lane)})
+        located = _columns(records, places, 0, len(places))
+        frame = frame.with_columns(column.alias(column.name.removeprefix("source_")) for column in located)
+        parts.append(conform("lines", frame.filter(pl.Series(kept))))
+    whole = pl.concat(parts).sort("start_ns", "lane", maintain_order=True)
+    return whole.with_columns(name=pl.format("{}({}): {}", "file", "line", "function"))
 
 
 def _columns(records: LineRecords, found: Rows, first: int, count: int) -> list[pl.Series]:

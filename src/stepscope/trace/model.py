@@ -144,6 +144,11 @@ class Trace:
         return self.table("frames")
 
     @property
+    def lines(self) -> pl.DataFrame:
+        """Where in the user's code threads were."""
+        return self.table("lines")
+
+    @property
     def annotations(self) -> pl.DataFrame:
         """Annotations of the user, the framework and the profiler."""
         return self.table("annotations")

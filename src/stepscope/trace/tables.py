@@ -108,6 +108,17 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "function": pl.String,
         "module": pl.String,  # of an nn.Module call
     },
+    # Where in the user's code a thread was, line after line, while the recording kept lines; one follows the other.
+    "lines": {
+        **_SLICE,
+        "file": pl.String,
+        "line": pl.Int32,
+        "function": pl.String,
+    },
+    # Calls of nn.Modules, where stepscope recorded them: `name` is the qualified name behind the outermost one's class.
+    "modules": {
+        **_SLICE,
+    },
     # User and step annotations, on the host and on devices; what the profiler says of itself.
     "annotations": {
         **_SLICE,
@@ -133,6 +144,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "bytes": pl.Int64,  # negative when freed
         "total_allocated": pl.Int64,
         "total_reserved": pl.Int64,
+        "call_stack": pl.String,  # as in operators; in memory snapshots
     },
     "counters": {
         "start_ns": pl.Int64,
@@ -168,7 +180,7 @@ REFERENCES: Final[tuple[tuple[str, str, str], ...]] = (
 )
 """(table, column, table the column's row numbers point into)."""
 
-SLICE_TABLES: Final = ("operators", "launches", "device_work", "frames", "annotations", "synchronisations")
+SLICE_TABLES: Final = ("operators", "launches", "device_work", "frames", "lines", "modules", "annotations", "synchronisations")
 
 
 def empty(table: str) -> pl.DataFrame:
