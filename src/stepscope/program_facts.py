@@ -57,10 +57,17 @@ class InputStageFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OptimizerFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """One optimizer that took a step."""
+    """One optimizer of the program.
+
+    Attributes:
+        implementation: what its step runs with these settings on these devices: "fused", "foreach" or "single".
+        device: type of the device that most of its tensors are on.
+    """
 
     name: str = ""
     tensors: int | None = None
+    implementation: str | None = None
+    device: str | None = None
     foreach: bool | None = None
     fused: bool | None = None
     capturable: bool | None = None
@@ -106,6 +113,62 @@ class CompilationFacts(msgspec.Struct, kw_only=True, frozen=True):
     duration_ns: int | None = None
 
 
+class PauseFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """One run of Python's garbage collector while steps were recorded.
+
+    Attributes:
+        start_unix_ns: when, nanoseconds since 1970.
+        generation: the oldest that was collected, 0 to 2.
+        thread: the operating system's number of the thread that it stopped.
+        collected: objects that were freed.
+        file, line, function: where the user's code was.
+        called: whether that line calls the collector itself; None where the line cannot be read.
+    """
+
+    start_unix_ns: int = 0
+    duration_ns: int = 0
+    generation: int = 0
+    thread: int | None = None
+    collected: int | None = None
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+    called: bool | None = None
+
+
+class StepFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What the operating system counted in one recorded step, of the thread that takes the steps or of the process.
+
+    Attributes:
+        index: number of the step.
+        duration_ns: by the clock.
+        thread_processor_ns: time the thread ran on a processor.
+        thread_waiting_ns: time the thread could have run and waited for a processor.
+        process_processor_ns: time all threads of the process ran on processors.
+        context_switches, involuntary_switches: of the thread; the second is part of the first.
+        minor_faults: of the process, pages that had to be mapped.
+        core: that the thread was on when the step ended.
+        clock_mhz: of that core.
+        pressure_ns: time in which some task of the machine or container waited for a processor.
+        throttled_ns: time in which the container's quota held its tasks back.
+        collector_ns: time the thread spent in Python's garbage collector.
+    """
+
+    index: int = 0
+    duration_ns: int = 0
+    thread_processor_ns: int | None = None
+    thread_waiting_ns: int | None = None
+    process_processor_ns: int | None = None
+    context_switches: int | None = None
+    involuntary_switches: int | None = None
+    minor_faults: int | None = None
+    core: int | None = None
+    clock_mhz: float | None = None
+    pressure_ns: int | None = None
+    throttled_ns: int | None = None
+    collector_ns: int | None = None
+
+
 class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Settings and counts of the recorded program.
 
@@ -116,6 +179,8 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
             "garbage_collection_ns", "allocator"}.
         environment: variables that matter to speed.
         start: nanoseconds from the process's start, {"torch_imported_ns", "first_step_ns", "recording_ns"}.
+        pauses: of Python's garbage collector, the long ones.
+        steps: what the operating system counted in each recorded step.
     """
 
     loaders: tuple[LoaderFacts, ...] = ()
@@ -128,6 +193,8 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     process: dict[str, str | int | float | bool | None] = {}
     environment: dict[str, str] = {}
     start: dict[str, int] = {}
+    pauses: tuple[PauseFacts, ...] = ()
+    steps: tuple[StepFacts, ...] = ()
 
 
 def to_json(facts: ProgramFacts) -> str:

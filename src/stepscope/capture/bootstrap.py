@@ -12,6 +12,7 @@ from stepscope.capture.controller import StepController, controller, set_control
 from stepscope.capture.hooks import StepHooks
 from stepscope.capture.manifest import rank_and_world_size
 from stepscope.capture.run_folder import RunFolder, is_run_folder
+from stepscope.capture.start_marks import mark
 
 RUN: str = "STEPSCOPE_RUN"
 RUN_OPTIONS: str = "STEPSCOPE_RUN_OPTIONS"
@@ -22,6 +23,7 @@ def torch_was_imported() -> None:
     path = os.environ.get(RUN, "")
     if controller() is not None or not is_run_folder(path):
         return
+    mark("torch_imported")
     folder = RunFolder(Path(path))
     folder.sign("torch")
     steps = StepController(lambda: folder.new_trace_path(rank_and_world_size()[0]))

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, Final
 
 from stepscope.capture.controller import StepController, StepSource, controller, set_controller
+from stepscope.capture.start_marks import mark
 
 _TAKES_OVER_AFTER: Final = 16
 """Repetitions of another object, without one of the marker, after which the marker counts as gone."""
@@ -69,6 +70,7 @@ class StepHooks:
         self._controller.on_source = self.keep
         self._controller.keeps_watch = True
         self._controller.others.watch()
+        _watch_input(self, True)
         self._removals = {
             StepSource.FORWARD: _ForwardCalls(self._seen).remove,
             StepSource.LOADER: _loader_hook(self._seen),
@@ -85,10 +87,12 @@ class StepHooks:
         self.keep(StepSource.EXPLICIT)
         self._controller.keeps_watch = False
         self._controller.others.unwatch()
+        _watch_input(self, False)
 
     def _seen(self, source: StepSource) -> None:
         if not self._checked:
             self._checked = True
+            mark("first_step")
             if _is_loader_worker():
                 self.remove()
                 return
@@ -104,6 +108,14 @@ def watch_steps() -> StepController:
         StepHooks(found).install()
         set_controller(found)
     return found
+
+
+def _watch_input(user: object, watch: bool) -> None:
+    """Have the loaders that are iterated from now on measured, or no more; steps are seen whether that works or not."""
+    with contextlib.suppress(Exception):
+        from stepscope.capture.input_stages import input_watch
+
+        (input_watch().install if watch else input_watch().uninstall)(user)
 
 
 def _is_loader_worker() -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.capture import schedule as schedules
 from stepscope.capture.annotations import tell_controller
+from stepscope.capture.input_stages import input_watch
 from stepscope.capture.manifest import RunManifest, rank_and_world_size
 from stepscope.capture.options import RecordOptions
 from stepscope.capture.recorder import Recorder, profiler_is_active
@@ -98,9 +99,11 @@ class ProfileBlock:
             if profiler_is_active():
                 raise UsageError("profile: another profiler of torch is running; only one can record at a time")
             self.step_number, self._is_open = 0, True
+            input_watch().install(self)
             self._enter(schedules.action_of(self._schedule(0)))
         except BaseException:
             self._is_open = False
+            input_watch().uninstall(self)
             _one_block.release()
             raise
 
@@ -180,6 +183,7 @@ class ProfileBlock:
                 self._recorder.discard()
             self._recorder = None
         finally:
+            input_watch().uninstall(self)
             _one_block.release()
         with contextlib.suppress(StepscopeError, OSError):  # the list of runs is not what this program is for
             self._places.ended(failed=failed)

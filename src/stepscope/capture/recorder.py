@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from stepscope.capture.facts import FactsRecording, add_to_trace
 from stepscope.capture.lines import LineTracker
+from stepscope.capture.logging_calls import LoggingCalls
 from stepscope.capture.options import RecordOptions
 from stepscope.capture.trace_file import write_trace
 from stepscope.errors import UsageError
 from stepscope.line_records import LineRecords, write_lines
+from stepscope.program_facts import ProgramFacts
 
 STEP_NAME: Final = "ProfilerStep#{}"
 """What torch.profiler calls its steps, and every reader of its traces knows."""
@@ -59,6 +62,9 @@ class Recorder:
         self._annotation: Any = None
         self._lines: LineTracker | None = None
         self._line_records: LineRecords | None = None
+        self._logging_calls = LoggingCalls()
+        self._facts_recording: FactsRecording | None = None
+        self._facts: ProgramFacts | None = None
         self._holds_profiler = False
         self._thread: int | None = None
         self._stop_wanted = False
@@ -94,6 +100,9 @@ class Recorder:
                 if self.options.lines:
                     self._lines = LineTracker()
                     self._lines.start()
+                self._facts_recording = FactsRecording()
+                self._facts_recording.start()
+                self._logging_calls.start()
                 self._open_step()
 
     def step(self) -> None:
@@ -104,6 +113,8 @@ class Recorder:
             with self._lock, self._guarded("a step could not be marked"):
                 if self._state == _RECORDING:
                     self._close_step()
+                    if self._facts_recording is not None:
+                        self._facts_recording.step_ended(self.step_number)
                     self.step_number += 1
                     self._open_step()
 
@@ -117,14 +128,20 @@ class Recorder:
                 self._stop_wanted = True
                 return
             self._state, self._stop_wanted = _STOPPED, False
+            self._logging_calls.stop()
             with self._guarded("the last step could not be marked"):
                 self._close_step()
+            if self._facts_recording is not None:
+                self._facts_recording.step_ended(self.step_number)
             if self._lines is not None:
                 self._lines.stop()
             with self._guarded("the profiler could not be stopped"):
                 if prepared:  # the profiler leaves its warm-up only by recording
                     self._profiler.start_trace()
                 self._profiler.stop_trace()
+            if self._facts_recording is not None:
+                self._facts = self._facts_recording.finish()
+                self._facts_recording = None
             self._give_profiler_back()
             if prepared or self._unwanted:
                 self._profiler = self._lines = None
@@ -151,11 +168,15 @@ class Recorder:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_lines(self._line_records, path)
-                write_trace(path, self._profiler.export_chrome_trace)
+                write_trace(path, self._export)
             except OSError as error:
                 raise UsageError(f"the trace cannot be written to {path}: {error}") from error
             self._saved, self._profiler, self._line_records = path, None, None  # the profiler writes a trace only once
             return path
+
+    def _export(self, path: str) -> None:
+        self._profiler.export_chrome_trace(path)
+        add_to_trace(Path(path), self._facts)
 
     def discard(self) -> None:
         """Stop without keeping anything."""

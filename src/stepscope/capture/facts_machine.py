@@ -1,0 +1,91 @@
+"""Settings of torch and figures of the process."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope.capture.environment_machine import Machine
+from stepscope.capture.environment_processor import usable_cores
+
+Value = str | int | float | bool | None
+
+_ALLOCATORS: Final = ("jemalloc", "tcmalloc", "mimalloc", "tbbmalloc", "hoard")
+_LONGEST_MAPS: Final = 4 << 20
+
+
+def torch_settings() -> dict[str, Value]:
+    """Settings of torch that change how fast it is; starts no device."""
+    import torch
+
+    readings: dict[str, Callable[[], Any]] = {
+        "version": lambda: str(torch.__version__),
+        "threads": torch.get_num_threads,
+        "interop_threads": torch.get_num_interop_threads,
+        "float32_matmul_precision": torch.get_float32_matmul_precision,
+        "matmul_allow_tf32": torch._C._get_cublas_allow_tf32,
+        "cudnn_allow_tf32": torch._C._get_cudnn_allow_tf32,
+        "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": lambda: torch.backends.cudnn.deterministic,
+        "deterministic": torch.are_deterministic_algorithms_enabled,
+        "anomaly_detection": torch.is_anomaly_enabled,
+        "anomaly_checks_nan": torch.is_anomaly_check_nan_enabled,
+        "default_dtype": lambda: str(torch.get_default_dtype()),
+    }
+    return _read(readings)
+
+
+def process_figures(machine: Machine | None = None) -> dict[str, Value]:
+    """Figures of the process and of the machine under it."""
+    machine = machine or Machine()
+    readings: dict[str, Callable[[], Any]] = {
+        "processors": os.cpu_count,
+        "usable_processors": lambda: usable_cores(machine).usable,
+        "processor_quota": lambda: usable_cores(machine).quota,
+        "numa_nodes": lambda: len(machine.matching("sys/devices/system/node", "node[0-9]*")) or None,
+        "processor_max_mhz": lambda: _thousandth(
+            machine.number("sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
+        ),
+        "threads": lambda: len(os.listdir(machine.root / f"{machine.proc}/task")),
+        "allocator": lambda: _allocator(machine.root / f"{machine.proc}/maps"),
+        "collector_enabled": gc.isenabled,
+        "collector_thresholds": lambda: ",".join(map(str, gc.get_threshold())),
+        "collector_frozen": gc.get_freeze_count,
+        "local_world_size": lambda: _whole(os.environ.get("LOCAL_WORLD_SIZE")),
+        "python": lambda: sys.version.split()[0],
+    }
+    return _read(readings)
+
+
+def _read(readings: dict[str, Callable[[], Any]]) -> dict[str, Value]:
+    """What could be read: a setting that this version of torch or this system does not have is left out."""
+    found: dict[str, Value] = {}
+    for name, reading in readings.items():
+        with contextlib.suppress(Exception):
+            value = reading()
+            if isinstance(value, (str, int, float, bool)):
+                found[name] = value
+    return found
+
+
+def _allocator(maps: Path) -> str | None:
+    """Which library the host's memory comes from, by the libraries the process has loaded."""
+    with maps.open("rb") as file:
+        text = file.read(_LONGEST_MAPS).decode("utf-8", "replace")
+    preloaded = next((name for name in _ALLOCATORS if f"lib{name}" in text), None)
+    if preloaded is not None:
+        return preloaded
+    return "musl" if "/ld-musl" in text else "glibc" if "libc.so.6" in text or "/libc-2" in text else None
+
+
+def _thousandth(value: int | None) -> float | None:
+    return None if value is None else value / 1000
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
