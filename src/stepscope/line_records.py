@@ -19,6 +19,7 @@ from stepscope.errors import UnreadableTraceError
 
 VERSION: Final = 1
 SUFFIX: Final = ".lines"
+MODULE_LEFT: Final = -1
 _LARGEST_BYTES: Final = 2**30
 
 
@@ -37,11 +38,15 @@ class ThreadLines(msgspec.Struct):
         thread: the operating system's number of the thread.
         times: since when, nanoseconds since 1970 as little-endian int64, ascending.
         locations: where, as indices into `LineRecords.locations`, little-endian int32; -1 for outside the user's code.
+        module_times: when calls of modules began and ended, as `times`.
+        modules: which, as indices into `LineRecords.modules`, little-endian int32; MODULE_LEFT where a call ended.
     """
 
     thread: int
     times: bytes
     locations: bytes
+    module_times: bytes = b""
+    modules: bytes = b""
 
 
 class LineRecords(msgspec.Struct, kw_only=True):
@@ -52,6 +57,7 @@ class LineRecords(msgspec.Struct, kw_only=True):
         process: the operating system's number of the process.
         start_unix_ns, end_unix_ns: when lines were recorded.
         problem: what kept lines from being recorded, or from being recorded to the end.
+        modules: names of nn.Modules.
     """
 
     version: int = VERSION
@@ -61,6 +67,7 @@ class LineRecords(msgspec.Struct, kw_only=True):
     locations: list[Location]
     threads: list[ThreadLines]
     problem: str | None = None
+    modules: list[str] = []
 
 
 def lines_path(trace: str | Path) -> Path:
@@ -104,4 +111,6 @@ def read_lines(path: Path) -> LineRecords:
     for thread in records.threads:
         if len(thread.times) % 8 or len(thread.times) // 8 * 4 != len(thread.locations):
             raise UnreadableTraceError(f"{path} is damaged: times and locations of a thread differ in number")
+        if len(thread.module_times) % 8 or len(thread.module_times) // 8 * 4 != len(thread.modules):
+            raise UnreadableTraceError(f"{path} is damaged: times and modules of a thread differ in number")
     return records

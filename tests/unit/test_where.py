@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from stepscope.analysis.attribution import attribute
 from stepscope.analysis.host import host_activity
 from stepscope.analysis.where import Place, parse, places, slice_index, user_entries
 from stepscope.trace import Trace
@@ -15,10 +16,10 @@ from tests.unit.recording import Recording
 def places_of(recording: Recording, ns: list[int] | None = None, top: int = 3) -> list[Place]:
     """Places of all operators, each weighted by its duration or by `ns`."""
     trace = recording.trace()
-    activity = host_activity(trace)
-    slices = activity.slices_of("operators")
+    attribution = attribute(trace)
+    slices = attribution.operator_slices
     weights = np.array(ns, np.int64) if ns is not None else trace.operators["duration_ns"].to_numpy()
-    return places(trace, activity, slices, weights, top)
+    return places(attribution, slices, weights, top)
 
 
 def test_nothing_stands_nowhere() -> None:
@@ -26,8 +27,8 @@ def test_nothing_stands_nowhere() -> None:
     activity = host_activity(trace)
     none = np.zeros(0, np.int64)
 
-    assert places(trace, activity, none, none) == []
-    assert places(trace, activity, np.array([-1]), np.array([5])) == []
+    assert places(attribute(trace), none, none) == []
+    assert places(attribute(trace), np.array([-1]), np.array([5])) == []
     assert slice_index(activity, pl.Series([], dtype=pl.String), pl.Series([], dtype=pl.UInt32)).tolist() == []
 
 

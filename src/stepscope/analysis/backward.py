@@ -18,9 +18,15 @@ def backward_source(trace: Trace) -> Rows:
     """For each operator of the backward pass, the row of the forward operator that made its autograd node, -1 for none.
 
     The two carry the same sequence number, and the node the number of the forward operator's thread; numbers that come
-    again belong to the nearest forward operator before. What runs inside a node belongs to the node's. Shape
-    (operators,).
+    again belong to the nearest forward operator before. Each thread counts for itself: where several count, the
+    recorded link decides. What runs inside a node belongs to the node's. Shape (operators,).
     """
+    parent = trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    return inherit(node_source(trace), parent)
+
+
+def node_source(trace: Trace) -> Rows:
+    """As `backward_source`, but -1 also for what runs inside a node; shape (operators,)."""
     operators = trace.operators.with_row_index("row").select(
         "row", "lane", "start_ns", "name", "sequence_number", "forward_thread"
     )
@@ -39,5 +45,15 @@ def backward_source(trace: Trace) -> Rows:
         )
         found = joined.drop_nulls("source")
         result[found["row"].to_numpy()] = found["source"].to_numpy()
-    parent = trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
-    return inherit(result, parent)
+    links = _links(trace, several=forward["lane"].n_unique() > 1, unknown=result < 0)
+    result[links["target"].to_numpy()] = links["source"].to_numpy()
+    return result
+
+
+def _links(trace: Trace, *, several: bool, unknown: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pl.DataFrame:
+    """The links from a forward operator to its node that say more than the numbers do."""
+    starts = trace.operators["start_ns"]
+    links = trace.links.filter(pl.col("kind") == "forward_backward").select("source", "target")
+    forwards = (starts.gather(links["source"]) < starts.gather(links["target"])).fill_null(False)
+    asked = pl.Series(unknown).gather(links["target"]) if not several else pl.repeat(True, links.height, eager=True)
+    return links.filter(forwards & asked)

@@ -7,6 +7,7 @@ from typing import Final
 
 import polars as pl
 
+from stepscope.analysis.attribution import ATTRIBUTION_SCHEMA, operator_places, work_places
 from stepscope.analysis.device_time import DEVICE_TIME_SCHEMA, QUEUE_TIME_SCHEMA, device_time, queue_time
 from stepscope.analysis.host_time import HOST_SCHEMA, host_time
 from stepscope.analysis.idle import IDLE_SCHEMA, idle_time
@@ -25,5 +26,9 @@ DERIVED: Final[dict[str, tuple[Callable[[Trace], pl.DataFrame], Schema]]] = {
     "queue_time": (queue_time, QUEUE_TIME_SCHEMA),
     "launch_statistics": (launch_table, LAUNCH_SCHEMA),
     "operator_costs": (operator_costs, COST_SCHEMA),
+    "operator_places": (operator_places, ATTRIBUTION_SCHEMA),
+    "work_places": (work_places, ATTRIBUTION_SCHEMA),
 }
-"""Name -> the function that makes the table, and its columns. `operator_costs` has the rows of `operators`."""
+"""Name -> the function that makes the table, and its columns.
+
+`operator_costs` and `operator_places` have the rows of `operators`, `work_places` those of `device_work`."""

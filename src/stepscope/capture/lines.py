@@ -18,6 +18,7 @@ from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
 from stepscope.analysis.naming import is_user_file
+from stepscope.capture.module_calls import CallNotes, call_code, named_calls
 from stepscope.line_records import LineRecords, Location, ThreadLines
 
 MOST_NOTES: Final = 3_000_000
@@ -73,15 +74,13 @@ class LineTracker:
         if watch.gave_up_unix_ns:
             self.problem = self.problem or "source lines were recorded only in part: the steps run too many of them"
         places = _Places()
+        modules, calls = self._module_calls(watch)
         threads = []
-        for thread, notes in watch.threads:
+        for (thread, notes, _), (call_times, called) in zip(watch.threads, calls, strict=True):
             kept = len(notes) - len(notes) % _STRIDE
             indices = array("i", map(places.index, notes[1:kept:_STRIDE], notes[2:kept:_STRIDE]))
             times = array("q", notes[0:kept:_STRIDE])
-            if sys.byteorder == "big":
-                indices.byteswap()
-                times.byteswap()
-            threads.append(ThreadLines(thread, times.tobytes(), indices.tobytes()))
+            threads.append(ThreadLines(thread, *map(_bytes, (times, indices, call_times, called))))
         return LineRecords(
             process=os.getpid(),
             start_unix_ns=self._start_unix_ns,
@@ -89,7 +88,22 @@ class LineTracker:
             locations=places.locations,
             threads=threads,
             problem=self.problem,
+            modules=modules,
         )
+
+    def _module_calls(self, watch: _Watch) -> tuple[list[str], list[tuple[array[int], array[int]]]]:
+        try:
+            return named_calls([calls for _, _, calls in watch.threads])
+        except Exception as error:  # names come from the program's own modules, whose methods may do anything
+            self.problem = self.problem or f"calls of modules could not be named: {error}"
+            return [], [(array("q"), array("i")) for _ in watch.threads]
+
+
+def _bytes(values: array[int]) -> bytes:
+    """Little-endian."""
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
 
 
 def _new_watch() -> _Watch:
@@ -117,11 +131,11 @@ class _Watch(Protocol):
     """One way to be told of lines.
 
     Attributes:
-        threads: the notes of each thread, by its number.
+        threads: each thread's number, its notes, and those of calls of modules.
         gave_up_unix_ns: when there were too many notes, after which there are none; 0 if that was never so.
     """
 
-    threads: list[tuple[int, Notes]]
+    threads: list[tuple[int, Notes, CallNotes]]
     gave_up_unix_ns: int
 
     def start(self, frame: FrameType | None) -> str | None: ...
@@ -173,7 +187,7 @@ class _Tracing:
     """By `sys.settrace`: the thread that starts it, and threads that begin later."""
 
     def __init__(self) -> None:
-        self.threads: list[tuple[int, Notes]] = []
+        self.threads: list[tuple[int, Notes, CallNotes]] = []
         self.gave_up_unix_ns = 0
         self._is_on = True
         self._before: Any = None
@@ -221,8 +235,15 @@ class _Tracing:
     def _functions(self, frame: FrameType | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """What this thread calls when a function begins, and at each line of the user's functions."""
         notes: Notes = [time.time_ns(), *_line_of(frame)]
-        self.threads.append((threading.get_native_id(), notes))
+        calls: CallNotes = []
+        self.threads.append((threading.get_native_id(), notes, calls))
         note, now, is_user, most = notes.extend, time.time_ns, _is_user, MOST_NOTES * _STRIDE
+        note_call, module_call = calls.extend, call_code()
+
+        def on_module(frame: FrameType, event: str, argument: object) -> Any:
+            if event == "return":
+                note_call((now(), None))
+            return on_module
 
         def on_line(frame: FrameType, event: str, argument: object) -> Any:
             if event == "line":
@@ -234,6 +255,10 @@ class _Tracing:
 
         def on_call(frame: FrameType, event: str, argument: object) -> Any:
             code = frame.f_code
+            if code is module_call and self._is_on and len(calls) < most:
+                note_call((now(), frame.f_locals.get("self")))
+                frame.f_trace_lines = False
+                return on_module
             if not is_user[code.co_filename]:
                 return None
             if not self._is_on:
@@ -249,18 +274,20 @@ class _Tracing:
 class _ThreadNotes(threading.local):
     """The notes of the thread that looks."""
 
-    def __init__(self, threads: list[tuple[int, Notes]]) -> None:
+    def __init__(self, threads: list[tuple[int, Notes, CallNotes]]) -> None:
         notes: Notes = []
-        threads.append((threading.get_native_id(), notes))
+        calls: CallNotes = []
+        threads.append((threading.get_native_id(), notes, calls))
         self.notes = notes
         self.note = notes.extend
+        self.note_call = calls.extend
 
 
 class _Monitoring:
     """By `sys.monitoring` (Python 3.12): all threads."""
 
     def __init__(self) -> None:
-        self.threads: list[tuple[int, Notes]] = []
+        self.threads: list[tuple[int, Notes, CallNotes]] = []
         self.gave_up_unix_ns = 0
         self._here = _ThreadNotes(self.threads)
         self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
@@ -274,7 +301,7 @@ class _Monitoring:
             return "source lines were not recorded: other tools monitor the program"
         api.use_tool_id(self._tool, "stepscope")
         here, now = self._here, time.time_ns
-        most = MOST_NOTES * _STRIDE
+        most, module_call = MOST_NOTES * _STRIDE, call_code()
 
         def on_line(code: CodeType, line: int) -> None:
             here.note((now(), code, line))
@@ -283,12 +310,22 @@ class _Monitoring:
                 self.stop()
 
         def on_return(code: CodeType, offset: int, value: object) -> None:
-            here.note((now(), *_line_of(sys._getframe(1).f_back)))
+            if code is module_call:
+                here.note_call((now(), None))
+            else:
+                here.note((now(), *_line_of(sys._getframe(1).f_back)))
+
+        def on_unwind(code: CodeType, offset: int, error: object) -> None:
+            if code is module_call:
+                here.note_call((now(), None))
 
         def on_resume(code: CodeType, offset: int) -> None:
             here.note((now(), code, sys._getframe(1).f_lineno))
 
         def on_start(code: CodeType, offset: int) -> Any:
+            if code is module_call:
+                here.note_call((now(), sys._getframe(1).f_locals.get("self")))
+                return None
             if _is_user[code.co_filename]:
                 self._watch(code)
             return api.DISABLE  # for this function, until the next recording
@@ -299,11 +336,15 @@ class _Monitoring:
             (events.PY_YIELD, on_return),
             (events.PY_RESUME, on_resume),
             (events.PY_START, on_start),
+            (events.PY_UNWIND, on_unwind),
         ):
             api.register_callback(self._tool, event, function)
         self._watch_running()
         here.note((now(), *_line_of(frame)))
-        api.set_events(self._tool, events.PY_START)
+        if module_call is not None:
+            self._codes[id(module_call)] = module_call
+            api.set_local_events(self._tool, module_call, events.PY_RETURN)
+        api.set_events(self._tool, events.PY_START | (events.PY_UNWIND if module_call is not None else 0))
         api.restart_events()
         return None
 
@@ -314,7 +355,14 @@ class _Monitoring:
         api.set_events(self._tool, 0)
         for code in self._codes.values():
             api.set_local_events(self._tool, code, 0)
-        for event in (events.LINE, events.PY_RETURN, events.PY_YIELD, events.PY_RESUME, events.PY_START):
+        for event in (
+            events.LINE,
+            events.PY_RETURN,
+            events.PY_YIELD,
+            events.PY_RESUME,
+            events.PY_START,
+            events.PY_UNWIND,
+        ):
             api.register_callback(self._tool, event, None)
         api.free_tool_id(self._tool)
         self._tool = None

@@ -17,6 +17,7 @@ import polars as pl
 
 from stepscope.errors import UnreadableTraceError
 from stepscope.line_records import LineRecords, lines_path, read_lines
+from stepscope.readers.modules import module_table
 from stepscope.trace.model import Metadata, TraceWarning
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.store import StoreWriter
@@ -70,11 +71,15 @@ def _joined(records: LineRecords, writer: StoreWriter, metadata: Metadata) -> tu
         unknown = "source lines were left out: the trace does not say when it was recorded"
         return metadata, (*warnings, TraceWarning("lines", 1, unknown))
     operators = writer.scan("operators").select(_KEYS).collect()
-    notes = _notes_by_lane(records, writer.scan("lanes").collect(), origin_ns)
+    lane_of = _lanes_of_threads(records, writer.scan("lanes").collect())
+    notes = _notes_by_lane(records, lane_of, origin_ns)
     period = (records.start_unix_ns - origin_ns, records.end_unix_ns - origin_ns)
     cost = _NOTE_NS * sum(len(thread.times) // 8 for thread in records.threads) / max(1, period[1] - period[0])
     if cost > _NOTEWORTHY_SHARE:
         warnings.append(TraceWarning("lines_cost", 1, _COST_WARNING.format(min(cost, 1.0))))
+    modules = module_table(records, lane_of, origin_ns, period, metadata.window)
+    if modules.height:
+        writer.write_part("modules", modules)
     found = _Join(operators, writer.scan("links").collect(), notes, period).locations()
     if (found >= 0).any():
         writer.change("operators", lambda part, first: part.with_columns(_columns(records, found, first, part.height)))
@@ -140,10 +145,14 @@ class _Notes:
         return np.where(last >= 0, self.locations[np.maximum(last, 0)], _NOWHERE)
 
 
-def _notes_by_lane(records: LineRecords, lanes: pl.DataFrame, origin_ns: int) -> dict[int, _Notes]:
-    """The notes of each lane that stands for a thread of the recorded process."""
+def _lanes_of_threads(records: LineRecords, lanes: pl.DataFrame) -> dict[str, int]:
+    """The lane of each thread of the recorded process."""
     threads = lanes.filter((pl.col("kind") == "host_thread") & (pl.col("process") == str(records.process)))
-    lane_of = dict(zip(threads["thread"].to_list(), threads["lane"].to_list(), strict=True))
+    return dict(zip(threads["thread"].to_list(), threads["lane"].to_list(), strict=True))
+
+
+def _notes_by_lane(records: LineRecords, lane_of: dict[str, int], origin_ns: int) -> dict[int, _Notes]:
+    """The notes of each lane that stands for a thread of the recorded process."""
     parts: dict[int, list[_Notes]] = {}
     for thread in records.threads:
         lane = lane_of.get(str(thread.thread))

@@ -149,6 +149,11 @@ class Trace:
         return self.table("lines")
 
     @property
+    def modules(self) -> pl.DataFrame:
+        """Calls of nn.Modules."""
+        return self.table("modules")
+
+    @property
     def annotations(self) -> pl.DataFrame:
         """Annotations of the user, the framework and the profiler."""
         return self.table("annotations")

@@ -1,0 +1,295 @@
+"""Whose doing each operator and each piece of device work is: the user's line, the module, the phase of the step.
+
+The place is the line that the recording kept with an operator, else the user's innermost Python frame, else the call
+stack. What runs inside a backward node belongs to the forward operator that made the node, unless code of the user's
+runs inside the node (a hook, the backward of an own autograd function). A node that no forward operator of the trace
+made, such as one that accumulates gradients, belongs to the line that called the backward pass, and so does what an
+autograd thread does outside of nodes. Work of the optimizer belongs to the line that called its step. A piece of device
+work belongs to the call that launched it.
+
+A module is named by the path to it: its qualified name behind the class of the outermost module ("GPT2.blocks.0") where
+stepscope recorded it, else by class and number as profilers count instances ("GPT2_0.Block_1.Linear_3").
+
+Phases: "backward" is what autograd's nodes do, also what they compute again of the forward; "optimizer" is the
+optimizer's step and clearing gradients; "input" is loading data, and copying to the device outside of modules;
+"forward" is what runs in modules, what autograd made nodes of, and, in a trace without a backward pass, every other
+operator; "other" is the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.analysis.backward import node_source
+from stepscope.analysis.host import TABLES, HostActivity, host_activity
+from stepscope.analysis.module_paths import own_modules
+from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
+from stepscope.analysis.per_slice import Numbering, at, own_values
+from stepscope.analysis.phases import FORWARD, INPUT, OTHER, PHASES, engine_lanes, phases
+from stepscope.trace import Trace
+from stepscope.trace.nesting import Rows, inherit
+
+ATTRIBUTION_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "file": pl.String,
+    "line": pl.Int32,
+    "function": pl.String,
+    "exact_line": pl.Boolean,  # `line` is the statement's; otherwise it is where the function is defined
+    "module": pl.String,
+    "phase": pl.String,  # one of PHASES
+}
+
+_OPERATORS, _FRAMES, _ANNOTATIONS = TABLES.index("operators"), TABLES.index("frames"), TABLES.index("annotations")
+_ENTRY: Final = re.compile(r"(.+)\((\d{1,9})\): (.+)", re.DOTALL)
+
+
+class SourcePlace(NamedTuple):
+    """A place in the user's code; `line` is the function's definition unless `exact_line`."""
+
+    file: str
+    line: int
+    function: str
+    exact_line: bool
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Place, module and phase of every slice of a `HostActivity`.
+
+    Attributes:
+        places: the different places.
+        modules: the different module paths, each after those around it.
+        module_parents: for each of `modules` the one around it, -1 for none.
+        place: index into `places` for each slice, -1 for none; shape (n,), like those below.
+        module: index into `modules`, -1 for none.
+        phase: index into PHASES.
+        frame: row in `frames` of the user's innermost frame, for backward slices that of their forward; -1 for none.
+        stack: index of the slice whose call stack gives the place, -1 where the place comes from elsewhere.
+        caused: whether the slice is of the backward of a forward operator.
+    """
+
+    trace: Trace
+    activity: HostActivity
+    places: tuple[SourcePlace, ...]
+    modules: tuple[str, ...]
+    module_parents: Rows
+    place: Rows
+    module: Rows
+    phase: npt.NDArray[np.int8]
+    frame: Rows
+    stack: Rows
+    caused: npt.NDArray[np.bool_]
+
+    @cached_property
+    def operator_slices(self) -> Rows:
+        """For each row of `operators` its slice, -1 for none."""
+        return self.activity.slices_of("operators")
+
+    @cached_property
+    def work_slices(self) -> Rows:
+        """For each row of `device_work` the slice of the call that launched it, or its operator's; -1 for neither."""
+        work, calls = self.trace.device_work, self.trace.launches
+        launch = work["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
+        result = at(self.activity.slices_of("launches"), launch)
+        operator = at(calls["operator"].cast(pl.Int64).fill_null(-1).to_numpy(), launch)
+        known = self.trace.operators.with_row_index("row").select(pl.col("row").cast(pl.Int64), "external_id")
+        known = known.filter(pl.col("external_id") > 0).unique("external_id", keep="none")
+        named = work.select("external_id").join(known, on="external_id", how="left", maintain_order="left")["row"]
+        operator = np.where(operator >= 0, operator, named.fill_null(-1).to_numpy())
+        return np.where(result >= 0, result, at(self.operator_slices, operator))
+
+    @cached_property
+    def work_phase(self) -> npt.NDArray[np.int8]:
+        """For each row of `device_work`, the index of its phase."""
+        phase = np.where(self.work_slices >= 0, self.phase[np.maximum(self.work_slices, 0)], OTHER)
+        copied = (self.trace.device_work["kind"] == "copy_in").fill_null(False).to_numpy()
+        outside = at(self.module, self.work_slices) < 0
+        is_input = copied & outside & ((phase == OTHER) | (phase == FORWARD))
+        return np.where(is_input, INPUT, phase).astype(np.int8)
+
+    def operators(self) -> pl.DataFrame:
+        """Place, module and phase of each row of `operators`, in order; columns as in ATTRIBUTION_SCHEMA."""
+        phase = np.where(self.operator_slices >= 0, self.phase[np.maximum(self.operator_slices, 0)], OTHER)
+        return self._frame(self.operator_slices, phase.astype(np.int8))
+
+    def device_work(self) -> pl.DataFrame:
+        """Place, module and phase of each row of `device_work`, in order; columns as in ATTRIBUTION_SCHEMA."""
+        return self._frame(self.work_slices, self.work_phase)
+
+    def _frame(self, slices: Rows, phase: npt.NDArray[np.int8]) -> pl.DataFrame:
+        places = pl.DataFrame(self.places, schema=dict(list(ATTRIBUTION_SCHEMA.items())[:4]), orient="row")
+        place, module = _nullable(at(self.place, slices)), _nullable(at(self.module, slices))
+        columns = [places[name].gather(place).alias(name) for name in places.columns]
+        modules = pl.Series(self.modules, dtype=pl.String).gather(module).alias("module")
+        phases = pl.Series(PHASES, dtype=pl.String).gather(phase.astype(np.int64)).alias("phase")
+        return pl.DataFrame([*columns, modules, phases])
+
+
+def attribute(
+    trace: Trace, activity: HostActivity | None = None, user_code: UserCode = DEFAULT_USER_CODE
+) -> Attribution:
+    """Place, module and phase of everything the host threads did.
+
+    Args:
+        activity: as `host_activity` gives it, if it was computed already; its `user_code` then counts.
+    """
+    activity = host_activity(trace, user_code) if activity is None else activity
+    sources = node_source(trace)
+    redirected, caused = _through_forward(trace, activity, sources)
+    places = Numbering[SourcePlace]()
+    line = _recorded_lines(trace, activity, places)
+    frame = _user_frames(trace, activity, places)
+    stack = _call_stacks(trace, activity, places)
+    place, frame_slice, stack_slice = _places(activity, redirected, line, frame, stack)
+    modules, own_module, module_parents = own_modules(trace, activity)
+    phase = phases(trace, activity, sources, own_module)
+    place = _or_of_the_main_thread(trace, activity, place)
+    frame_row = np.where(frame_slice >= 0, activity.row[np.maximum(frame_slice, 0)], -1)
+    return Attribution(
+        trace=trace,
+        activity=activity,
+        places=places.words,
+        modules=modules,
+        module_parents=module_parents,
+        place=place,
+        module=inherit(own_module, redirected),
+        phase=phase,
+        frame=frame_row,
+        stack=stack_slice,
+        caused=caused,
+    )
+
+
+def operator_places(trace: Trace) -> pl.DataFrame:
+    """Place, module and phase of each row of `operators`; columns as in ATTRIBUTION_SCHEMA."""
+    return attribute(trace).operators()
+
+
+def work_places(trace: Trace) -> pl.DataFrame:
+    """Place, module and phase of each row of `device_work`; columns as in ATTRIBUTION_SCHEMA."""
+    return attribute(trace).device_work()
+
+
+@lru_cache(maxsize=65536)
+def parse(name: str) -> tuple[str, int, str] | None:
+    """File, line and function of "file(line): function"; None for anything else."""
+    match = _ENTRY.fullmatch(name)
+    return (match[1], int(match[2]), match[3]) if match else None
+
+
+@lru_cache(maxsize=16384)
+def user_entries(call_stack: str, user_code: UserCode = DEFAULT_USER_CODE) -> tuple[str, ...]:
+    """The user's entries of a call stack, innermost first."""
+    found = [(entry, parse(entry)) for entry in call_stack.split(";")]
+    return tuple(entry for entry, parsed in found if parsed is not None and parsed[0] in user_code)
+
+
+def _through_forward(trace: Trace, activity: HostActivity, sources: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    """`activity.around`, but leading from a backward node to its forward operator; and what is inside such nodes."""
+    slices = activity.slices_of("operators")
+    rows = np.flatnonzero((sources >= 0) & (slices >= 0))
+    rows = rows[slices[sources[rows]] >= 0]
+    node, forward = slices[rows], slices[sources[rows]]
+    # Only back in time, so that no damaged trace can lead in a circle.
+    back = activity.start[forward] < activity.start[node]
+    node, forward = node[back], forward[back]
+    around: Rows = activity.around.copy()
+    around[node] = forward
+    own = np.full(len(around), -1, np.int64)
+    own[node] = 1
+    return around, inherit(own, activity.around) > 0
+
+
+def _recorded_lines(trace: Trace, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
+    """The place of each slice that the recording kept a line of the user's with, -1 for none."""
+    columns = ["source_file", "source_line", "source_function"]
+    lines = trace.operators.select(columns)
+    different = lines.filter(pl.col("source_line").is_not_null()).unique(maintain_order=True)
+    if different.is_empty():
+        return np.full(len(activity.row), -1, np.int64)
+    numbers = [
+        places[SourcePlace(file, line, function or "", True)] if file in activity.user_code else -1
+        for file, line, function in different.iter_rows()
+    ]
+    known = different.with_columns(place=pl.Series(numbers, dtype=pl.Int64))
+    joined = lines.join(known, on=columns, how="left", nulls_equal=True, maintain_order="left")
+    return own_values(activity, _OPERATORS, joined["place"].fill_null(-1).to_numpy())
+
+
+def _user_frames(trace: Trace, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
+    """The place of each slice that is a frame of the user's, -1 for none."""
+    frames = trace.frames
+    if frames.is_empty():
+        return np.full(len(activity.row), -1, np.int64)
+    different = frames.select("name", "file").unique(maintain_order=True)
+    numbers = []
+    for name, file in different.iter_rows():
+        entry = parse(name) if file in activity.user_code else None
+        numbers.append(-1 if entry is None else places[SourcePlace(*entry, False)])
+    known = different.with_columns(place=pl.Series(numbers, dtype=pl.Int64))
+    joined = frames.select("name", "file").join(
+        known, on=["name", "file"], how="left", nulls_equal=True, maintain_order="left"
+    )
+    return own_values(activity, _FRAMES, joined["place"].fill_null(-1).to_numpy())
+
+
+def _call_stacks(trace: Trace, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
+    """The place of each slice that has a call stack with an entry of the user's, -1 for none."""
+    result = np.full(len(activity.row), -1, np.int64)
+    for code in (_OPERATORS, _ANNOTATIONS):
+        table = trace.table(TABLES[code])
+        different = table["call_stack"].drop_nulls().unique(maintain_order=True)
+        if different.is_empty():
+            continue
+        numbers = []
+        for call_stack in different:
+            entries = user_entries(call_stack, activity.user_code)
+            entry = parse(entries[0]) if entries else None
+            numbers.append(-1 if entry is None else places[SourcePlace(*entry, True)])
+        place = table["call_stack"].replace_strict(different, numbers, default=-1, return_dtype=pl.Int64)
+        result = np.maximum(result, own_values(activity, code, place.fill_null(-1).to_numpy()))
+    return result
+
+
+def _places(activity: HostActivity, redirected: Rows, line: Rows, frame: Rows, stack: Rows) -> tuple[Rows, Rows, Rows]:
+    """The place of each slice, the slice of the user's innermost frame, and the slice whose call stack decided."""
+    place = np.full(len(line), -1, np.int64)
+    frame_slice, stack_slice = place.copy(), place.copy()
+    index = np.arange(len(line))
+    for around in (redirected, activity.around):  # where the forward says nothing, the call of the backward pass does
+        by_line = inherit(line, around)
+        origin = inherit(np.where(frame >= 0, index, -1), around)
+        by_frame = at(frame, origin)
+        source = inherit(np.where(stack >= 0, index, -1), around)
+        open_ = place < 0
+        place = np.where(open_, np.where(by_line >= 0, by_line, by_frame), place)
+        frame_slice = np.where(open_ & (frame_slice < 0), origin, frame_slice)
+        open_ = (place < 0) & (source >= 0)
+        place[open_], stack_slice[open_] = stack[source[open_]], source[open_]
+    return place, frame_slice, stack_slice
+
+
+def _or_of_the_main_thread(trace: Trace, activity: HostActivity, place: Rows) -> Rows:
+    """`place`, and for slices of the engine's threads without one, where the main thread was: it called them."""
+    processes = dict(trace.lanes.select("lane", "process").iter_rows())
+    result: Rows = place.copy()
+    for lane in engine_lanes(trace, activity):
+        main = activity.main_lanes.get(processes.get(lane, ""))
+        missing = np.flatnonzero((activity.lane == lane) & (place < 0))
+        if main is None or main == lane or main not in activity.timelines or not missing.size:
+            continue
+        timeline = activity.timelines[main]
+        segment = np.searchsorted(timeline.times, activity.start[missing], side="right") - 1
+        result[missing] = at(place, timeline.slices[np.maximum(segment, 0)])
+    return result
+
+
+def _nullable(rows: Rows) -> pl.Series:
+    series = pl.Series(rows, dtype=pl.Int64)
+    return pl.select(pl.when(series >= 0).then(series).cast(pl.UInt32)).to_series()
