@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final
 
-LOADER_START: Final = r"^DataLoader\.__iter__$|torch/utils/data/dataloader\.py\(\d+\): (?:__iter__|_get_iterator)$"
+LOADER_START: Final = r"^DataLoader\.__iter__$|torch/utils/data/dataloader\.py\(\d+\): _get_iterator$"
 """Names of the call that makes an iterator over a loader, and starts its workers."""
 
 _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
@@ -35,14 +35,14 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
             r"|triton/backends/.*compiler\.py\(\d+\): make_|dynamo_timed|entire_frame_compile|compile_inner",
         ),
         ("garbage_collection", r"built-in function (?:gc\.)?collect>|^gc\.collect|^Garbage collection"),
-        ("checkpoint", r"torch/serialization\.py\(\d+\): (?:_?save|_?load)|torch/distributed/checkpoint/"),
+        ("checkpoint", r"^stepscope\.checkpoint#|torch/serialization\.py\(\d+\): (?:_?save|_?load)|torch/distributed/checkpoint/"),
         (
             "logging",
             # A progress bar's __iter__ stands around everything that the iterator it shows does.
             r"^stepscope\.logging#|built-in function print>|(?:^|/)tqdm/(?!.*\): __(?:iter|next)__$)"
-            r"|(?:^|/)(?:wandb|mlflow|torchmetrics|sklearn/metrics)/|(?:^|/)rich/(?:console|progress|live)\.py"
+            r"|(?:^|/)(?:wandb|mlflow|torchmetrics|sklearn/metrics)/|(?:^|/)rich/(?:console|live)\.py"
             r"|torch/utils/tensorboard/|(?:^|/)logging/__init__\.py"
-            r"|built-in method (?:write|writelines|flush) of (?:_io\.)?(?:TextIOWrapper|Buffered|FileIO)"
+            r"|built-in method (?:write|writelines|flush) of (?:_io\.)?TextIOWrapper"
             r"|built-in method writerows? of _csv\.writer",
         ),
         (
