@@ -36,6 +36,10 @@ class Recording:
                 return int(row["lane"])
         return self._lane(kind="queue", process=device, thread=queue, device=device, queue=queue)
 
+    def allocator(self, device: str = "0") -> int:
+        """The lane of a device's allocator in a memory snapshot."""
+        return self._lane(kind="other", name=f"allocator of device {device}", device=device)
+
     def _lane(self, **columns: str) -> int:
         lane = len(self._rows["lanes"])
         self._rows["lanes"].append({"lane": lane, **columns})
@@ -98,8 +102,25 @@ class Recording:
         self.launch(call_ns, 2, correlation)
         self.work(start_ns, duration_ns, name, correlation, **more)
 
-    def allocation(self, start_ns: int, byte_count: int, lane: int = 0) -> None:
-        self._rows["memory"].append({"start_ns": start_ns, "lane": lane, "device": "0", "bytes": byte_count})
+    def allocation(self, start_ns: int, byte_count: int, lane: int = 0, **more: Any) -> None:
+        """A block handed out, or given back where the number of bytes is negative."""
+        self._rows["memory"].append({"start_ns": start_ns, "lane": lane, "device": "0", "bytes": byte_count, **more})
+
+    def block(self, start_ns: int, end_ns: int | None, byte_count: int, lane: int = 0, **more: Any) -> None:
+        """A block at an address of its own, given back at `end_ns` if it is."""
+        address = 4096 * (len(self._rows["memory"]) + 1)
+        self.allocation(start_ns, byte_count, lane, address=address, **more)
+        if end_ns is not None:
+            self.allocation(end_ns, -byte_count, lane, address=address, **more)
+
+    def out_of_memory(self, start_ns: int, asked: int, free: int | None, lane: int, call_stack: str) -> None:
+        """A request for memory of a device that failed, as a memory snapshot tells of it."""
+        name, call = "out of memory", {"kind": "allocate", "bytes": asked, "correlation": None}
+        self._slice("launches", start_ns, 0, name, lane, call)
+        self._slice("annotations", start_ns, 0, name, lane, {"kind": "device", "call_stack": call_stack})
+        if free is not None:
+            counter = {"start_ns": start_ns, "lane": lane, "name": "device free", "value": free}
+            self._rows["counters"].append(counter)
 
     def _slice(self, table: str, start_ns: int, duration_ns: int, name: str, lane: int, more: dict[str, Any]) -> None:
         self._rows[table].append({"start_ns": start_ns, "duration_ns": duration_ns, "name": name, "lane": lane, **more})

@@ -51,6 +51,7 @@ def process_figures(machine: Machine | None = None) -> dict[str, Value]:
         "processor_max_mhz": lambda: _thousandth(
             machine.number("sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
         ),
+        "memory_bytes": lambda: memory_bytes(machine),
         "threads": lambda: len(os.listdir(machine.root / f"{machine.proc}/task")),
         "allocator": lambda: _allocator(machine.root / f"{machine.proc}/maps"),
         "collector_enabled": gc.isenabled,
@@ -60,6 +61,16 @@ def process_figures(machine: Machine | None = None) -> dict[str, Value]:
         "python": lambda: sys.version.split()[0],
     }
     return _read(readings)
+
+
+def memory_bytes(machine: Machine) -> int | None:
+    """What the process can use at most: the machine's memory, or the tightest limit of its control groups."""
+    total = machine.fields("proc/meminfo").get("MemTotal", "").removesuffix("kB").strip()
+    limits = [int(total) * 1024] if total.isdecimal() else []
+    for group in machine.cgroup_folders("memory"):
+        limit = machine.number(f"{group}/memory.max") or machine.number(f"{group}/memory.limit_in_bytes")
+        limits += [limit] if limit else []
+    return min(limits, default=None)
 
 
 def _read(readings: dict[str, Callable[[], Any]]) -> dict[str, Value]:

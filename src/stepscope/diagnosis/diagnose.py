@@ -51,9 +51,11 @@ def diagnose(
         findings.extend(result.findings)
         questions.extend(result.not_answered)
     findings = without_replaced(findings)
-    findings.sort(key=lambda finding: (-finding.saving_ns_per_step, finding.rule))
+    findings.sort(key=lambda finding: finding.rank)
     shown = tuple(
-        finding for finding in findings if finding.saving_share >= minimum_share or finding.severity == "note"
+        finding
+        for finding in findings
+        if finding.saving_share >= minimum_share or finding.severity == "note" or finding.ends_run_in_ns is not None
     )
     operators = operator_table(trace, costs=view.operator_costs, steps=view.steps)
     kernels = kernel_table(trace, steps=view.steps)

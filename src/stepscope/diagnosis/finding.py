@@ -80,6 +80,8 @@ class Finding:
         saving_share: the same as a share of the step, 0 to 1.
         saving_basis: how the saving was obtained, in words.
         where: places in the user's code, the costliest first; empty when the trace cannot tell.
+        ends_run_in_ns: how long the run goes on before the cause ends it, as a leak does; 0 where it has ended; None
+            where it goes on. Such findings stand before all savings.
     """
 
     rule: str
@@ -92,6 +94,13 @@ class Finding:
     evidence: Evidence
     remedy: Remedy
     where: tuple[Location, ...] = ()
+    ends_run_in_ns: int | None = None
+
+    @property
+    def rank(self) -> tuple[bool, int, int, str]:
+        """By which findings are sorted: what ends the run, the soonest first, then the largest saving."""
+        ends = self.ends_run_in_ns
+        return (ends is None, ends or 0, -self.saving_ns_per_step, self.rule)
 
 
 @dataclass(frozen=True, slots=True)

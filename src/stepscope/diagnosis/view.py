@@ -16,6 +16,7 @@ from stepscope.analysis.host import HostActivity, host_activity
 from stepscope.analysis.host_time import HOST_SCHEMA, host_time, main_lane
 from stepscope.analysis.idle import device_window, idle_time
 from stepscope.analysis.line_places import line_places
+from stepscope.analysis.memory import DeviceMemory, device_memories
 from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.steps import StepSummary, step_summary, step_table
@@ -175,6 +176,11 @@ class View:
     def lane(self) -> int | None:
         """The thread that drives the training."""
         return main_lane(self.trace, self.activity)
+
+    @cached_property
+    def memories(self) -> tuple[DeviceMemory, ...]:
+        """As `stepscope.analysis.memory.device_memories`."""
+        return device_memories(self.trace, steps=self.steps, activity=self.activity)
 
     @cached_property
     def operator_costs(self) -> pl.DataFrame:

@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Final
 
 from stepscope.diagnosis.rules import (
+    allocator_retries,
     exposed_communication,
     exposed_copy,
     host_synchronisation,
@@ -13,6 +14,10 @@ from stepscope.diagnosis.rules import (
     launch_bound,
     loop_in_step,
     low_precision,
+    memory_fragmentation,
+    memory_growth,
+    memory_headroom,
+    memory_near_limit,
     python_in_step,
     recompilation,
     single_tensor_optimizer,
@@ -32,6 +37,11 @@ RULES: Final[tuple[ModuleType, ...]] = (
     single_tensor_optimizer,
     low_precision,
     step_variance,
+    memory_near_limit,
+    memory_growth,
+    memory_fragmentation,
+    allocator_retries,
+    memory_headroom,
     trace_health,
 )
 """Each module has ID, TITLE, THRESHOLDS, a docstring with the sections of its page, and `check(view) -> RuleResult`.

@@ -1,0 +1,110 @@
+"""# What it finds
+Steps in which the program asks the driver for memory again and again instead of using what it has.
+
+# Why it costs time
+PyTorch keeps memory that was freed and hands it out again without the driver. Where it cannot, `cudaMalloc` takes
+about a millisecond, and `cudaFree` first waits until the device has finished everything. Steady steps need neither.
+
+# How it is measured
+Idle time of the device while a host thread was in the driver's calls for memory (`cudaMalloc`, `cudaFree`,
+`cudaHostAlloc` and their like) during the steps. Where memory is both given back and asked for in a step, the
+allocator had run out, gave back what it held and tried again.
+
+# Known false positives
+Recordings that begin with a program's first steps, in which the allocator fetches what later steps use.
+
+# What to do
+No `empty_cache()` in the loop; batches of few different shapes; `expandable_segments`; less memory in use near the
+limit. Pinned host memory: made once, or by the loader (`pin_memory=True`).
+
+# Reference
+msprof-analyze reports 10 ms in the driver's calls for memory; `torch.cuda.memory_stats()["num_alloc_retries"]`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.memory_allocator import allocator_table
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "allocator-retries"
+TITLE: Final = "Memory is asked of the driver during the steps"
+THRESHOLDS: Final = {
+    "share": Threshold(0.01, "share", "share of the step that the device waits for the allocator"),
+}
+
+_HOST: Final = r"(?i)host|pinned|register"
+_GIVES_BACK: Final = r"(?i)free|unmap|release"
+
+
+def check(view: View) -> RuleResult:
+    """Sum the device's idle time while memory was asked of the driver."""
+    if view.device is None:
+        return RuleResult()
+    waiting = view.pieces.filter((pl.col("cause") == "allocation") & pl.col("gap").is_not_null())
+    cost = int(waiting["duration_ns"].sum())
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    calls = allocator_table(view.trace, view.span, view.step_count)
+    if cost == 0 or view.share(cost) < limit or calls.is_empty():
+        return RuleResult()
+    given_back = int(calls.filter(pl.col("name").str.contains(_GIVES_BACK))["calls"].sum())
+    asked = int(calls["calls"].sum()) - given_back
+    retries = min(given_back, asked) / view.step_count
+    in_steps = _steps_with_calls(view)
+    again = ", and gives memory back in between" if retries >= 1 else ""
+    finding = view.finding(
+        ID,
+        f"the driver is asked for memory {asked / view.step_count:,.1f} times a step{again}",
+        cost,
+        basis="idle time of the device during the driver's calls for memory",
+        confidence="high" if in_steps > 1 else "medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step that the device waits for the allocator", view.share(cost), "share", limit),
+                Figure("calls that ask for memory, per step", asked / view.step_count, "count"),
+                Figure("calls that give memory back, per step", given_back / view.step_count, "count"),
+                Figure("the host's time in them, per step", int(calls["total_ns"].sum()) // view.step_count, "ns"),
+                Figure("steps with such calls", in_steps, "count"),
+            ),
+            view.longest(waiting, str(calls["name"][0])),
+        ),
+        remedy=_remedy(view, calls, retries),
+        where=view.locations(waiting),
+    )
+    return RuleResult((finding,))
+
+
+def _steps_with_calls(view: View) -> int:
+    calls = view.trace.launches.filter(pl.col("kind") == "allocate")["start_ns"].to_numpy()
+    steps = view.complete_steps.sort("start_ns")
+    start = steps["start_ns"].to_numpy()
+    if not len(start):
+        return 1
+    at = np.searchsorted(start, calls, side="right") - 1
+    inside = (at >= 0) & (calls < (start + steps["duration_ns"].to_numpy())[np.maximum(at, 0)])
+    return len(np.unique(at[inside]))
+
+
+def _remedy(view: View, calls: pl.DataFrame, retries: float) -> Remedy:
+    if calls["name"].str.contains(_HOST).fill_null(False)[0]:
+        return Remedy(
+            "Pinned memory is made anew in the steps: make the buffer once and fill it, or let the loader pin batches.",
+            "buffer = torch.empty(shape, pin_memory=True)   # before the loop\n"
+            "buffer.copy_(batch)                            # in it",
+        )
+    if retries >= 1:
+        return Remedy(
+            "Memory is given back and asked for again: call no torch.cuda.empty_cache() in the loop; if there is none, "
+            "the allocator had run out: use less memory, or let its segments grow.",
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py   # and no empty_cache() in the loop",
+        )
+    return Remedy(
+        "Batches of ever new sizes need ever new blocks: round their sizes up to a few, or let segments grow.",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py",
+    )

@@ -1,0 +1,111 @@
+"""# What it finds
+Memory that the allocator holds in pieces too small, or in the wrong places, to be used, while there is little left.
+
+# Why it costs time
+Nothing as long as there is memory left. Near the limit the allocator must give its pieces back to the driver, which
+stops the device, or the run ends with an out-of-memory error although enough is free in total.
+
+# How it is measured
+What the allocator held (reserved) and nobody used (allocated) at the peak of what was allocated, where the
+allocator held most of the device's memory; and, in memory snapshots, requests that failed although that much was
+held unused.
+
+# Known false positives
+A step that needed more earlier, such as a first one that searches for fast kernels: its memory is held and can be
+used.
+
+# What to do
+Let the allocator grow its segments (`expandable_segments`), or give all batches one size; avoid `empty_cache()` in
+a loop.
+
+# Reference
+PyTorch, "CUDA semantics", memory management: PYTORCH_CUDA_ALLOC_CONF. TraceML warns where reserved memory is twice
+the allocated and 30 % of the device.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stepscope.analysis.memory import DeviceMemory, alive_at
+from stepscope.analysis.memory_allocator import out_of_memory
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Remedy, RuleResult
+from stepscope.diagnosis.memory_findings import memory_locations, size_in_words
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "memory-fragmentation"
+TITLE: Final = "Reserved memory cannot be used"
+THRESHOLDS: Final = {
+    "share": Threshold(0.2, "share", "share of the reserved memory that is unused at the peak"),
+    "reserved": Threshold(0.7, "share", "share of the device's memory that the allocator holds"),
+}
+
+_SETTING: Final = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+def check(view: View) -> RuleResult:
+    """Compare what is reserved with what is allocated, where memory is short."""
+    failed = {row["device"]: row for row in out_of_memory(view.trace).iter_rows(named=True)}
+    findings = []
+    for memory in view.memories:
+        row, asked = memory.peak_row, None
+        if memory.device in failed:
+            asked = int(failed[memory.device]["asked_bytes"] or 0)
+            begin = failed[memory.device]["start_ns"]
+            row = max(int(memory.levels["start_ns"].search_sorted(begin, side="right")) - 1, 0)
+        finding = _finding(view, memory, row, asked)
+        if finding is not None:
+            findings.append(finding)
+    return RuleResult(tuple(findings))
+
+
+def _finding(view: View, memory: DeviceMemory, row: int, asked: int | None) -> Finding | None:
+    held, reserved = memory.levels.select("allocated_bytes", "reserved_bytes").row(row)
+    if not reserved or memory.device == "cpu":
+        return None
+    unused = max(reserved - held, 0)
+    part, of_device = unused / reserved, reserved / memory.capacity_bytes if memory.capacity_bytes else None
+    limit, full = (view.threshold(ID, THRESHOLDS, name) for name in ("share", "reserved"))
+    too_small = asked is not None and 0 < asked <= unused
+    short = of_device is not None and of_device >= full
+    if part < limit or unused == 0 or not (too_small or short):
+        return None
+    figures = [
+        Figure("share of the reserved memory that was unused", part, "share", limit),
+        Figure("memory held by the allocator", reserved, "bytes"),
+        Figure("memory in use", held, "bytes"),
+    ]
+    if of_device is not None:
+        figures.append(
+            Figure("share of the device's memory that the allocator held", min(of_device, 1.0), "share", full)
+        )
+    if asked is not None:
+        figures.append(Figure("memory asked for in one piece", asked, "bytes"))
+    failed = f", and {size_in_words(asked)} in one piece could not be had" if too_small and asked is not None else ""
+    return Finding(
+        ID,
+        f"{size_in_words(unused)} of the {size_in_words(reserved)} that the allocator holds of device {memory.device} "
+        f"are in pieces that nobody uses{failed}",
+        "note",
+        0,
+        0.0,
+        "costs no time as long as there is other memory",
+        "medium",
+        Evidence(tuple(figures), (Interval(int(memory.levels["start_ns"][row]), 0, "most was in use"),)),
+        _remedy(view),
+        memory_locations(alive_at(memory, row)),
+    )
+
+
+def _remedy(view: View) -> Remedy:
+    setting = view.program.environment.get(_SETTING) or view.program.environment.get("PYTORCH_ALLOC_CONF") or ""
+    if "expandable_segments:True" in setting:
+        return Remedy(
+            "Segments can grow already: give all batches the same shape, so that the same blocks fit every step.",
+            "batch = pad_to(batch, length=512)   # one of few lengths instead of as many as there are batches",
+        )
+    return Remedy(
+        "Let the allocator grow its segments instead of adding others.",
+        f"{_SETTING}=expandable_segments:True python train.py",
+    )

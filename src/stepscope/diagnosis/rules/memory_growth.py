@@ -1,0 +1,138 @@
+"""# What it finds
+Memory that grows with every step, because something allocated in each of them is never given back.
+
+# Why it costs time
+It costs no time until the memory is full; then the run ends with an out-of-memory error, often hours after it
+began. The most frequent reason is a list, a running sum or a logger that keeps tensors with their graphs: as long
+as the result of a forward pass is held, so is everything that its backward pass would need.
+
+# How it is measured
+Blocks that were allocated in a step and were still held at the end of the recording, two steps or more later. It is
+a leak where every such step left something behind and the level at the end of the steps rises too. What remains of
+the device's memory (the machine's for the CPU), divided by the growth, tells how long the run goes on.
+
+# Known false positives
+Results that are meant to be collected, such as predictions over a whole data set, or a buffer that is still being
+filled. Blocks in reference cycles are held until Python collects garbage; if that happened in no recorded step,
+they look like a leak. A loss that is kept after its backward pass holds a number and no activations: too little to
+be reported.
+
+# What to do
+Keep numbers, not tensors: `loss.item()` or `loss.detach()`; compute what needs no gradient under `torch.no_grad()`.
+
+# Reference
+PyTorch's FAQ, "My model reports out of memory": do not accumulate history across your training loop.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from stepscope.analysis.memory import DeviceMemory
+from stepscope.analysis.memory_growth import MemoryGrowth, memory_growth
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Severity
+from stepscope.diagnosis.memory_findings import memory_locations, size_in_words, time_in_words
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "memory-growth"
+TITLE: Final = "Memory grows with every step"
+THRESHOLDS: Final = {
+    "bytes": Threshold(4096, "bytes", "growth per step that is worth telling"),
+    "share": Threshold(0.001, "share", "growth per step as a share of the memory at the peak"),
+    "steps": Threshold(3, "count", "steps that must have left something behind"),
+}
+
+_HOUR_NS: Final = 3_600 * 10**9
+_SEVERITIES: Final[tuple[tuple[int, Severity], ...]] = (
+    (_HOUR_NS, "high"),
+    (24 * _HOUR_NS, "medium"),
+    (7 * 24 * _HOUR_NS, "low"),
+)
+"""How long the run goes on -> how severe the leak is; one that takes longer is a note."""
+
+
+def check(view: View) -> RuleResult:
+    """Look for growth on every device."""
+    findings = [_finding(view, memory) for memory in view.memories]
+    return RuleResult(tuple(finding for finding in findings if finding is not None))
+
+
+def _finding(view: View, memory: DeviceMemory) -> Finding | None:
+    growth = memory_growth(memory)
+    if growth is None:
+        return None
+    least, share, steps = (view.threshold(ID, THRESHOLDS, name) for name in ("bytes", "share", "steps"))
+    leak = growth.leak_bytes
+    part = leak / max(memory.peak_bytes, 1)
+    if len(growth.kept_bytes) < max(steps, 1) or leak < max(least, 1) or part < share:
+        return None
+    ends_ns = _ends_in_ns(view, memory, leak)
+    found = (name for limit, name in _SEVERITIES if ends_ns is not None and ends_ns <= limit)
+    severity: Severity = next(found, "note")
+    whose = "the host's" if memory.device == "cpu" else f"device {memory.device}'s"
+    full = "" if ends_ns is None else f", which is full after {time_in_words(ends_ns)} more"
+    return Finding(
+        ID,
+        f"{whose} memory grows by {size_in_words(leak)} every step{full}",
+        severity,
+        0,
+        0.0,
+        "costs no time until the memory is full, and then ends the run",
+        "high" if len(growth.kept_bytes) >= 2 * steps else "medium",
+        Evidence(_figures(memory, growth, leak, (least, share, steps), ends_ns)),
+        _remedy(growth.accumulated),
+        memory_locations(growth.accumulated.with_columns(bytes=pl.col("bytes_per_step"))),
+        ends_run_in_ns=None if severity == "note" else ends_ns,
+    )
+
+
+def _ends_in_ns(view: View, memory: DeviceMemory, leak: int) -> int | None:
+    """How long the free memory lasts at this growth; None where the size of the memory is not known."""
+    if memory.capacity_bytes is None:
+        return None
+    used = max(int(memory.levels["allocated_bytes"][-1]), memory.reserved_bytes or 0)
+    return max(memory.capacity_bytes - used, 0) // leak * view.step_ns
+
+
+def _figures(
+    memory: DeviceMemory, growth: MemoryGrowth, leak: int, limits: tuple[float, float, float], ends_ns: int | None
+) -> tuple[Figure, ...]:
+    least, share, steps = limits
+    blocks = growth.accumulated["blocks_per_step"].sum()
+    figures = [
+        Figure("memory that each step leaves behind", leak, "bytes", least),
+        Figure("the same as a share of the peak", leak / max(memory.peak_bytes, 1), "share", share),
+        Figure("steps that left something behind", len(growth.kept_bytes), "count", steps),
+        Figure("blocks left behind per step", float(blocks), "count"),
+        Figure("memory at the end of the first step", int(growth.level_bytes[0]), "bytes"),
+        Figure("memory at the end of the last step", int(growth.level_bytes[-1]), "bytes"),
+    ]
+    if memory.capacity_bytes is not None:
+        figures.append(Figure("memory there is", memory.capacity_bytes, "bytes"))
+    if ends_ns is not None:
+        figures.append(Figure("time until it is full", ends_ns, "ns"))
+    return tuple(figures)
+
+
+def _remedy(accumulated: pl.DataFrame) -> Remedy:
+    kept = accumulated["category"][0] if accumulated.height else ""
+    if kept == "activation":
+        return Remedy(
+            "Results of the forward pass made on this line are still held steps later. Look for what keeps the tensor "
+            "that comes of it, such as a list, a running sum or a logger, and keep its number instead.",
+            "history.append(loss.item())      # or loss.detach(); not loss, which holds its whole graph\n"
+            "with torch.no_grad():            # around what needs no gradient, such as an evaluation\n"
+            "    loss = criterion(model(inputs), targets)",
+        )
+    if kept == "input":
+        return Remedy(
+            "Batches made on this line are still held steps later. Look for a list or cache that keeps them.",
+            "seen.append(batch_index)         # not the batch; or collections.deque(maxlen=...)",
+        )
+    return Remedy(
+        "Tensors made on this line are still held steps later. Look for a list, cache or attribute that keeps them.",
+        "cache = collections.deque(maxlen=100)   # what is older is given back",
+    )

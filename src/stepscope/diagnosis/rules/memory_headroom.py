@@ -1,0 +1,106 @@
+"""# What it finds
+A device that waits for the host while most of its memory is never used.
+
+# Why it costs time
+The host needs about the same time to launch a step's work whatever the batch size. Where the device waits for it, a
+larger batch gives the device more to do for each launch, so that each sample takes less time. Unused memory is room
+for it.
+
+# How it is measured
+The most that the allocator held of the device as a share of its memory, and the share of the steps in which the
+device was idle because the host was launching work, running Python or stepping the optimizer. How much larger a
+batch would fit is estimated from what was alive at the peak: parameters, gradients, optimizer state and what was
+there before stay, the rest grows with the batch.
+
+# Known false positives
+A batch size that is fixed for the sake of training, or a device that is shared with other programs. Time per step
+grows with the batch: what falls is the time per sample.
+
+# What to do
+Raise the batch size, and adapt the learning rate; `stepscope run --batch-sizes` measures what it brings.
+
+# Reference
+NVIDIA DLProf's expert system ("GPU memory is underutilized"); DeepView's batch size predictions.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from stepscope.analysis.memory import DeviceMemory, alive_table
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
+from stepscope.diagnosis.memory_findings import memory_locations, size_in_words
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "memory-headroom"
+TITLE: Final = "Unused memory, while the device waits for the host"
+THRESHOLDS: Final = {
+    "share": Threshold(0.5, "share", "share of the device's memory below which much is unused"),
+    "idle": Threshold(0.1, "share", "share of the steps in which the device waits for the host"),
+    "kept_free": Threshold(0.1, "share", "share of the device's memory that stays free in the estimate"),
+}
+
+_HOST_BOUND: Final = ("dispatch", "python", "launch_latency", "optimizer")
+_FIXED: Final = ("before", "parameter", "optimizer_state", "gradient")
+_LARGEST_FACTOR: Final = 64
+
+
+def check(view: View) -> RuleResult:
+    """Compare the peak with the device's memory where the host is too slow for the device."""
+    memory = next((each for each in view.memories if each.device == view.device), None)
+    if memory is None or not memory.capacity_bytes or not view.complete_steps.height:
+        return RuleResult()
+    used = memory.reserved_bytes or memory.peak_bytes
+    share = used / memory.capacity_bytes
+    waiting = int(view.pieces.filter(pl.col("cause").is_in(_HOST_BOUND))["duration_ns"].sum())
+    limit, idle = (view.threshold(ID, THRESHOLDS, name) for name in ("share", "idle"))
+    factor = _factor(memory, memory.capacity_bytes, view.threshold(ID, THRESHOLDS, "kept_free"))
+    if share >= limit or view.share(waiting) < idle or waiting == 0 or factor < 2:
+        return RuleResult()
+    figures = (
+        Figure("share of the device's memory in use at most", share, "share", limit),
+        Figure("share of the steps in which the device waits for the host", view.share(waiting), "share", idle),
+        Figure("memory in use at most", used, "bytes"),
+        Figure("memory there is", memory.capacity_bytes, "bytes"),
+        Figure("times as large a batch that fits, estimated", factor, "count"),
+    )
+    return RuleResult(
+        (
+            Finding(
+                ID,
+                f"only {size_in_words(used)} of {size_in_words(memory.capacity_bytes)} are ever used, while the device "
+                f"waits {view.share(waiting):.0%} of the time for the host: a batch {factor} times as large fits",
+                "note",
+                0,
+                0.0,
+                "a step takes no less time with a larger batch, but a sample does",
+                "medium",
+                Evidence(figures),
+                _remedy(view, factor),
+                memory_locations(memory.blocks.filter(pl.col("category") == "input")),
+            ),
+        )
+    )
+
+
+def _factor(memory: DeviceMemory, capacity: int, kept_free: float) -> int:
+    """How many times as large the part of the peak that grows with the batch may be."""
+    alive = dict(alive_table(memory, "category").select("category", "bytes").iter_rows())
+    fixed = sum(alive.get(name, 0) for name in _FIXED) + (memory.fragmentation_bytes or 0)
+    growing = memory.peak_bytes - sum(alive.get(name, 0) for name in _FIXED)
+    room = int(capacity * (1 - kept_free)) - fixed
+    return min(room // growing, _LARGEST_FACTOR) if growing > 0 else 0
+
+
+def _remedy(view: View, factor: int) -> Remedy:
+    size = next((loader.batch_size for loader in view.program.loaders if loader.batch_size), None)
+    larger = f"batch_size={size * 2}" if size else "batch_size=2 * batch_size"
+    most = f", up to about {size * factor}" if size else f", up to about {factor} times"
+    return Remedy(
+        "Raise the batch size step by step, and adapt the learning rate to it; measure what each size brings with "
+        "stepscope run --batch-sizes.",
+        f"loader = DataLoader(dataset, {larger}, ...)   # from here on{most}",
+    )

@@ -1,0 +1,139 @@
+"""# What it finds
+A device whose memory is almost full, or was too small.
+
+# Why it costs time
+Near the limit the next longer batch ends the run, and before that the allocator begins to give its reserve back and
+to ask for it again, which stops the device each time.
+
+# How it is measured
+The most that the allocator held of the device (where that was not recorded, the most that was allocated), as a
+share of the device's memory; and the moments, in memory snapshots, at which memory could not be had.
+
+# Known false positives
+Programs that reserve nearly all memory on purpose and manage it themselves, as inference servers do for their
+caches.
+
+# What to do
+Make the activations smaller (activation checkpointing, bf16 autocast, a smaller batch with gradient accumulation),
+and keep nothing longer than needed (`zero_grad(set_to_none=True)`, no second copy of outputs).
+
+# Reference
+PyTorch's profiler plugin warned from 90 % of the device's memory on; TraceML warns at 92 % and calls 97 % critical.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from stepscope.analysis.memory import DeviceMemory, alive_at, alive_table
+from stepscope.analysis.memory_allocator import out_of_memory
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Location, Remedy, RuleResult
+from stepscope.diagnosis.memory_findings import memory_locations, size_in_words
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "memory-near-limit"
+TITLE: Final = "The device's memory is almost full"
+THRESHOLDS: Final = {
+    "share": Threshold(0.9, "share", "share of the device's memory that is in use at most"),
+}
+
+
+def check(view: View) -> RuleResult:
+    """Compare each device's peak with its memory, and look for memory that could not be had."""
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    failed = {row["device"]: row for row in out_of_memory(view.trace).iter_rows(named=True)}
+    findings = []
+    for memory in view.memories:
+        if memory.device in failed:
+            findings.append(_failed(memory, failed[memory.device], limit))
+        elif memory.device != "cpu" and memory.capacity_bytes:
+            used = memory.reserved_bytes or memory.peak_bytes
+            if used / memory.capacity_bytes >= limit:
+                findings.append(_near(memory, used, memory.capacity_bytes, limit))
+    return RuleResult(tuple(findings))
+
+
+def _near(memory: DeviceMemory, used: int, capacity: int, limit: float) -> Finding:
+    share = min(used / capacity, 1.0)
+    return Finding(
+        ID,
+        f"device {memory.device} uses {size_in_words(used)} of its {size_in_words(capacity)}: "
+        "a slightly larger batch would not fit",
+        "note",
+        0,
+        0.0,
+        "costs no time as long as everything fits",
+        "high",
+        Evidence(
+            (
+                Figure("share of the device's memory in use at most", share, "share", limit),
+                Figure("memory in use at most", used, "bytes"),
+                Figure("memory there is", capacity, "bytes"),
+                *_categories(memory),
+            ),
+            (Interval(memory.peak_ns, 0, "the peak"),),
+        ),
+        _remedy(memory),
+        memory_locations(alive_at(memory, memory.peak_row)),
+    )
+
+
+def _failed(memory: DeviceMemory, failure: dict[str, Any], limit: float) -> Finding:
+    """The last time that memory could not be had."""
+    at = max(int(memory.levels["start_ns"].search_sorted(failure["start_ns"], side="right")) - 1, 0)
+    held, reserved = memory.levels.select("allocated_bytes", "reserved_bytes").row(at)
+    figures = [
+        Figure("memory asked for", failure["asked_bytes"], "bytes"),
+        Figure("memory held then", held, "bytes"),
+    ]
+    if reserved is not None:
+        figures.append(Figure("memory held by the allocator then", reserved, "bytes"))
+    if failure["free_bytes"] is not None:
+        figures.append(Figure("memory the device had left", failure["free_bytes"], "bytes", failure["asked_bytes"]))
+    if memory.capacity_bytes:
+        share = min((reserved or held) / memory.capacity_bytes, 1.0)
+        figures.append(Figure("share of the device's memory in use then", share, "share", limit))
+    else:
+        figures.append(Figure("times that memory could not be had", 1, "count", 1))
+    asking: tuple[Location, ...] = ()
+    if failure["file"] is not None:
+        asking = (Location(failure["file"], failure["line"], failure["function"] or "", 1.0, exact_line=True),)
+    return Finding(
+        ID,
+        f"device {memory.device} ran out of memory: {size_in_words(failure['asked_bytes'])} were asked for while "
+        f"{size_in_words(held)} were held",
+        "high",
+        0,
+        0.0,
+        "ended the run, unless the program caught the error",
+        "high",
+        Evidence(tuple(figures), (Interval(failure["start_ns"], 0, "out of memory"),)),
+        _remedy(memory),
+        (*asking, *memory_locations(alive_at(memory, at), 2)),
+        ends_run_in_ns=0,
+    )
+
+
+def _categories(memory: DeviceMemory) -> list[Figure]:
+    top = alive_table(memory, "category").head(3)
+    return [
+        Figure(f"of it {name.replace('_', ' ')}, at the peak", size, "bytes")
+        for name, size in top.select("category", "bytes").iter_rows()
+    ]
+
+
+def _remedy(memory: DeviceMemory) -> Remedy:
+    held = dict(alive_table(memory, "category").select("category", "bytes").iter_rows())
+    largest = max(held, key=lambda name: held[name], default="")
+    if largest in ("activation", "temporary", "input"):
+        return Remedy(
+            "Most of it are results of the forward pass: compute some of them again in the backward pass, or halve "
+            "them with 16-bit arithmetic.",
+            "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)   # instead of x = block(x)",
+        )
+    return Remedy(
+        "Most of it is there in every step: parameters, gradients, optimizer state. Shard them over devices, keep the "
+        "optimizer's state in 16 bits, or use an optimizer with less state.",
+        "model = torch.distributed.fsdp.fully_shard(model)   # each rank keeps a part of it all",
+    )
