@@ -13,7 +13,11 @@ from stepscope.analysis.host_time import HOST_SCHEMA, host_time
 from stepscope.analysis.idle import IDLE_SCHEMA, idle_time
 from stepscope.analysis.kernels import LAUNCH_SCHEMA, launch_table
 from stepscope.analysis.operators import COST_SCHEMA, operator_costs
+from stepscope.analysis.roofline import TABLE_SCHEMA as ROOFLINE_SCHEMA
+from stepscope.analysis.roofline import roofline_table
 from stepscope.analysis.steps import STEP_SCHEMA, step_table
+from stepscope.analysis.tensor_cores import TABLE_SCHEMA as TENSOR_CORE_SCHEMA
+from stepscope.analysis.tensor_cores import tensor_core_table
 from stepscope.trace import Trace
 
 Schema = Mapping[str, type[pl.DataType]]
@@ -26,6 +30,8 @@ DERIVED: Final[dict[str, tuple[Callable[[Trace], pl.DataFrame], Schema]]] = {
     "queue_time": (queue_time, QUEUE_TIME_SCHEMA),
     "launch_statistics": (launch_table, LAUNCH_SCHEMA),
     "operator_costs": (operator_costs, COST_SCHEMA),
+    "roofline": (roofline_table, ROOFLINE_SCHEMA),
+    "tensor_cores": (tensor_core_table, TENSOR_CORE_SCHEMA),
     "operator_places": (operator_places, ATTRIBUTION_SCHEMA),
     "work_places": (work_places, ATTRIBUTION_SCHEMA),
 }

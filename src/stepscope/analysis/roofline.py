@@ -1,0 +1,212 @@
+"""What operators reached of what the device allows: arithmetic and memory traffic per time, against its peaks.
+
+The roofline model (Williams, Waterman and Patterson, 2009): a call takes at least the longer of its operations over
+the peak of their number type and its bytes over the memory's bandwidth. `share` is that time over the measured one.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.kernels import arithmetic
+from stepscope.analysis.work_of_operators import work_of_operators
+from stepscope.devices import DevicePeaks, find_device
+from stepscope.trace import Trace, Window
+
+WORK_KINDS: Final = ("compute", "copy_on_device", "set")
+"""Device work that counts for an operator: what it does on the device itself."""
+MEASURED_WRONG: Final = 1.1
+"""From this share of a peak on, the peak, the shapes or the times are wrong."""
+
+CALL_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "row": pl.Int64,  # in operators
+    "operator": pl.String,
+    "input_shapes": pl.String,  # JSON
+    "input_types": pl.String,  # JSON
+    "device": pl.String,
+    "device_ns": pl.Int64,  # of the work on the device that it launched itself
+    "works": pl.Int64,  # how many
+    "kernel": pl.String,  # the longest
+    "work_kind": pl.String,  # as in `stepscope.analysis.work_inputs.Work`
+    "number_type": pl.String,  # whose peak counts; tf32 where kernels say so
+    "flops": pl.Int64,
+    "bytes": pl.Int64,
+    "limit": pl.String,  # "compute" or "memory"; null where the peak or the work is unknown
+    "attainable_ns": pl.Float64,  # the least time at the limit's peak
+}
+
+TABLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "operator": pl.String,
+    "input_shapes": pl.String,
+    "calls": pl.Int64,
+    "device_ns": pl.Int64,
+    "limit": pl.String,  # "compute", "memory", or "cache" where tensors came faster than memory can
+    "share": pl.Float64,  # of the peak that limits, 0 to 1; null for "cache"
+    "tflop_per_s": pl.Float64,
+    "gb_per_s": pl.Float64,
+    "number_type": pl.String,  # as in CALL_SCHEMA
+    "device_share": pl.Float64,  # of all operators' time on the device, 0 to 1
+    "flops": pl.Int64,  # of one call
+    "bytes": pl.Int64,  # of one call
+    "work_kind": pl.String,  # as in CALL_SCHEMA
+    "device": pl.String,
+    "input_types": pl.String,
+    "kernel": pl.String,  # the costliest
+}
+
+_FEWER_OPERATIONS: Final = re.compile(r"winograd|_fft|fft_|fft2d", re.IGNORECASE)
+"""Algorithms that need fewer operations than the count says: no share of a peak can be told."""
+
+
+def device_peaks(trace: Trace, device: str) -> DevicePeaks | None:
+    """What this device of the trace can do at best; None where it is not in the table.
+
+    A program that sees a part of a machine's devices may number them otherwise than the profiler; where all are alike
+    that does not matter.
+    """
+    described = trace.metadata.devices
+    mine = next((one for one in described if one.device == device), None)
+    if mine is None and len({(one.name, one.compute_capability, one.multiprocessors) for one in described}) == 1:
+        mine = described[0]
+    return None if mine is None else find_device(mine)
+
+
+def roofline_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
+    """Every operator call that launched work on a device itself, with what it needs and what limits it.
+
+    Args:
+        window: only calls that start in this stretch of time.
+
+    Returns:
+        Columns as in CALL_SCHEMA, in order of `row`, a row for each device that the call worked on.
+    """
+    calls = _measured(trace)
+    operators = trace.operators.select(
+        "start_ns", operator="name", input_shapes="input_shapes", input_types="input_types"
+    ).with_columns(work_of_operators(trace))
+    calls = calls.join(operators.with_row_index("row"), on="row", how="left", maintain_order="left")
+    if window is not None:
+        calls = calls.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
+    is_fp32 = (pl.col("number_type") == "fp32") & (pl.col("flops") > 0)
+    calls = calls.with_columns(
+        number_type=pl.when(is_fp32 & pl.col("is_tf32")).then(pl.lit("tf32")).otherwise("number_type")
+    )
+    peaks = {device: device_peaks(trace, device) for device in calls["device"].unique().to_list()}
+    calls = calls.with_columns(_limits(calls, peaks))
+    return calls.select(pl.col(name).cast(kind) for name, kind in CALL_SCHEMA.items())
+
+
+def roofline_table(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
+    """Operators by shapes: what they reached and what limits them, the costliest on the device first.
+
+    Args:
+        window: as in `roofline_calls`.
+
+    Returns:
+        Columns as in TABLE_SCHEMA.
+    """
+    calls = roofline_calls(trace, window=window)
+    keys = [
+        "operator", "input_shapes", "input_types", "device", "work_kind", "number_type", "flops", "bytes", "limit"
+    ]  # fmt: skip
+    table = calls.group_by(keys).agg(
+        calls=pl.len().cast(pl.Int64),
+        device_ns=pl.col("device_ns").sum(),
+        attainable_ns=pl.col("attainable_ns").sum(),
+        kernel=pl.col("kernel").sort_by("device_ns", "kernel", descending=[True, False]).first(),
+    )
+    total, time = pl.col("device_ns").sum(), pl.when(pl.col("device_ns") > 0).then("device_ns")
+    table = table.with_columns(
+        device_share=pl.when(total > 0).then(pl.col("device_ns") / total).otherwise(0.0),
+        tflop_per_s=pl.when(pl.col("flops") > 0).then(pl.col("flops") * pl.col("calls") / time / 1e3),
+        gb_per_s=pl.col("bytes") * pl.col("calls") / time,
+        share=pl.when(pl.col("limit").is_not_null()).then(pl.col("attainable_ns") / time),
+    )
+    table = _from_cache(trace, table).sort(["device_ns", *keys], descending=[True, *[False] * len(keys)])
+    return table.select(pl.col(name).cast(kind) for name, kind in TABLE_SCHEMA.items())
+
+
+def _measured(trace: Trace) -> pl.DataFrame:
+    """For each operator and device the time of the work that it launched itself, and what its kernels' names tell."""
+    launching = trace.launches.select(row="operator").with_row_index("launch")
+    work = (
+        trace.device_work.filter(pl.col("kind").is_in(WORK_KINDS))
+        .select("name", "device", "launch", "duration_ns")
+        .join(launching, on="launch", how="inner", maintain_order="left")
+        .filter(pl.col("row").is_not_null())
+    )
+    names = work["name"].unique().to_list()
+    told = pl.DataFrame(
+        [(name, _is_tf32(name), _FEWER_OPERATIONS.search(name) is not None) for name in names],
+        schema={"name": pl.String, "is_tf32": pl.Boolean, "fewer": pl.Boolean},
+        orient="row",
+    )
+    calls = (
+        work.join(told, on="name", how="left", maintain_order="left")
+        .group_by("row", "device", maintain_order=True)
+        .agg(
+            device_ns=pl.col("duration_ns").sum(),
+            works=pl.len().cast(pl.Int64),
+            kernel=pl.col("name").sort_by("duration_ns", "name", descending=[True, False]).first(),
+            is_tf32=pl.col("is_tf32").any(),
+            fewer=pl.col("fewer").any(),
+        )
+    )
+    return calls.sort("row", "device")
+
+
+@lru_cache(maxsize=65536)
+def _is_tf32(kernel: str) -> bool:
+    """Whether a kernel multiplies 32-bit numbers as TF32, by its name."""
+    told = arithmetic(kernel)
+    return told.is_matrix and told.precision == "tf32"
+
+
+def _limits(calls: pl.DataFrame, peaks: dict[str, DevicePeaks | None]) -> list[pl.Series]:
+    """The columns limit and attainable_ns."""
+    flops, moved = calls["flops"].to_list(), calls["bytes"].to_list()
+    kinds, devices, fewer = calls["number_type"].to_list(), calls["device"].to_list(), calls["fewer"].to_list()
+    limit: list[str | None] = []
+    attainable: list[float | None] = []
+    for operations, size, kind, device, is_fewer in zip(flops, moved, kinds, devices, fewer, strict=True):
+        peak = peaks[device]
+        name, time_ns = None, None
+        if peak is not None and operations is not None and not is_fewer:
+            name, time_ns = _limit(operations, size, peak.flops_s.get(kind or ""), peak.bandwidth_bytes_s)
+        limit.append(name)
+        attainable.append(time_ns)
+    return [pl.Series("limit", limit, pl.String), pl.Series("attainable_ns", attainable, pl.Float64)]
+
+
+def _limit(flops: int, moved: int | None, peak: float | None, bandwidth: float) -> tuple[str | None, float | None]:
+    if flops and peak is None:
+        return None, None
+    compute_ns = flops / peak * 1e9 if flops and peak else 0.0
+    memory_ns = (moved or 0) / bandwidth * 1e9
+    if compute_ns <= 0 and memory_ns <= 0:
+        return None, None
+    return ("compute", compute_ns) if compute_ns > memory_ns else ("memory", memory_ns)
+
+
+def _from_cache(trace: Trace, table: pl.DataFrame) -> pl.DataFrame:
+    """Rows whose tensors came faster than memory can, and may have come from the cache, named so, without a share."""
+    caches = {}
+    for device in table["device"].unique().to_list():
+        peak = device_peaks(trace, device)
+        caches[device] = 0 if peak is None or peak.cache_bytes is None else peak.cache_bytes
+    cache = np.array([caches[device] for device in table["device"]], np.float64)
+    moved = table["bytes"].fill_null(0).to_numpy().astype(np.float64)
+    share = table["share"].fill_null(0.0).to_numpy()
+    rest = np.where(moved > 0, np.maximum(moved - cache, 0) / np.maximum(moved, 1), 0.0)
+    from_cache = (
+        (table["limit"] == "memory").fill_null(False).to_numpy() & (share > 1) & (share * rest <= MEASURED_WRONG)
+    )
+    return table.with_columns(
+        limit=pl.when(pl.Series(from_cache)).then(pl.lit("cache")).otherwise("limit"),
+        share=pl.when(~pl.Series(from_cache)).then("share"),
+    )
