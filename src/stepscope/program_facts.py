@@ -176,7 +176,8 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
         torch: settings of torch, such as {"version", "threads", "interop_threads", "float32_matmul_precision",
             "cudnn_allow_tf32", "cudnn_benchmark", "deterministic", "anomaly_detection", "default_dtype"}.
         process: figures of the process and machine, such as {"processors", "usable_processors", "numa_nodes",
-            "garbage_collection_ns", "allocator"}.
+            "threads", "allocator"}, and of the recorded steps {"garbage_collection_ns", "garbage_collections",
+            "checkpoint_bytes"}.
         environment: variables that matter to speed.
         start: nanoseconds from the process's start, {"torch_imported_ns", "first_step_ns", "recording_ns"}.
         pauses: of Python's garbage collector, the long ones.

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+from stepscope.capture.checkpoint_calls import CheckpointCalls
 from stepscope.capture.facts_compilations import compilations
 from stepscope.capture.facts_counters import PauseWatch, StepCounters
 from stepscope.capture.facts_machine import process_figures, torch_settings
@@ -36,6 +37,7 @@ class FactsRecording:
     def __init__(self, watch: InputWatch | None = None) -> None:
         self._watch = watch or input_watch()
         self._pauses = PauseWatch()
+        self._checkpoints = CheckpointCalls()
         self._steps: StepCounters | None = None
         self._is_on = False
 
@@ -46,6 +48,7 @@ class FactsRecording:
             self._watch.install(self)
             self._watch.begin()
             self._pauses.start()
+            self._checkpoints.start()
             self._is_on = True
             self._steps = StepCounters()
             self._steps.follow(lambda: self._pauses.total_ns)
@@ -63,6 +66,7 @@ class FactsRecording:
             return None
         self._is_on = False
         self._pauses.stop()
+        _or_none(self._checkpoints.stop)
         facts = _or_none(self._facts)
         _or_none(lambda: self._watch.uninstall(self))
         return facts
@@ -74,6 +78,7 @@ class FactsRecording:
         figures.update(
             garbage_collection_ns=self._pauses.total_ns,
             garbage_collections=self._pauses.runs,
+            checkpoint_bytes=self._checkpoints.saved_bytes,
         )
         return ProgramFacts(
             loaders=_or_none(self._watch.loaders) or (),

@@ -13,6 +13,7 @@ from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers import kineto
 from stepscope.readers.lines import join_lines, variant_of
 from stepscope.readers.other_formats import what_it_is
+from stepscope.readers.pauses import join_pauses
 from stepscope.readers.source import ByteSource, is_regular_file
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
 from stepscope.trace.model import Metadata, Trace, TraceWarning
@@ -105,6 +106,7 @@ def _read(
         for reader in READERS:
             if reader.recognises(head):
                 metadata, warnings = reader.read(source, writer, window=window, steps=steps, progress=progress)
+                join_pauses(writer, metadata)
                 metadata, more = join_lines(path, writer, metadata)
                 return metadata, (*warnings, *more)
         raise NotATraceError(f"{source.name} is not a trace: it begins with neither a JSON object nor a list of events")
