@@ -24,6 +24,7 @@ from tests.unit.rules.cases import (
     training,
     true_idle_ns,
 )
+from tests.unit.rules.loaders import MS, facts, loading
 
 LOADING = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -85,13 +86,14 @@ def test_the_finding_without_a_device() -> None:
                 Figure("share of the step lost to loading data", 0.3, "share", 0.05),
                 Figure("time lost per step", 30, "ns"),
                 Figure("batches loaded per step", 1.0, "count"),
+                    Figure("worker processes", 0, "count"),
             ),
             (Interval(10, 30, "waiting for data"), Interval(110, 30, "waiting for data")),
         ),
         remedy=remedy,
         where=(Location("train.py", 12, "step"),),
     )
-    assert "num_workers=4" in remedy.code
+    assert "num_workers=1," in remedy.code  # 30 ns to make a batch, 70 to compute with it
 
 
 def test_the_saving_is_the_idle_time_while_data_was_loaded() -> None:
@@ -106,6 +108,7 @@ def test_the_saving_is_the_idle_time_while_data_was_loaded() -> None:
         ("share of the step lost to loading data", lost / whole, "share", 0.05),
         ("time lost per step", lost // 4, "ns", None),
         ("batches loaded per step", 1.0, "count", None),
+        ("worker processes", 0, "count", None),
     ]
     assert places_of(finding) == [("train.py", 12, "step")]
     assert finding.title == "56% of the step the device waits for the data loader"
@@ -116,6 +119,56 @@ def test_workers_that_are_there_already_are_not_suggested_again() -> None:
 
     assert "Worker processes load already" in remedy.text
     assert "persistent_workers=True" in remedy.code
+
+
+def test_workers_leave_what_the_processors_have_no_time_for() -> None:
+    # 120 ms to make a batch and 60 to compute: with two workers on two processors a step takes (120 + 60) / 2.
+    finding = the_finding(rule, loading(120, facts(processors=2, item_ms=120, busy_ms=180)).trace())
+
+    assert finding.saving_ns_per_step == 90 * MS
+    assert finding.saving_basis == (
+        "time of the main thread inside the data loader, less what 2 workers would leave of it on 2 processors"
+    )
+    assert "num_workers=2," in finding.remedy.code
+    assert figures_of(finding)[-1] == ("time to make a batch", 120 * MS, "ns", None)
+
+
+def test_waiting_for_a_disk_needs_no_processor() -> None:
+    finding = the_finding(rule, loading(120, facts(processors=2, item_ms=120, item_processor_ms=1, busy_ms=61)).trace())
+
+    assert finding.saving_ns_per_step == 120 * MS
+    assert "num_workers=2," in finding.remedy.code
+
+
+def test_too_few_workers_are_told_how_many_are_needed() -> None:
+    program = facts(workers=1, item_ms=150, prefetch_factor=2, busy_ms=60)
+    finding = the_finding(rule, loading(90, program, workers=True).trace())
+
+    assert finding.saving_ns_per_step == 90 * MS
+    assert finding.remedy.text == (
+        "One worker process cannot make batches as fast as they are used: 3 workers can keep up with the computation."
+    )
+    assert "num_workers=3, prefetch_factor=2" in finding.remedy.code
+    assert figures_of(finding)[3:5] == [
+        ("worker processes", 1, "count", None),
+        ("batches prefetched by each worker", 2, "count", None),
+    ]
+
+
+def test_where_the_processors_are_busy_only_cheaper_batches_help() -> None:
+    finding = the_finding(rule, loading(60, facts(processors=1, item_ms=60, busy_ms=120)).trace())
+
+    assert finding.saving_ns_per_step == 60 * MS
+    assert finding.saving_basis == "time of the main thread inside the data loader, if batches cost nothing"
+    assert finding.remedy.text.startswith("The processor that the program may use is busy already")
+
+
+def test_workers_that_are_fast_enough_should_run_ahead() -> None:
+    program = facts(workers=2, item_ms=80, busy_ms=60)
+    remedy = the_finding(rule, loading([12, 13, 14, 14], program, workers=True).trace()).remedy
+
+    assert remedy.text.startswith("2 workers could make batches as fast as they are used")
+    assert "prefetch_factor=8" in remedy.code
 
 
 def test_the_threshold_decides() -> None:

@@ -1,22 +1,28 @@
 """# What it finds
-The device is idle because the host is loading the next batch.
+The step waits because the next batch is not there yet.
 
 # Why it costs time
-While a batch is read, decoded and collated in the training process, nothing launches work. The device
-finishes what it has and waits. Loading in other processes, ahead of time, hides it.
+While a batch is read, decoded and collated in the training process, nothing launches work. The device finishes what
+it has and waits. Loading in other processes, ahead of time, hides it, as long as there are processors for them.
 
 # How it is measured
 Idle time of the device whose following work was launched late, while the launching thread stood inside the data
-loader (`enumerate(DataLoader)#...`, `torch/utils/data/dataloader.py: __next__`). Without a device: time of the
-main thread inside the loader.
+loader (`enumerate(DataLoader)#...`, `torch/utils/data/dataloader.py: __next__`). Without a device: time of the main
+thread inside the loader.
+
+The saving is what remains of it when the workers that the remedy names do the loading: a step can be no shorter than
+its computation, than a batch divided by the workers, and than the processor time of both divided by the processors
+that the program may use. What of this the recording does not tell counts as no limit. Where more workers cannot help,
+the saving is the whole wait, and the remedy is cheaper batches.
 
 # Known false positives
-The first batch after workers start counts too; record steady steps. A loader that is slow only under the
-profiler (stacks recorded for every Python call of the transforms) looks slower than it is.
+The first batch after workers start counts too; record steady steps. A loader that is slow only under the profiler
+(stacks or lines recorded in every Python loop of the transforms) looks slower than it is.
 
 # What to do
 Give the loader worker processes and let them run ahead: `num_workers`, `prefetch_factor`, `persistent_workers`,
-`pin_memory`. If workers are there already, make the transforms cheaper or the storage faster.
+`pin_memory`. Where the processors are busy already, make batches cheaper: cache what is the same in every epoch,
+prepare it beforehand, or let the device do it.
 
 # Reference
 XProf's input-pipeline analysis calls a step moderately input-bound from 5 % and highly from 20 %.
@@ -26,9 +32,8 @@ from __future__ import annotations
 
 from typing import Final
 
-import polars as pl
-
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.loading import Loading, costly_function, loading_of, places_of, settings_figures
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 
@@ -36,50 +41,110 @@ ID: Final = "input-bound"
 TITLE: Final = "The device waits for data"
 THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost to loading data")}
 
+_WORTHWHILE: Final = 0.25
+"""Of the waits; workers that take away less than this are not the remedy."""
+
 
 def check(view: View) -> RuleResult:
-    """Sum the pieces whose cause is input."""
-    pieces = view.pieces.filter(pl.col("cause") == "input")
-    cost = int(pieces["duration_ns"].sum())
+    """Sum the pieces whose cause is input, and ask what workers would take away of them."""
+    loading = loading_of(view)
+    cost = loading.wait_ns
     limit = view.threshold(ID, THRESHOLDS, "share")
     if view.share(cost) < limit or cost == 0:
         return RuleResult()
-    loaders = view.trace.annotations.filter(pl.col("name").str.contains("DataLoader"))
-    has_workers = bool(loaders["name"].str.contains("MultiProcessing").any())
-    calls = loaders.filter(pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns)).height
+    workers = loading.load.workers_needed() if loading.load is not None else None
+    saving, basis, remedy = _advice(view, loading, workers)
     waiting = "the device waits" if view.device is not None else "the main thread spends its time"
+    costly = costly_function(view, loading)
     finding = view.finding(
         ID,
         f"{view.share(cost):.0%} of the step {waiting} {'for' if view.device is not None else 'on'} the data loader",
-        cost,
-        basis="idle time of the device while the launching thread was loading data"
-        if view.device is not None
-        else "time of the main thread inside the data loader",
+        saving,
+        basis=basis,
         confidence="high",
         evidence=Evidence(
             (
                 Figure("share of the step lost to loading data", view.share(cost), "share", limit),
                 Figure("time lost per step", view.per_step(cost), "ns"),
-                Figure("batches loaded per step", calls / view.step_count, "count"),
+                Figure("batches loaded per step", loading.calls / view.step_count, "count"),
+                *settings_figures(loading),
             ),
-            view.longest(pieces, "waiting for data"),
+            view.longest(loading.pieces, "waiting for data"),
         ),
-        remedy=_remedy(has_workers),
-        where=view.locations(pieces),
+        remedy=remedy,
+        where=places_of(view, loading, costly),
     )
     return RuleResult((finding,))
 
 
-def _remedy(has_workers: bool) -> Remedy:
-    if has_workers:
-        return Remedy(
-            "Worker processes load already, and are too slow or too few: raise num_workers towards the number of "
-            "CPU cores and prefetch_factor, and profile the dataset's __getitem__ and collate_fn by themselves.",
-            "loader = DataLoader(dataset, ..., num_workers=os.cpu_count(), prefetch_factor=4,\n"
-            "                    persistent_workers=True, pin_memory=True)",
-        )
+def _advice(view: View, loading: Loading, workers: int | None) -> tuple[int, str, Remedy]:
+    """Saving over the span, how it was obtained, and what to do."""
+    waits = (
+        "idle time of the device while the launching thread was loading data"
+        if view.device is not None
+        else "time of the main thread inside the data loader"
+    )
+    now = loading.workers
+    if workers is None or loading.load is None:
+        return loading.wait_ns, waits, _more_workers() if now is None or now > 0 else _workers(loading, 4)
+    gain = loading.saved_ns(view, workers)
+    if gain < _WORTHWHILE * loading.wait_ns and (now is None or now < workers or now == 0):
+        return loading.wait_ns, f"{waits}, if batches cost nothing", _cheaper(loading)
+    if now is not None and now >= workers:
+        if gain < loading.wait_ns / 2:
+            return loading.wait_ns, f"{waits}, if batches cost nothing", _cheaper(loading)
+        return gain, waits, _ahead(loading)
+    if gain < loading.wait_ns:
+        waits += f", less what {_count(workers)} would leave of it on {loading.processors} processors"
+    return gain, waits, _workers(loading, workers)
+
+
+def _count(workers: int) -> str:
+    return "one worker" if workers == 1 else f"{workers} workers"
+
+
+def _workers(loading: Loading, workers: int) -> Remedy:
+    code = (
+        f"loader = DataLoader(dataset, ..., num_workers={workers}, prefetch_factor=2,\n"
+        "                    persistent_workers=True, pin_memory=True)"
+    )
+    if loading.workers:
+        now = "One worker process" if loading.workers == 1 else f"{loading.workers} worker processes"
+        text = f"{now} cannot make batches as fast as they are used: "
+    else:
+        text = "Batches are loaded in the training process itself: load them in worker processes, ahead of time"
+        text += ": " if loading.load is not None else "."
+    if loading.load is None:
+        return Remedy(text, code)
+    return Remedy(f"{text}{_count(workers)} can keep up with the computation.", code)
+
+
+def _more_workers() -> Remedy:
     return Remedy(
-        "Batches are loaded in the training process itself: load them in worker processes, ahead of time.",
-        "loader = DataLoader(dataset, ..., num_workers=4, prefetch_factor=2,\n"
+        "Worker processes load already, and are too slow or too few: raise num_workers towards the number of "
+        "CPU cores and prefetch_factor, and profile the dataset's __getitem__ and collate_fn by themselves.",
+        "loader = DataLoader(dataset, ..., num_workers=os.cpu_count(), prefetch_factor=4,\n"
         "                    persistent_workers=True, pin_memory=True)",
+    )
+
+
+def _ahead(loading: Loading) -> Remedy:
+    return Remedy(
+        f"{_count(loading.workers or 1)} could make batches as fast as they are used, but do not run far enough "
+        "ahead: keep them alive between epochs and let them prefetch more.",
+        "loader = DataLoader(dataset, ..., "
+        f"num_workers={loading.workers}, prefetch_factor=8,\n"
+        "                    persistent_workers=True)",
+    )
+
+
+def _cheaper(loading: Loading) -> Remedy:
+    number = "" if loading.processors == 1 else f" {loading.processors}"
+    processors = f"The{number} processor{'' if not number else 's'} that the program may use "
+    processors += "are" if number else "is"
+    return Remedy(
+        f"{processors} busy already, so more workers cannot help: make batches cheaper. Cache what is the same in every "
+        "epoch, or prepare it once before training.",
+        "samples = [prepare(sample) for sample in dataset]      # once, before training\n"
+        "loader = DataLoader(samples, ...)",
     )

@@ -1,0 +1,261 @@
+"""The input pipeline: what its functions cost, and how long a step would take with more workers or cheaper batches.
+
+Stages come from what the recording measured in the process and its workers (`ProgramFacts.input_stages`); without that
+from Python frames inside the data loader of the main process.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.host import TABLES, HostActivity, host_activity
+from stepscope.analysis.naming import cause_of_name
+from stepscope.analysis.where import parse
+from stepscope.program_facts import InputStageFacts, ProgramFacts
+from stepscope.trace import Trace, Window
+from stepscope.trace.nesting import Rows, by_level, depths, inherit
+
+INPUT_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "stage": pl.String,  # "item", "transform", "collate", "pin", "worker_start" or "loader"
+    "function": pl.String,
+    "file": pl.String,
+    "line": pl.Int64,
+    "runs_in": pl.String,  # "main process" or "workers"
+    "calls": pl.Int64,
+    "total_ns": pl.Int64,  # by the clock, with the functions it calls
+    "self_ns": pl.Int64,  # without those that have a row of their own
+    "mean_ns": pl.Int64,  # total_ns of one call
+    "share": pl.Float64,  # self_ns of all self_ns, 0 to 1
+    "processor_ns": pl.Int64,  # of total_ns, on a processor
+}
+
+MOST_WORKERS: Final = 64
+"""More are never advised where the number of processors is unknown."""
+
+_ITEM: Final = re.compile(r": (?:__getitem__|__getitems__)$")
+_FETCH: Final = re.compile(r"torch/utils/data/_utils/fetch\.py\(\d+\): fetch$")
+_FETCH_ITEMS: Final = re.compile(r"torch/utils/data/_utils/fetch\.py\(\d+\): <listcomp>$|built-in function next>$")
+_PIN: Final = re.compile(r"torch/utils/data/_utils/pin_memory\.py")
+_START: Final = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): _get_iterator$")
+_STAGES: Final = ("loader", "item", "transform", "collate", "pin", "worker_start")
+
+
+def input_table(trace: Trace, *, activity: HostActivity | None = None, window: Window | None = None) -> pl.DataFrame:
+    """The functions of the input pipeline.
+
+    Args:
+        activity: the trace's host activity, if it was computed already.
+        window: only functions that begin in this stretch; applies to frames, not to what the recorder measured.
+
+    Returns:
+        Columns as in INPUT_SCHEMA, one row a function, the largest self time first; empty where nothing is known.
+    """
+    program = trace.metadata.program
+    if program is not None and program.input_stages:
+        return _from_facts(program.input_stages)
+    return _from_frames(trace, activity or host_activity(trace), window)
+
+
+def _from_facts(stages: tuple[InputStageFacts, ...]) -> pl.DataFrame:
+    """Rows of measured stages. A dataset's item contains its transforms."""
+    transforms = {
+        workers: sum(each.total_ns for each in stages if each.stage == "transform" and each.in_workers == workers)
+        for workers in (False, True)
+    }
+    rows = [
+        {
+            "stage": each.stage,
+            "function": each.name,
+            "file": each.file,
+            "line": each.line,
+            "runs_in": "workers" if each.in_workers else "main process",
+            "calls": each.calls,
+            "total_ns": each.total_ns,
+            "self_ns": max(each.total_ns - (transforms[each.in_workers] if each.stage == "item" else 0), 0),
+            "processor_ns": each.processor_ns,
+        }
+        for each in stages
+    ]
+    return _finished(pl.DataFrame(rows, schema={name: INPUT_SCHEMA[name] for name in rows[0]}))
+
+
+def _from_frames(trace: Trace, activity: HostActivity, window: Window | None) -> pl.DataFrame:
+    frames = trace.frames
+    if frames.is_empty():
+        return pl.DataFrame(schema=dict(INPUT_SCHEMA))
+    rows = _frames_in_loader(frames, trace.annotations, activity)
+    if window is not None:
+        start = frames["start_ns"].to_numpy()[rows]
+        rows = rows[(start >= window.start_ns) & (start < window.end_ns)]
+    if not rows.size:
+        return pl.DataFrame(schema=dict(INPUT_SCHEMA))
+    parent = frames["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    duration = frames["duration_ns"].to_numpy()
+    self_ns = duration.copy()
+    inner = rows[parent[rows] >= 0]
+    np.subtract.at(self_ns, parent[inner], duration[inner])
+    stages = _stages_of_frames(frames["name"].to_list(), parent)
+    found = pl.DataFrame(
+        {
+            "name": frames["name"].gather(rows),
+            "stage": pl.Series(_STAGES).gather(stages[rows]),
+            "total_ns": np.where(_is_recursive(frames["name"], parent)[rows], 0, duration[rows]),
+            "self_ns": np.maximum(self_ns[rows], 0),
+        }
+    )
+    table = found.group_by("name", "stage").agg(
+        calls=pl.len().cast(pl.Int64), total_ns=pl.col("total_ns").sum(), self_ns=pl.col("self_ns").sum()
+    )
+    places = [parse(name) or (None, None, name) for name in table["name"]]
+    return _finished(
+        table.with_columns(
+            file=pl.Series([place[0] for place in places], dtype=pl.String),
+            line=pl.Series([place[1] for place in places], dtype=pl.Int64),
+            function=pl.Series([place[2] for place in places], dtype=pl.String),
+            runs_in=pl.lit("main process"),
+            processor_ns=pl.lit(None, pl.Int64),
+        )
+    )
+
+
+def _finished(table: pl.DataFrame) -> pl.DataFrame:
+    total = table["self_ns"].sum()
+    return (
+        table.with_columns(
+            mean_ns=pl.when(pl.col("calls") > 0).then(pl.col("total_ns") // pl.col("calls")).otherwise(0),
+            share=pl.col("self_ns") / total if total else pl.lit(0.0),
+        )
+        .select([pl.col(name).cast(dtype) for name, dtype in INPUT_SCHEMA.items()])
+        .sort(["self_ns", "total_ns", "function"], descending=[True, True, False])
+    )
+
+
+def _frames_in_loader(frames: pl.DataFrame, annotations: pl.DataFrame, activity: HostActivity) -> Rows:
+    """Rows of the frames that stand inside a data loader's `__next__`, and of those that make its iterators."""
+    own = np.full(len(activity.row), -1, np.int64)
+    for table, names in (("frames", frames["name"]), ("annotations", annotations["name"])):
+        loading = [name for name in names.unique() if cause_of_name(name) == "input" or _START.search(name)]
+        mine = np.flatnonzero(activity.table == TABLES.index(table))
+        own[mine[names.is_in(loading).to_numpy()[activity.row[mine]]]] = 1
+    inside = inherit(own, activity.around) > 0
+    slices = activity.slices_of("frames")
+    return np.flatnonzero((slices >= 0) & inside[np.maximum(slices, 0)])
+
+
+def _stages_of_frames(names: list[str], parent: Rows) -> Rows:
+    """The stage of each frame as an index into _STAGES; shape (n,)."""
+    result = np.zeros(len(names), np.int64)
+    item, transform, collate, pin, start = (_STAGES.index(name) for name in _STAGES[1:])
+    is_entry = np.zeros(len(names), np.bool_)  # leads to the items, and is none itself
+    for row in np.concatenate(by_level(depths(parent))).tolist() if names else []:
+        above = int(parent[row])
+        around = int(result[above]) if above >= 0 else 0
+        name = names[row]
+        if around in (item, transform):  # a dataset around another asks for its items
+            result[row] = item if around == item and _ITEM.search(name) else transform
+        elif around:
+            result[row] = around
+        elif _ITEM.search(name) or (above >= 0 and is_entry[above]):
+            result[row] = item
+        elif _PIN.search(name):
+            result[row] = pin
+        elif _START.search(name):
+            result[row] = start
+        elif above >= 0 and _FETCH.search(names[above]):
+            is_entry[row] = bool(_FETCH_ITEMS.search(name))
+            result[row] = 0 if is_entry[row] else collate
+    return result
+
+
+def _is_recursive(names: pl.Series, parent: Rows) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """Which frames are called, at once, by a frame of their own name: a dataset's item that asks another's, say."""
+    codes = names.rank("dense").to_numpy().astype(np.int64)
+    return np.where(parent >= 0, codes[np.maximum(parent, 0)] == codes, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """What making one batch takes, and where it is made.
+
+    Attributes:
+        workers: processes that make batches; 0 for the main process itself, None for unknown.
+        clock_ns: of one batch by the clock, in one process; None for unknown.
+        processor_ns: of it on a processor; None for unknown.
+    """
+
+    workers: int | None
+    clock_ns: float | None
+    processor_ns: float | None
+
+
+def batches(program: ProgramFacts, annotated: str) -> Batches:
+    """What the recording measured of batches.
+
+    Args:
+        program: the recorder's facts.
+        annotated: names of the loaders' annotations, which tell whether there are workers.
+    """
+    known = [loader.workers for loader in program.loaders if loader.workers is not None]
+    workers = max(known, default=0 if "SingleProcess" in annotated else None)
+    where = bool(workers) if workers is not None else any(each.in_workers for each in program.input_stages)
+    stages = [each for each in program.input_stages if each.in_workers == where]
+    made = sum(each.calls for each in stages if each.stage == "collate")
+    if not made:
+        items = sum(each.calls for each in stages if each.stage == "item")
+        sizes = [loader.batch_size for loader in program.loaders if loader.batch_size]
+        made = items // max(sizes, default=1)
+    parts = [each for each in stages if each.stage in ("item", "collate")]
+    if not made or not parts:
+        return Batches(workers, None, None)
+    processor = [each.processor_ns for each in parts]
+    return Batches(
+        workers,
+        sum(each.total_ns for each in parts) / made,
+        None if None in processor else sum(each or 0 for each in processor) / made,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one step needs, in nanoseconds, and the processors that there are for it.
+
+    Attributes:
+        compute_ns: the step without its waits for data.
+        busy_ns: processor time that the step takes besides loading.
+        batch_ns: its batches, made one after the other, by the clock.
+        batch_processor_ns: of that on a processor.
+        processors: that the program may use; None for unknown, which counts as enough.
+    """
+
+    compute_ns: float
+    busy_ns: float
+    batch_ns: float
+    batch_processor_ns: float
+    processors: int | None
+
+    def step_ns(self, workers: int, *, cheaper_ns: float = 0.0) -> float:
+        """The step with so many workers, where making its batches takes `cheaper_ns` less.
+
+        None of three can be beaten: the computation, the workers' rate, and the processors' time.
+        """
+        batch = max(self.batch_ns - cheaper_ns, 0.0)
+        processor = max(self.batch_processor_ns - cheaper_ns, 0.0)
+        if workers == 0:
+            return self.compute_ns + batch
+        processors = self.processors or math.inf
+        return max(self.compute_ns, batch / workers, (self.busy_ns + processor) / processors)
+
+    def workers_needed(self) -> int:
+        """As few workers as hide the loading, or come nearest to it with the processors that there are."""
+        limit = max(self.processors or MOST_WORKERS, 1)
+        wanted = max(math.ceil(self.batch_ns / max(self.compute_ns, 1.0)), 1)
+        if wanted <= limit:
+            best = self.step_ns(limit)
+            return next((n for n in range(wanted, limit) if self.step_ns(n) <= best), limit)
+        return limit

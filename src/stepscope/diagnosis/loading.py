@@ -1,0 +1,218 @@
+"""What the rules about input share: how long the steps wait for batches, and what making batches takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.input_pipeline import Batches, Load, batches, input_table
+from stepscope.analysis.naming import LOADER_START, cause_of_name, is_user_file
+from stepscope.diagnosis.finding import Figure, Location
+from stepscope.diagnosis.view import View
+from stepscope.program_facts import LoaderFacts
+from stepscope.trace import Window
+
+CARRIES_MOST: Final = 0.5
+"""Share of the time to make a batch from which on one function is called the slow one."""
+NEARLY_ALL: Final = 0.8
+"""Workers that take away this share of the waits are the remedy; otherwise the function is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """The data loader's part in the steps. Times are nanoseconds over the span, unless they say otherwise.
+
+    Attributes:
+        pieces: idle pieces (without a device: the main thread's time) in which the host waited for a batch.
+        wait_ns: their sum.
+        calls: batches asked for.
+        waits: of each of these calls, how much of `wait_ns` lies in it; columns start_ns, wait_ns.
+        batches: what the recording knows of making one batch.
+        load: of one step; None where it is not known how long a batch takes.
+        loader: facts of the loader with the most workers; None without facts.
+        processors: that the program may use; None for unknown.
+    """
+
+    pieces: pl.DataFrame
+    wait_ns: int
+    calls: int
+    waits: pl.DataFrame
+    batches: Batches
+    load: Load | None
+    loader: LoaderFacts | None
+    processors: int | None
+
+    @property
+    def workers(self) -> int | None:
+        """Worker processes; None for unknown."""
+        return self.batches.workers
+
+    def saved_ns(self, view: View, workers: int, cheaper_ns: float = 0.0) -> int:
+        """What the span would lose with so many workers, or with batches cheaper by so much a step; at most the waits.
+
+        Where it is unknown how long a batch takes, all of the waits.
+        """
+        if self.load is None:
+            return self.wait_ns
+        gain = view.step_ns - self.load.step_ns(workers, cheaper_ns=cheaper_ns)
+        return int(min(max(gain, 0.0) * view.step_count, self.wait_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class Costly:
+    """The function that makes batches slow.
+
+    Attributes:
+        share: of the time to make a batch, 0 to 1.
+        total_ns: over the recording.
+    """
+
+    stage: str
+    name: str
+    file: str
+    line: int
+    calls: int
+    total_ns: int
+    processor_ns: int | None
+    share: float
+
+    def location(self) -> Location:
+        """Its definition."""
+        return Location(self.file, self.line, self.name.rpartition(".")[2], self.share)
+
+
+def loading_of(view: View) -> Loading:
+    """The loader's part in the steps of a view."""
+    pieces = view.pieces.filter(pl.col("cause") == "input")
+    marks = view.trace.annotations.filter(pl.col("name").str.contains("DataLoader")).filter(
+        pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
+    )
+    made = batches(view.program, " ".join(marks["name"].unique().to_list()))
+    wait_ns = int(pieces["duration_ns"].sum())
+    usable = view.program.process.get("usable_processors")
+    processors = usable if isinstance(usable, int) and usable > 0 else None
+    loader = max(view.program.loaders, key=lambda each: each.workers or 0, default=None)
+    load = _load(view, made, marks, wait_ns, processors)
+    return Loading(pieces, wait_ns, marks.height, _waits(pieces, marks), made, load, loader, processors)
+
+
+def _waits(pieces: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
+    calls = marks.select(call="start_ns", begin="start_ns").sort("begin")
+    joined = (
+        pieces.select("start_ns", "duration_ns").sort("start_ns").join_asof(calls, left_on="start_ns", right_on="begin")
+    )
+    sums = joined.group_by("call").agg(wait_ns=pl.col("duration_ns").sum())
+    return calls.join(sums, on="call", how="left").select(start_ns="call", wait_ns=pl.col("wait_ns").fill_null(0))
+
+
+def _load(view: View, made: Batches, marks: pl.DataFrame, wait_ns: int, processors: int | None) -> Load | None:
+    per_step = marks.height / view.step_count
+    clock = made.clock_ns
+    if made.workers == 0:  # what the main process takes is what the trace shows
+        clock = float(marks["duration_ns"].sum()) / marks.height if marks.height else None
+    if clock is None or not per_step:
+        return None
+    processor = clock if made.processor_ns is None else min(made.processor_ns, clock)
+    compute = max(view.step_ns - wait_ns / view.step_count, 0.0)
+    own = processor * per_step if made.workers == 0 else 0.0
+    return Load(compute, _busy_ns(view, compute, own), clock * per_step, processor * per_step, processors)
+
+
+def _busy_ns(view: View, compute_ns: float, loading_ns: float) -> float:
+    """Processor time of a step's computation: as counted, else as many threads as torch uses."""
+    counted = [step.process_processor_ns for step in view.program.steps if step.process_processor_ns is not None]
+    if counted:
+        return max(sum(counted) / len(counted) - loading_ns, 0.0)
+    threads = view.program.torch.get("threads")
+    if view.device is not None or not isinstance(threads, int):
+        return compute_ns
+    return compute_ns * threads
+
+
+def costly_function(view: View, loading: Loading) -> Costly | None:
+    """The user's innermost function that carries most of the time to make a batch; None where there is none."""
+    table = input_table(view.trace, activity=view.activity, window=view.span)
+    if table.is_empty():
+        return None
+    where = "workers" if loading.workers and "workers" in table["runs_in"] else "main process"
+    table = table.filter((pl.col("runs_in") == where) & pl.col("stage").is_in(["item", "transform", "collate"]))
+    whole = _whole_ns(view, table, loading)
+    best = None
+    for row in table.sort("total_ns", descending=True).iter_rows(named=True):
+        if row["total_ns"] < CARRIES_MOST * whole or whole == 0:
+            break
+        if row["file"] is not None and is_user_file(row["file"]):
+            share = min(row["total_ns"] / whole, 1.0)
+            best = Costly(
+                row["stage"], row["function"], row["file"], row["line"] or 1, row["calls"], row["total_ns"],
+                row["processor_ns"], share,
+            )  # fmt: skip
+    return best
+
+
+def places_of(view: View, loading: Loading, costly: Costly | None) -> tuple[Location, ...]:
+    """The lines at which the main process makes batches, where they are known; else the costly function."""
+    places = view.locations(loading.pieces)
+    if costly is None or (not loading.workers and sum(place.share for place in places) >= CARRIES_MOST):
+        return places
+    return (costly.location(),)
+
+
+def _whole_ns(view: View, table: pl.DataFrame, loading: Loading) -> int:
+    if view.program.input_stages:
+        return int(table.filter(pl.col("stage") != "transform")["total_ns"].sum())
+    marks = view.trace.annotations.filter(
+        pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
+    )
+    loading_marks = [name for name in marks["name"].unique() if cause_of_name(name) == "input"]
+    annotated = int(marks.filter(pl.col("name").is_in(loading_marks))["duration_ns"].sum())
+    return annotated or int(table["self_ns"].sum())
+
+
+def iterator_starts(view: View) -> list[Window]:
+    """From where an iterator over a loader with workers began to be made to where its first batch was there.
+
+    Of the main thread in the span. The call that ended the iteration before, which stops its workers, belongs to it if
+    nothing was computed since.
+    """
+    mine = pl.col("lane") == view.lane
+    slices = ("start_ns", "duration_ns", "name", "lane")
+    made = pl.concat([view.trace.table(name).select(slices) for name in ("frames", "operators", "annotations")])
+    made = made.filter(mine & pl.col("name").str.contains(LOADER_START)).unique("start_ns").sort("start_ns")
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    marks = view.trace.annotations.filter(mine & pl.col("name").str.contains("DataLoader.*MultiProcessing"))
+    marks = marks.select(mark_ns="start_ns", end_ns=end).sort("mark_ns")
+    first = made.join_asof(marks, left_on="start_ns", right_on="mark_ns", strategy="forward").drop_nulls("mark_ns")
+    first = first.filter(pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left"))
+    # Of slices inside each other the outermost, which comes first.
+    windows = first.group_by("mark_ns").agg(pl.col("start_ns").min(), pl.col("end_ns").first()).sort("start_ns")
+    before = windows.join_asof(
+        marks.rename({"end_ns": "last_end_ns"}).rename({"mark_ns": "last_ns"}), left_on="start_ns", right_on="last_ns"
+    )
+    computed = (
+        view.trace.operators.filter(mine & pl.col("name").str.starts_with("aten::"))["start_ns"].sort().to_numpy()
+    )
+    result = []
+    for begin, until, last, last_end in before.select("start_ns", "end_ns", "last_ns", "last_end_ns").iter_rows():
+        begins = begin
+        if last is not None and not np.diff(np.searchsorted(computed, [last_end, begin])).any():
+            begins = max(last, view.span.start_ns)
+        result.append(Window(begins, until))
+    return result
+
+
+def settings_figures(loading: Loading) -> tuple[Figure, ...]:
+    """What is known of the loader, as figures."""
+    figures = []
+    if loading.workers is not None:
+        figures.append(Figure("worker processes", loading.workers, "count"))
+    if loading.loader is not None and loading.loader.prefetch_factor is not None and loading.workers:
+        figures.append(Figure("batches prefetched by each worker", loading.loader.prefetch_factor, "count"))
+    if loading.processors is not None:
+        figures.append(Figure("processors the program may use", loading.processors, "count"))
+    if loading.batches.clock_ns is not None:
+        figures.append(Figure("time to make a batch", int(loading.batches.clock_ns), "ns"))
+    return tuple(figures)

@@ -1,0 +1,180 @@
+"""# What it finds
+Printing, progress bars, metrics or trackers in every step that take a noticeable part of it.
+
+# Why it costs time
+A line printed, a bar redrawn, a metric computed or a value sent to a tracker takes the thread that launches the work
+from tens of microseconds to milliseconds: formatting, a system call, a terminal or disk that is slow. Nobody reads a
+line for each step. A value that must come from the device first also makes the host wait for it, which
+`host-synchronisation` tells.
+
+# How it is measured
+Idle time of the device (without one: the main thread's time) inside such calls, and of Python on their lines, which
+prepares what is logged. `stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights & Biases,
+MLflow, rich and torchmetrics in the trace; Python frames name those and scikit-learn's metrics, CSV writers and
+files. The finding says how often they run now and the number of steps N at which they would cost less than 1 % of the
+step. The saving is what goes when they run every N steps.
+
+# Known false positives
+Output that is only collected in a file costs less than the same output on a terminal: record it where it matters.
+Logging in fewer than half of the recorded steps is left out, since a short recording does not tell its period.
+
+# What to do
+Log every N steps; keep values on the device meanwhile; give progress bars a `mininterval`, trackers a batch of
+values.
+
+# Reference
+PyTorch performance tuning guide; Lightning's `log_every_n_steps` (50); XProf advises asynchronous logging.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.host import TABLES
+from stepscope.analysis.naming import cause_of_name
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows, inherit
+
+ID: Final = "frequent-logging"
+TITLE: Final = "Logging in every step takes a part of it"
+THRESHOLDS: Final = {
+    "share": Threshold(0.01, "share", "share of the step spent on logging, and what it may cost at the advised rate"),
+    "steps": Threshold(0.5, "share", "share of the steps that log, below which the period is unknown"),
+}
+
+_KINDS: Final[tuple[tuple[str, str, str], ...]] = (
+    (r"#print|function print>", "print", "print(step, loss.item())"),
+    (r"#tqdm|tqdm/", "the progress bar", "bar.set_postfix(loss=loss.item())"),
+    (r"#rich|rich/", "rich", "console.print(step, loss.item())"),
+    (r"#tensorboard|tensorboard/", "TensorBoard", 'writer.add_scalar("loss", loss.item(), step)'),
+    (r"#wandb|wandb/", "Weights & Biases", 'run.log({"loss": loss.item()}, step=step)'),
+    (r"#mlflow|mlflow/", "MLflow", 'mlflow.log_metric("loss", loss.item(), step)'),
+    (r"#torchmetrics|torchmetrics/", "torchmetrics", "metric.update(prediction.detach(), target)"),
+    (r"sklearn/", "scikit-learn's metrics", "score = accuracy_score(target.cpu(), prediction.cpu())"),
+    (r"_csv", "the CSV writer", "writer.writerow([step, loss.item()])"),
+    (r"#logging|logging/", "logging", 'logger.info("step %d: loss %.4f", step, loss.item())'),
+)
+_PREPARING: Final = ("python", "untraced", "synchronisation")
+_OTHER: Final = ("writing to a file", "file.write(line)")
+_NICE: Final = (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+
+
+def check(view: View) -> RuleResult:
+    """Add up the time inside outermost logging calls of the main thread."""
+    around = _outermost_logging(view)
+    calls = np.unique(around[(around >= 0) & (view.activity.lane == view.lane)])
+    start = view.activity.start[calls]
+    calls = calls[(start >= view.span.start_ns) & (start < view.span.end_ns)]
+    if not calls.size:
+        return RuleResult()
+    pieces = _pieces(view, around, calls)
+    cost = int(pieces["duration_ns"].sum())
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if cost == 0 or view.share(cost) < limit:
+        return RuleResult()
+    logging_steps = _steps_with(view, calls)
+    least = view.threshold(ID, THRESHOLDS, "steps")
+    if logging_steps < least:
+        return RuleResult()
+    every = _frequency(cost, view.length_ns, limit)
+    saving = cost * (1 - 1 / every)
+    per_step = calls.size / view.step_count
+    kind, example = _kind(view, pieces)
+    times = "once" if per_step == 1 else f"{per_step:,.3g} times"
+    finding = view.finding(
+        ID,
+        f"{view.share(cost):.0%} of the step goes to {kind}, called {times} a step; every {every} steps would do",
+        saving,
+        basis=f"time inside these calls and on their lines, less what remains of it when they run every {every} steps",
+        confidence="high",
+        evidence=Evidence(
+            (
+                Figure("share of the step spent on logging", view.share(cost), "share", limit),
+                Figure("calls per step", per_step, "count"),
+                Figure("time of one call", cost // calls.size, "ns"),
+                Figure("share of the steps that log", logging_steps, "share", least),
+                Figure("steps between two logs at which it costs too little to matter", every, "count"),
+            ),
+            view.longest(pieces, "logging"),
+        ),
+        remedy=Remedy(
+            f"Log every {every} steps: then it costs less than {limit:.0%} of the step.",
+            f"if step % {every} == 0:\n    {example}",
+        ),
+        where=view.locations(pieces),
+    )
+    return RuleResult((finding,))
+
+
+def _outermost_logging(view: View) -> Rows:
+    """For each slice, the outermost logging call around it or itself, -1 for none."""
+    activity = view.activity
+    is_logging = np.zeros(len(activity.row), np.bool_)
+    for code, table in enumerate(TABLES):
+        names = view.trace.table(table)["name"]
+        wanted = names.is_in([name for name in names.unique() if cause_of_name(name) == "logging"]).to_numpy()
+        mine = np.flatnonzero(activity.table == code)
+        is_logging[mine] = wanted[activity.row[mine]]
+    inside = inherit(np.where(is_logging, 1, -1), activity.around) > 0
+    around = activity.around
+    is_inner = (around >= 0) & inside[np.maximum(around, 0)]
+    rows = np.arange(len(inside))
+    return inherit(np.where(is_logging & ~is_inner, rows, -1), around)
+
+
+def _pieces(view: View, around: Rows, calls: Rows) -> pl.DataFrame:
+    """The pieces inside the calls, and Python's at their lines, where texts and values are prepared; column call."""
+    mine = view.pieces.filter(pl.col("lane") == view.lane)
+    slices = mine["slice"].to_numpy()
+    mine = mine.with_columns(call=pl.Series(np.where(slices >= 0, around[np.maximum(slices, 0)], -1)))
+    inside = mine.filter(pl.col("call") >= 0)
+    timeline = view.activity.line_timelines.get(-1 if view.lane is None else view.lane)
+    if timeline is None:
+        return inside
+    others = mine.filter((pl.col("call") < 0) & pl.col("cause").is_in(_PREPARING))
+    start = others["start_ns"].to_numpy()
+    part, begins, ends, lines = timeline.cut(start, start + others["duration_ns"].to_numpy())
+    at = timeline.slices[np.searchsorted(timeline.times, view.activity.start[calls], side="right") - 1]
+    places = view.trace.lines.select(place=pl.format("{}:{}", "file", "line"))["place"].to_list()
+    call_at = {places[line]: call for line, call in zip(at.tolist(), calls.tolist(), strict=True) if line >= 0}
+    found = [call_at.get(places[line], -1) if line >= 0 else -1 for line in lines.tolist()]
+    cut = others[part].with_columns(
+        start_ns=pl.Series(begins), duration_ns=pl.Series(ends - begins), call=pl.Series(found, dtype=pl.Int64)
+    )
+    return pl.concat([inside, cut.filter(pl.col("call") >= 0)])
+
+
+def _steps_with(view: View, calls: Rows) -> float:
+    """Share of the complete steps in which one of the calls begins; 1 where there are no steps."""
+    steps = view.complete_steps.sort("start_ns")
+    if steps.is_empty():
+        return 1.0
+    index = np.searchsorted(steps["start_ns"].to_numpy(), view.activity.start[calls], side="right")
+    return len(np.unique(index)) / steps.height
+
+
+def _frequency(cost_ns: int, length_ns: int, share: float) -> int:
+    """The least handy number of steps between two logs at which they cost no more than this share of the rest."""
+    wanted = math.ceil(cost_ns / (share * max(length_ns - cost_ns, 1)))
+    return next((number for number in _NICE if number >= wanted), _NICE[-1])
+
+
+def _kind(view: View, pieces: pl.DataFrame) -> tuple[str, str]:
+    """What logs most of the time, in words, and an example of it."""
+    costs: Counter[tuple[str, str]] = Counter()
+    activity = view.activity
+    for call, ns in pieces.group_by("call").agg(pl.col("duration_ns").sum()).iter_rows():
+        table = view.trace.table(TABLES[activity.table[call]])
+        name = table["name"][int(activity.row[call])]
+        found = next(((what, code) for pattern, what, code in _KINDS if re.search(pattern, name)), _OTHER)
+        costs[found] += ns
+    ranked = [kind for kind, _ in costs.most_common()]
+    return ranked[0] if len(ranked) == 1 else (f"{ranked[0][0]} and {ranked[1][0]}", ranked[0][1])

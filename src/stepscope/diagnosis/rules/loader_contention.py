@@ -1,0 +1,148 @@
+"""# What it finds
+Worker processes that are in each other's way, or in the main thread's, or that do not run far enough ahead.
+
+# Why it costs time
+More workers (or workers with more threads) than processors take turns: each batch takes longer, and the thread that
+drives the training waits for a processor too. Workers that may only be a batch or two ahead stand idle while the step
+computes, and are late whenever a batch takes longer than usual.
+
+# How it is measured
+The recorder times a batch's making in the workers by the clock and on a processor, and how long the main thread could
+have run and waited for a processor. Too many workers: there are more than processors, and batches take at least
+`stretched` times their processor time. Too little ahead: the workers' rate suffices, yet a few batches carry most of
+the waits. The saving is what the step would lose of its waits with workers for the processors that there are, or with
+batches ahead.
+
+# Known false positives
+Reading from a slow disk or network stretches a batch as well; then more workers than processors are right. The rule
+therefore asks for a main thread that waits for a processor itself.
+
+# What to do
+As many workers as there are processors left by the training, one thread each (`torch.set_num_threads(1)`,
+`cv2.setNumThreads(0)` in `worker_init_fn`), and a larger `prefetch_factor` where batches differ.
+
+# Reference
+PyTorch's own warning when `num_workers` exceeds the suggested number of processors.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from stepscope.analysis.input_pipeline import Load
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
+from stepscope.diagnosis.loading import Loading, iterator_starts, loading_of, settings_figures
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "loader-contention"
+TITLE: Final = "Worker processes stand in the way, or not far enough ahead"
+REPLACES: Final = ("input-bound", "host-contention")
+THRESHOLDS: Final = {
+    "share": Threshold(0.05, "share", "share of the step lost to workers in the way or behind"),
+    "stretched": Threshold(1.5, "", "a batch's time by the clock over its time on a processor"),
+}
+
+_FEW: Final = 0.25
+"""Of the batches; where these carry most of the waits, the rest comes in time."""
+_MOST: Final = 0.75
+
+
+def check(view: View) -> RuleResult:
+    """Ask whether there are too many workers, else whether they run too little ahead."""
+    if not any(loader.workers for loader in view.program.loaders):
+        return RuleResult()
+    loading = loading_of(view)
+    if not loading.workers or loading.load is None:
+        return RuleResult()
+    found = _too_many(view, loading) or _too_little_ahead(view, loading)
+    return RuleResult((found,) if found is not None else ())
+
+
+def _too_many(view: View, loading: Loading) -> Finding | None:
+    load, workers, processors = loading.load, loading.workers or 0, loading.processors
+    if load is None or processors is None or workers <= processors or not loading.batches.processor_ns:
+        return None
+    stretched = (loading.batches.clock_ns or 0.0) / loading.batches.processor_ns
+    waiting = [step.thread_waiting_ns for step in view.program.steps if step.thread_waiting_ns is not None]
+    starved_ns = sum(waiting) / len(waiting) if waiting else 0.0
+    least = view.threshold(ID, THRESHOLDS, "stretched")
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if stretched < least or not starved_ns:
+        return None
+    fewer = max(processors - 1, 1)
+    free = Load(
+        max(load.compute_ns - starved_ns, 0.0), load.busy_ns, load.batch_processor_ns, load.batch_processor_ns,
+        processors,
+    )  # fmt: skip
+    lost = loading.wait_ns + starved_ns * view.step_count
+    saving = min(max(view.step_ns - free.step_ns(fewer), 0.0) * view.step_count, lost)
+    if saving <= 0 or view.share(saving) < limit:
+        return None
+    return view.finding(
+        ID,
+        f"{workers} worker processes share {processors} processors: a batch takes {stretched:.1f} times its processor "
+        "time, and the step waits",
+        saving,
+        basis=f"waits for data and for a processor, less what remains with {fewer} worker processes that are not held "
+        "up",
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step lost to workers in the way or behind", view.share(saving), "share", limit),
+                Figure("time of a batch over its processor time", stretched, "", least),
+                Figure("time per step in which the main thread waited for a processor", int(starved_ns), "ns"),
+                *settings_figures(loading),
+            ),
+            view.longest(loading.pieces, "waiting for data"),
+        ),
+        remedy=Remedy(
+            "Start no more workers than the training leaves processors, and let each use one thread.",
+            "def one_thread(worker):\n"
+            "    torch.set_num_threads(1)      # and cv2.setNumThreads(0)\n\n"
+            f"loader = DataLoader(dataset, ..., num_workers={fewer}, worker_init_fn=one_thread)",
+        ),
+        where=view.locations(loading.pieces),
+    )
+
+
+def _too_little_ahead(view: View, loading: Loading) -> Finding | None:
+    load, workers = loading.load, loading.workers or 0
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    outside = loading.waits
+    for start in iterator_starts(view):
+        inside = pl.col("start_ns").is_between(start.start_ns, start.end_ns, closed="left")
+        outside = outside.filter(~inside)
+    waits = outside["wait_ns"].sort(descending=True)
+    few = max(int(_FEW * len(waits)), 1)
+    cost = int(waits.head(few).sum())
+    if load is None or len(waits) < 4 or cost < _MOST * loading.wait_ns or view.share(cost) < limit:
+        return None
+    if load.step_ns(workers) > load.compute_ns * 1.05:  # the workers are too slow on the whole
+        return None
+    ahead = loading.loader.prefetch_factor if loading.loader is not None else None
+    more = max(2 * (ahead or 2), 4)
+    return view.finding(
+        ID,
+        f"{workers} workers make batches fast enough, but not far enough ahead: {few} of {len(waits)} batches carry "
+        f"{cost / loading.wait_ns:.0%} of the waits",
+        cost,
+        basis="waits for the few late batches, which batches made ahead would cover",
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step lost to workers in the way or behind", view.share(cost), "share", limit),
+                Figure("share of the waits in a quarter of the batches", cost / loading.wait_ns, "share", _MOST),
+                *settings_figures(loading),
+            ),
+            view.longest(loading.pieces, "waiting for data"),
+        ),
+        remedy=Remedy(
+            "Let each worker run further ahead, so that a batch that takes longer is ready in time.",
+            f"loader = DataLoader(dataset, ..., num_workers={workers}, prefetch_factor={more},\n"
+            "                    persistent_workers=True)",
+        ),
+        where=view.locations(loading.pieces),
+    )

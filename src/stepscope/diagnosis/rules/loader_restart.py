@@ -1,0 +1,98 @@
+"""# What it finds
+Worker processes are started anew again and again, and the step waits for their first batch.
+
+# Why it costs time
+Each `for batch in loader` makes an iterator. Without `persistent_workers=True` that starts the worker processes
+again: each has to be forked or to import the program, to receive the dataset and to make a batch before the first
+step can begin. With short epochs that is a large part of them.
+
+# How it is measured
+Time (with a device: idle time of the device) from the end of the last iteration, which stops its workers, and from
+making an iterator over a loader with workers to its first batch, less what one batch takes, which workers that stay
+alive would have to make as well. `stepscope run` names the making of iterators in the trace; so do Python frames.
+Where the recorder knows that an epoch is longer than the recording, the cost of a restart is divided by the epoch's
+batches.
+
+# Known false positives
+A recording that happens to hold the beginning of an epoch of unknown length overstates the cost per step.
+
+# What to do
+`persistent_workers=True`. Make the loader once, not in every epoch or evaluation. A dataset that is cheap to copy
+starts faster where processes are spawned.
+
+# Reference
+PyTorch documentation, `torch.utils.data.DataLoader`, persistent_workers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
+from stepscope.diagnosis.loading import Loading, iterator_starts, loading_of, settings_figures
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View, clipped
+from stepscope.trace import Window
+
+ID: Final = "loader-restart"
+TITLE: Final = "Worker processes are started again and again"
+REPLACES: Final = ("input-bound", "step-variance")
+THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost to starting workers")}
+
+
+def check(view: View) -> RuleResult:
+    """Add up the waits from making an iterator to its first batch."""
+    loader = next((each for each in view.program.loaders if each.persistent_workers is False and each.workers), None)
+    known = any(each.workers is not None for each in view.program.loaders)
+    if (known and loader is None) or view.lane is None:
+        return RuleResult()
+    starts = iterator_starts(view)
+    if not starts:
+        return RuleResult()
+    loading = loading_of(view)
+    if loading.workers == 0:
+        return RuleResult()
+    cost = sum(_cost_ns(view, loading, start) for start in starts)
+    batches = loader.batches if loader is not None and loader.batches else 0
+    if len(starts) * batches > loading.calls > 0:  # the recording holds more beginnings than its share
+        cost = int(cost * loading.calls / (len(starts) * batches))
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if cost <= 0 or view.share(cost) < limit:
+        return RuleResult()
+    mean_ns = sum(start.duration_ns for start in starts) // len(starts)
+    finding = view.finding(
+        ID,
+        f"{view.share(cost):.0%} of the step goes to starting the loader's worker processes again, "
+        f"{mean_ns / 1e6:,.0f} ms each time",
+        cost,
+        basis="time from making an iterator to its first batch, less what workers that stay alive take for a batch",
+        confidence="high" if loader is not None else "medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step lost to starting workers", view.share(cost), "share", limit),
+                Figure("starts while steps were recorded", len(starts), "count"),
+                Figure("time from a start to the first batch", mean_ns, "ns"),
+                *settings_figures(loading),
+            ),
+            tuple(Interval(start.start_ns, start.duration_ns, "starting workers") for start in starts[:3]),
+        ),
+        remedy=Remedy(
+            "Keep the workers alive between epochs, and make the loader once, outside the loop over epochs.",
+            f"loader = DataLoader(dataset, ..., num_workers={loading.workers or 4}, persistent_workers=True)\n"
+            "for epoch in range(epochs):\n"
+            "    for batch in loader:",
+        ),
+        where=view.locations(pl.concat([_pieces(view, start) for start in starts])),
+    )
+    return RuleResult((finding,))
+
+
+def _pieces(view: View, start: Window) -> pl.DataFrame:
+    return clipped(view.pieces, start)
+
+
+def _cost_ns(view: View, loading: Loading, start: Window) -> int:
+    lost = int(_pieces(view, start)["duration_ns"].sum())
+    return max(lost - int(loading.batches.clock_ns or 0), 0)

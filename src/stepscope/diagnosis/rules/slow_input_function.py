@@ -1,0 +1,126 @@
+"""# What it finds
+One function of the input pipeline takes most of the time to make a batch, and workers alone would not hide it.
+
+# Why it costs time
+Batches come no faster than the dataset's `__getitem__`, its transform and the collate function make them. Loading in
+more processes divides the time only as long as there are processors for them.
+
+# How it is measured
+The recorder times the dataset's items, transforms and collate functions in the process and in its workers; without
+that the Python frames inside the data loader of the main process tell it. The finding names the innermost function of
+yours that carries at least half of the time to make a batch.
+
+The saving is what the step would lose of its waits for data if the function cost nothing, as when its results are
+cached or prepared before training; twice as fast a function gives about half of it. The rule stays silent where
+worker processes would take away most of the waits without a change of the function: that is told by `input-bound`.
+
+# Known false positives
+Python code runs several times slower while its lines or stacks are recorded, so that a function which is a Python
+loop looks slower than it is: the warnings of the trace say how much of the time that took.
+
+# What to do
+Do the work once instead of in every epoch (cache, or prepare files beforehand); for a whole batch at once instead of
+for each item; with NumPy or torch instead of a Python loop; or on the device.
+
+# Reference
+TensorFlow profiler, "Input pipeline analyzer": input operators ranked by self time; PyTorch performance tuning guide.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.loading import (
+    CARRIES_MOST,
+    NEARLY_ALL,
+    Costly,
+    Loading,
+    costly_function,
+    loading_of,
+    places_of,
+    settings_figures,
+)
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "slow-input-function"
+TITLE: Final = "One function makes batches slow"
+REPLACES: Final = ("input-bound",)
+THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost to waiting for this function")}
+
+_WHAT: Final = {"item": "the dataset's item", "transform": "the transform", "collate": "the collate function"}
+
+
+def check(view: View) -> RuleResult:
+    """Find the function that carries most of the loading, where workers are no remedy."""
+    loading = loading_of(view)
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if view.share(loading.wait_ns) < limit or loading.wait_ns == 0:
+        return RuleResult()
+    costly = costly_function(view, loading)
+    if costly is None or _is_something_else(view, loading):
+        return RuleResult()
+    saving = _saving_ns(view, loading, costly)
+    if view.share(saving) < limit:
+        return RuleResult()
+    mean_ns = costly.total_ns // max(costly.calls, 1)
+    finding = view.finding(
+        ID,
+        f"{_WHAT[costly.stage]} {costly.name} takes {costly.share:.0%} of the time to make a batch, for which the "
+        f"step waits {view.share(loading.wait_ns):.0%} of its time",
+        saving,
+        basis="what the waits for data would lose if the function cost nothing, its results being cached or prepared "
+        "before training; half of it if it were twice as fast",
+        confidence="high",
+        evidence=Evidence(
+            (
+                Figure("share of the step lost to waiting for this function", view.share(saving), "share", limit),
+                Figure("share of the time to make a batch", costly.share, "share", CARRIES_MOST),
+                Figure("time of one call", mean_ns, "ns"),
+                Figure("calls per batch", costly.calls / max(loading.calls, 1), "count"),
+                *settings_figures(loading),
+            ),
+            view.longest(loading.pieces, "waiting for data"),
+        ),
+        remedy=_remedy(costly),
+        where=places_of(view, loading, costly),
+    )
+    return RuleResult((finding,))
+
+
+def _is_something_else(view: View, loading: Loading) -> bool:
+    """Whether workers that are not there yet would take away nearly all of the waits, or those that are suffice."""
+    load, now = loading.load, loading.workers
+    if load is None:
+        return now == 0
+    if now and (load.step_ns(now) - load.compute_ns) * view.step_count < CARRIES_MOST * loading.wait_ns:
+        return True
+    workers = load.workers_needed()
+    return (now is None or now < workers) and loading.saved_ns(view, workers) >= NEARLY_ALL * loading.wait_ns
+
+
+def _saving_ns(view: View, loading: Loading, costly: Costly) -> int:
+    if loading.load is None or not loading.workers:
+        return int(loading.wait_ns * costly.share)
+    return loading.saved_ns(view, loading.workers, costly.share * loading.load.batch_ns)
+
+
+def _remedy(costly: Costly) -> Remedy:
+    if costly.stage == "collate":
+        return Remedy(
+            f"Let {costly.name} build the whole batch at once instead of element by element; what does not depend on "
+            "the batch belongs into the dataset, prepared before training.",
+            "def collate(samples):\n"
+            "    inputs, targets = zip(*samples)\n"
+            "    return torch.stack(inputs), torch.tensor(targets)",
+        )
+    function = costly.name.rpartition(".")[2]
+    return Remedy(
+        f"Let {costly.name} work on arrays instead of in a Python loop, or keep its results: what is the same in every "
+        "epoch needs to be computed once.",
+        "def prepared(self, index):                 # once for each sample, kept in memory or in a file\n"
+        "    if index not in self.cache:\n"
+        f"        self.cache[index] = self.{function}(index)\n"
+        "    return self.cache[index]",
+    )

@@ -1,0 +1,121 @@
+"""frequent-logging: logging in every step takes a part of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.diagnosis.rules import frequent_logging as rule
+from stepscope.trace import Trace
+from tests.unit.recording import Recording
+from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
+
+PRINT = "stepscope.logging#print"
+
+
+def steps(name: str = PRINT, *, ns: int = 100, every: int = 1, frames: bool = False, lines: bool = False) -> Trace:
+    """Four steps of 1000 ns on a CPU; `every` so many of them logs for `ns` and has prepared the text for 50."""
+    recording = Recording()
+    for number in range(4):
+        begin = 1000 * number
+        recording.step(begin, 1000, number)
+        recording.frame(begin, 1000, "train.py(12): step")
+        recording.operator(begin + 10, 500, "aten::mm")
+        if lines:
+            recording.line(begin, 550, "train.py(13): step")
+            recording.line(begin + 550, 50 + ns, "train.py(14): step")
+            recording.line(begin + 600 + ns, 400 - ns, "train.py(15): step")
+        if number % every == 0:
+            (recording.frame if frames else recording.operator)(begin + 600, ns, name)
+    return recording.trace()
+
+
+def idle_device() -> Trace:
+    """A device that is idle for the 200 ns in which the host prints, and for 100 ns more before the next kernel."""
+    recording = Recording()
+    for number in range(2):
+        begin = 1000 * number
+        recording.step(begin, 1000, number)
+        recording.frame(begin, 1000, "train.py(12): step")
+        recording.launched(begin + 10, begin + 20, 380, "gemm", 100 + 2 * number)
+        recording.operator(begin + 400, 200, PRINT)
+        recording.operator(begin + 450, 20, PRINT)  # by the first
+        recording.operator(begin + 690, 10, "aten::mm")
+        recording.launched(begin + 695, begin + 700, 300, "gemm", 101 + 2 * number)
+    return recording.trace()
+
+
+FIRES: Cases = {
+    "a print": steps,
+    "a print, seen by its frame": lambda: steps("<built-in function print>", frames=True),
+    "an idle device": idle_device,
+}
+SILENT: Cases = {
+    "empty": empty_trace,
+    "nothing is wrong": busy_device,
+    "once in a while": lambda: steps(every=4),
+    "cheap": lambda: steps(ns=9),
+}
+
+
+def test_the_saving_is_what_goes_at_the_frequency_that_would_do() -> None:
+    finding = the_finding(rule, steps())
+
+    # 100 of 1000 ns: every 12 steps it would cost 1 % of the other 900, so every 20 in round numbers.
+    assert finding.title == "10% of the step goes to print, called once a step; every 20 steps would do"
+    assert finding.saving_ns_per_step == 95
+    assert figures_of(finding) == [
+        ("share of the step spent on logging", 0.1, "share", 0.01),
+        ("calls per step", 1.0, "count", None),
+        ("time of one call", 100, "ns", None),
+        ("share of the steps that log", 1.0, "share", 0.5),
+        ("steps between two logs at which it costs too little to matter", 20, "count", None),
+    ]
+    assert places_of(finding) == [("train.py", 12, "step")]
+    assert finding.remedy.code == "if step % 20 == 0:\n    print(step, loss.item())"
+
+
+def test_python_on_the_calls_line_prepares_it() -> None:
+    finding = the_finding(rule, steps(lines=True))
+
+    assert finding.saving_ns_per_step == 150 * 19 // 20
+    assert finding.evidence.figures[0].value == 0.15
+
+
+def test_calls_inside_calls_are_one_and_only_the_devices_idle_time_counts() -> None:
+    finding = the_finding(rule, idle_device())
+
+    assert finding.evidence.figures[0].value == pytest.approx(200 / 1000)
+    assert finding.evidence.figures[1].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "code"),
+    [
+        ("stepscope.logging#tqdm", "the progress bar", "bar.set_postfix(loss=loss.item())"),
+        ("stepscope.logging#logging", "logging", "logger.info("),
+        ("tqdm/std.py(1325): refresh", "the progress bar", "bar.set_postfix("),
+        ("wandb/sdk/wandb_run.py(1700): log", "Weights & Biases", "run.log("),
+        ("torch/utils/tensorboard/writer.py(370): add_scalar", "TensorBoard", "writer.add_scalar("),
+        ("sklearn/metrics/_classification.py(150): accuracy_score", "scikit-learn's metrics", "accuracy_score("),
+        ("<built-in method writerow of _csv.writer object at 0x7f>", "the CSV writer", "writer.writerow("),
+        ("<built-in method flush of _io.TextIOWrapper object at 0x7f>", "writing to a file", "file.write("),
+    ],
+)
+def test_each_kind_has_its_name_and_example(name: str, kind: str, code: str) -> None:
+    finding = the_finding(rule, steps(name, frames=not name.startswith("stepscope")))
+
+    assert f"goes to {kind}, called" in finding.title
+    assert code in finding.remedy.code
+
+
+def test_every_other_step_is_told_as_that() -> None:
+    finding = the_finding(rule, steps(every=2))
+
+    assert finding.title.startswith("5% of the step goes to print, called 0.5 times a step")
+    assert finding.evidence.figures[3].value == 0.5
+
+
+def test_the_thresholds_decide() -> None:
+    assert asked(rule, steps(), share=0.1).findings
+    assert asked(rule, steps(), share=0.11).findings == ()
+    assert asked(rule, steps(every=4), steps=0.25).findings
