@@ -62,6 +62,14 @@ class Recording:
         parts = {"file": file, "line": int(number), "function": function}
         self._slice("lines", start_ns, duration_ns, name, lane, parts)
 
+    def module(self, start_ns: int, duration_ns: int, name: str, lane: int = 0) -> None:
+        """A call of a module, by its qualified name."""
+        self._slice("modules", start_ns, duration_ns, name, lane, {})
+
+    def link(self, source: int, target: int) -> None:
+        """From a forward operator to its backward node, by their rows."""
+        self._rows["links"].append({"kind": "forward_backward", "source": source, "target": target})
+
     def annotation(self, start_ns: int, duration_ns: int, name: str, lane: int = 0, **more: Any) -> None:
         self._slice("annotations", start_ns, duration_ns, name, lane, {"kind": "host", **more})
 
@@ -127,7 +135,7 @@ class Recording:
 
     def trace(self) -> Trace:
         for name, rows in self._rows.items():
-            if name != "lanes":
+            if name not in ("lanes", "links"):
                 rows.sort(key=lambda row: (row["start_ns"], -row.get("duration_ns", 0)))
         operators, frames = self._rows["operators"], self._rows["frames"]
         for rows in (operators, frames):

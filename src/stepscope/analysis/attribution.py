@@ -12,8 +12,8 @@ stepscope recorded it, else by class and number as profilers count instances ("G
 
 Phases: "backward" is what autograd's nodes do, also what they compute again of the forward; "optimizer" is the
 optimizer's step and clearing gradients; "input" is loading data, and copying to the device outside of modules;
-"forward" is what runs in modules, what autograd made nodes of, and, in a trace without a backward pass, every other
-operator; "other" is the rest.
+"forward" is what runs in modules, what autograd made nodes of, and, in a trace without a backward pass, all other
+operators and launches; "other" is the rest.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Attribution:
         frame: row in `frames` of the user's innermost frame, for backward slices that of their forward; -1 for none.
         stack: index of the slice whose call stack gives the place, -1 where the place comes from elsewhere.
         caused: whether the slice is of the backward of a forward operator.
+        line_place: index into `places` for each row of `lines`, -1 for none.
     """
 
     trace: Trace
@@ -85,6 +86,7 @@ class Attribution:
     frame: Rows
     stack: Rows
     caused: npt.NDArray[np.bool_]
+    line_place: Rows
 
     @cached_property
     def operator_slices(self) -> Rows:
@@ -144,11 +146,13 @@ def attribute(
     redirected, caused = _through_forward(trace, activity, sources)
     places = Numbering[SourcePlace]()
     line = _recorded_lines(trace, activity, places)
+    line_place = _numbered(trace.lines.select("file", "line", "function"), activity, places)
     frame = _user_frames(trace, activity, places)
     stack = _call_stacks(trace, activity, places)
     place, frame_slice, stack_slice = _places(activity, redirected, line, frame, stack)
     modules, own_module, module_parents = own_modules(trace, activity)
     phase = phases(trace, activity, sources, own_module)
+    place = _or_of_the_line(trace, activity, place, line_place)
     place = _or_of_the_main_thread(trace, activity, place)
     frame_row = np.where(frame_slice >= 0, activity.row[np.maximum(frame_slice, 0)], -1)
     return Attribution(
@@ -163,6 +167,7 @@ def attribute(
         frame=frame_row,
         stack=stack_slice,
         caused=caused,
+        line_place=line_place,
     )
 
 
@@ -208,18 +213,20 @@ def _through_forward(trace: Trace, activity: HostActivity, sources: Rows) -> tup
 
 def _recorded_lines(trace: Trace, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
     """The place of each slice that the recording kept a line of the user's with, -1 for none."""
-    columns = ["source_file", "source_line", "source_function"]
-    lines = trace.operators.select(columns)
-    different = lines.filter(pl.col("source_line").is_not_null()).unique(maintain_order=True)
-    if different.is_empty():
-        return np.full(len(activity.row), -1, np.int64)
+    lines = trace.operators.select(file="source_file", line="source_line", function="source_function")
+    return own_values(activity, _OPERATORS, _numbered(lines, activity, places))
+
+
+def _numbered(lines: pl.DataFrame, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
+    """The place of each row of file, line and function, -1 where the file is not the user's."""
+    different = lines.filter(pl.col("line").is_not_null()).unique(maintain_order=True)
     numbers = [
         places[SourcePlace(file, line, function or "", True)] if file in activity.user_code else -1
         for file, line, function in different.iter_rows()
     ]
     known = different.with_columns(place=pl.Series(numbers, dtype=pl.Int64))
-    joined = lines.join(known, on=columns, how="left", nulls_equal=True, maintain_order="left")
-    return own_values(activity, _OPERATORS, joined["place"].fill_null(-1).to_numpy())
+    joined = lines.join(known, on=lines.columns, how="left", nulls_equal=True, maintain_order="left")
+    return joined["place"].fill_null(-1).to_numpy()
 
 
 def _user_frames(trace: Trace, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
@@ -273,6 +280,20 @@ def _places(activity: HostActivity, redirected: Rows, line: Rows, frame: Rows, s
         open_ = (place < 0) & (source >= 0)
         place[open_], stack_slice[open_] = stack[source[open_]], source[open_]
     return place, frame_slice, stack_slice
+
+
+def _or_of_the_line(trace: Trace, activity: HostActivity, place: Rows, line_place: Rows) -> Rows:
+    """`place`, and for slices without one the line that their thread was at when they began.
+
+    Steps last for many lines and get none.
+    """
+    is_step = own_values(activity, _ANNOTATIONS, trace.annotations["step"].is_not_null().cast(pl.Int64).to_numpy()) > 0
+    result: Rows = place.copy()
+    for lane, timeline in activity.line_timelines.items():
+        missing = np.flatnonzero((activity.lane == lane) & (place < 0) & ~is_step)
+        segment = np.searchsorted(timeline.times, activity.start[missing], side="right") - 1
+        result[missing] = at(line_place, timeline.slices[np.maximum(segment, 0)])
+    return result
 
 
 def _or_of_the_main_thread(trace: Trace, activity: HostActivity, place: Rows) -> Rows:

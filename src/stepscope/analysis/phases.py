@@ -21,6 +21,7 @@ PHASES: Final = ("forward", "backward", "optimizer", "input", "other")
 
 FORWARD, BACKWARD, OPTIMIZER, INPUT, OTHER = range(len(PHASES))
 _OPERATORS, _FRAMES, _ANNOTATIONS = TABLES.index("operators"), TABLES.index("frames"), TABLES.index("annotations")
+_LAUNCHES: Final = TABLES.index("launches")
 _BACKWARD_CALL: Final = re.compile(
     r"built-in method run_backward |: _engine_run_backward$|torch/autograd/__init__\.py\(\d+\): (?:backward|grad)$"
 )
@@ -42,8 +43,8 @@ def phases(trace: Trace, activity: HostActivity, sources: Rows, own_module: Rows
     elif (backward >= 0).any():
         loose = np.full(len(nearest), -1, np.int64)
     else:
-        is_operator = np.where(activity.table == _OPERATORS, FORWARD, -1)
-        loose = inherit(is_operator, activity.around)
+        works = np.isin(activity.table, (_OPERATORS, _LAUNCHES))
+        loose = inherit(np.where(works, FORWARD, -1), activity.around)
     phase = np.where(nearest >= 0, nearest, np.where(loose >= 0, loose, OTHER))
     phase = np.where(backward >= 0, BACKWARD, phase)
     on_engine = np.isin(activity.lane, engine_lanes(trace, activity))

@@ -1,0 +1,80 @@
+"""Finding the source file that a trace names, and reading it."""
+
+from __future__ import annotations
+
+import io
+import os
+import tokenize
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from stepscope.errors import UsageError
+
+LARGEST_BYTES: Final = 8 * 2**20
+_ENDINGS: Final = (".py", ".pyi", ".pyx", ".pyw")
+
+
+def recorded_file(wanted: str, recorded: Sequence[str]) -> str:
+    """The recorded file that a word on the command line means: the same file, or one whose path ends like this.
+
+    Raises:
+        UsageError: none, or several.
+    """
+    real = os.path.realpath(wanted)
+    same = [file for file in recorded if file in (wanted, real) or (file[:1] != "<" and os.path.realpath(file) == real)]
+    ending = [
+        file for file in recorded if _ends_with(file, wanted) or (os.path.exists(real) and _ends_with(real, file))
+    ]
+    found = same or ending
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"{wanted!r} may be {', '.join(sorted(found))}: name more of the path")
+    few = ", ".join(recorded[:5]) + (f" and {len(recorded) - 5} more" if len(recorded) > 5 else "")
+    raise UsageError(f"nothing in this trace was attributed to {wanted!r}; the files are: {few or 'none'}")
+
+
+def source_lines(recorded: str, wanted: str, root: str | None) -> tuple[str, list[str]] | None:
+    """Where the source is found, and its lines; None where it is not.
+
+    Below `root`, as much of the end of the recorded path is looked for as is there.
+
+    Raises:
+        UsageError: `root` is no folder, or the file cannot be read or is no source text.
+    """
+    if root is not None and not os.path.isdir(root):
+        raise UsageError(f"--source-root {root} is no folder")
+    for place in _candidates(recorded, wanted, root):
+        if place.is_file():
+            return str(place), _read(place)
+    return None
+
+
+def _candidates(recorded: str, wanted: str, root: str | None) -> list[Path]:
+    if root is not None:
+        parts = [part for part in PurePosixPath(recorded.replace("\\", "/")).parts if part not in ("/", "..")]
+        return [Path(root, *parts[first:]) for first in range(len(parts))]
+    # The trace's own word is followed only to what can be source text; the user's to anything.
+    return [Path(wanted), *([Path(recorded)] if recorded.endswith(_ENDINGS) else [])]
+
+
+def _read(place: Path) -> list[str]:
+    try:
+        with place.open("rb") as file:
+            data = file.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{place} cannot be read: {error.strerror}") from error
+    if len(data) > LARGEST_BYTES or b"\0" in data:
+        raise UsageError(f"{place} is no source text")
+    try:
+        encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+    except SyntaxError:
+        encoding = "utf-8"
+    return data.decode(encoding, "replace").splitlines()
+
+
+def _ends_with(path: str, ending: str) -> bool:
+    whole = path.replace("\\", "/")
+    part = ending.replace("\\", "/").removeprefix("./")
+    return whole == part or whole.endswith(f"/{part}")
