@@ -35,7 +35,7 @@ CATEGORIES: Final[dict[str, str]] = {
     "input": "batches, and tensors made without others",
     "temporary": "freed by the operator, backward pass or optimizer step that made it",
     "before": "allocated before the recording began: parameters, optimizer state and whatever else there was",
-    "unknown": "allocated outside of operators",
+    "unknown": "nothing tells what for",
 }
 """Category -> what it means, in the order reports list them from the bottom of a picture to its top."""
 
@@ -74,7 +74,7 @@ def block_categories(trace: Trace, blocks: pl.DataFrame, first_step_ns: int | No
     in_optimizer = (optimizer_end >= 0) | (stacks == "optimizer_state")
     lasts = end == _FOREVER
     choices: list[tuple[npt.NDArray[np.bool_], str]] = [
-        (start < 0, "before"),
+        ((start < 0) | (phase.by_stacks & (start == 0) & (stacks == "")), "before"),
         (phase.in_backward & (end <= passes), "temporary"),
         (in_optimizer & (end <= np.where(optimizer_end >= 0, optimizer_end, -1)), "temporary"),
         (in_optimizer, "optimizer_state"),
@@ -109,7 +109,8 @@ class _Phases:
         self.in_copy = self._any_of(top, self._copying(outermost))
         names = operators["name"].str.contains(_FACTORIES.pattern).fill_null(False).to_numpy()
         self.in_factory = self._any_of(top, names)
-        self._stack_times = None if operators.height else stacks
+        self.by_stacks = not operators.height
+        self._stacks = stacks
 
     @staticmethod
     def _any_of(rows: Rows, flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -130,8 +131,8 @@ class _Phases:
         A pass goes on until an operator, or where only stacks are known an allocation, that is not of the backward pass
         begins on the thread that trains.
         """
-        if self._stack_times is not None:
-            others = np.sort(start[(self._stack_times != "gradient") & (start >= 0)])
+        if self.by_stacks:
+            others = np.sort(start[(self._stacks != "gradient") & (start >= 0)])
             following = np.searchsorted(others, start, side="right")
             return np.append(others, _FOREVER - 1)[following]
         if not len(self._outer):

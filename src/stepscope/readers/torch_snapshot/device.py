@@ -1,0 +1,208 @@
+"""One device's part of a snapshot: its events in order, its blocks at the end, and what follows for every moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+LARGEST_SIZE: Final = 1 << 50
+MEMORY_ACTIONS: Final = {"alloc": 1, "free_completed": -1, "free": -1}
+"""Action -> what it does to the allocated bytes. A block whose return was only requested is still in use."""
+SEGMENT_ACTIONS: Final = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+"""Action -> what it does to the reserved bytes."""
+OUT_OF_MEMORY: Final = "oom"
+
+_PASSED_OVER: Final = frozenset({"free_requested", "snapshot", "user_defined", "workspace_snapshot"})
+_LARGEST_ADDRESS: Final = (1 << 63) - 1
+_LATEST_US: Final = 1 << 53
+_MOST_FRAMES: Final = 64
+_LONGEST_ENTRY: Final = 400
+_MOST_STACK_BYTES: Final = 256 << 20
+
+
+class Budget(Protocol):
+    """Raises where more is taken than a snapshot may hold."""
+
+    def take(self) -> None:
+        """Count one event or block."""
+
+
+class SnapshotEvent(NamedTuple):
+    """One event; `stack` is a number in `Stacks`, -1 for none, and `free_bytes` what the driver had left."""
+
+    time_us: int
+    action: str
+    address: int
+    size: int
+    stack: int
+    free_bytes: int | None
+
+
+class Block(NamedTuple):
+    """A block in use when the snapshot was taken."""
+
+    address: int
+    size: int
+    stack: int
+
+
+class Stacks:
+    """The different call stacks, each as "file(line): function" of its frames, innermost first, separated by ";".
+
+    Attributes:
+        texts: by number.
+        left_out: call stacks that were not kept, because there was too much of them.
+    """
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.left_out = 0
+        self._by_list: dict[int, int] = {}
+        self._by_text: dict[str, int] = {}
+        self._bytes = 0
+
+    def number(self, frames: Any) -> int:
+        """The number of these frames' stack; -1 where no frame of Python is among them.
+
+        Lists of frames stand in several events; they must live as long as this object is asked.
+        """
+        if type(frames) is not list or not frames:
+            return -1
+        known = self._by_list.get(id(frames))
+        if known is not None:
+            return known
+        entries = [entry for frame in frames[: 4 * _MOST_FRAMES] if (entry := _entry(frame))]
+        text = ";".join(entries[:_MOST_FRAMES])
+        number = self._by_text.get(text, -1) if text else -1
+        if text and number < 0:
+            number = self._added(text)
+        self._by_list[id(frames)] = number
+        return number
+
+    def _added(self, text: str) -> int:
+        if self._bytes + len(text) > _MOST_STACK_BYTES:
+            self.left_out += 1
+            return -1
+        self._bytes += len(text)
+        self._by_text[text] = len(self.texts)
+        self.texts.append(text)
+        return len(self.texts) - 1
+
+
+def _entry(frame: Any) -> str:
+    """A frame of Python, or of the autograd engine, as "file(line): function"; "" for another."""
+    if type(frame) is not dict:
+        return ""
+    file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
+    if type(file) is not str or type(name) is not str or type(line) is not int:
+        return ""
+    if file == "none":  # snapshots that torch makes of a profile have all in the name
+        text = name
+    elif file.endswith(".py") or file.startswith("<") or "autograd::Engine" in name:
+        text = f"{file[-_LONGEST_ENTRY:]}({min(max(line, 0), 10**8)}): {name}"
+    else:
+        return ""
+    return text[:_LONGEST_ENTRY].replace(";", ",").encode("utf-8", "replace").decode()
+
+
+@dataclass
+class DeviceEvents:
+    """The events of one device's allocator.
+
+    Attributes:
+        number: of the device.
+        events: in the order in which they happened.
+        blocks: in use at the end, and not allocated by one of the events.
+        allocated_bytes: in use before the first event.
+        reserved_bytes: in segments before the first event.
+        damaged, unknown: events that were passed over.
+    """
+
+    number: int
+    events: list[SnapshotEvent] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    damaged: int = 0
+    unknown: int = 0
+
+    @classmethod
+    def read(cls, number: int, segments: list[Any], entries: list[Any], stacks: Stacks, budget: Budget) -> DeviceEvents:
+        """What a snapshot says of one device."""
+        device = cls(number)
+        for entry in entries:
+            budget.take()
+            device._add(entry, stacks)
+        at_end, reserved = _at_end(number, segments, stacks, budget)
+        live: set[int] = set()
+        change = reserved_change = 0
+        for event in device.events:
+            sign = MEMORY_ACTIONS.get(event.action, 0)
+            change += sign * event.size
+            reserved_change += SEGMENT_ACTIONS.get(event.action, 0) * event.size
+            if sign > 0:
+                live.add(event.address)
+            elif sign < 0:
+                live.discard(event.address)
+        device.blocks = [block for block in at_end if block.address not in live]
+        device.allocated_bytes = max(sum(block.size for block in at_end) - change, sum(b.size for b in device.blocks))
+        device.reserved_bytes = max(reserved - reserved_change, 0)
+        return device
+
+    def _add(self, entry: Any, stacks: Stacks) -> None:
+        action = entry.get("action") if type(entry) is dict else None
+        if action in _PASSED_OVER:
+            return
+        size = _whole(entry.get("size"), LARGEST_SIZE) if type(entry) is dict else None
+        if type(action) is not str or size is None:
+            self.damaged += 1
+            return
+        if action not in MEMORY_ACTIONS and action not in SEGMENT_ACTIONS and action != OUT_OF_MEMORY:
+            self.unknown += 1
+            return
+        address = 0 if action == OUT_OF_MEMORY else _whole(entry.get("addr"), 1 << 64)
+        if address is None:
+            self.damaged += 1
+            return
+        # Without times, as in snapshots that torch makes of a profile, events are a microsecond apart.
+        time_us = _whole(entry.get("time_us"), _LATEST_US) or len(self.events) + 1
+        free = _whole(entry.get("device_free"), LARGEST_SIZE)
+        stack = stacks.number(entry.get("frames"))
+        self.events.append(SnapshotEvent(time_us, action, address & _LARGEST_ADDRESS, size, stack, free))
+
+
+def _at_end(number: int, segments: list[Any], stacks: Stacks, budget: Budget) -> tuple[list[Block], int]:
+    """A device's blocks in use when the snapshot was taken, and what its segments hold in all."""
+    found: list[Block] = []
+    reserved = 0
+    for segment in segments:
+        if type(segment) is not dict or segment.get("device", 0) != number:
+            continue
+        reserved += _whole(segment.get("total_size"), LARGEST_SIZE) or 0
+        address = _whole(segment.get("address"), 1 << 64) or 0
+        blocks = segment.get("blocks")
+        for block in blocks if type(blocks) is list else []:
+            budget.take()
+            if type(block) is not dict:
+                continue
+            size = _whole(block.get("size"), LARGEST_SIZE) or 0
+            begin = _whole(block.get("address"), 1 << 64)
+            state = block.get("state")
+            if type(state) is str and state.startswith("active"):
+                frames, requested = _of_block(block, size)
+                place = (address if begin is None else begin) & _LARGEST_ADDRESS
+                found.append(Block(place, requested, stacks.number(frames)))
+            address += size
+    return found, reserved
+
+
+def _of_block(block: dict[Any, Any], size: int) -> tuple[Any, int]:
+    """A block's frames and the bytes that were asked for, in old snapshots by its history."""
+    history = block.get("history")
+    if type(history) is list and history and type(history[0]) is dict:
+        return history[0].get("frames"), _whole(history[0].get("real_size"), LARGEST_SIZE) or size
+    return block.get("frames"), _whole(block.get("requested_size"), LARGEST_SIZE) or size
+
+
+def _whole(value: Any, limit: int) -> int | None:
+    return value if type(value) is int and 0 <= value < limit else None

@@ -1,0 +1,267 @@
+"""Unpickling that builds dictionaries, lists, tuples, texts, bytes, numbers, booleans and None, and nothing else.
+
+A pickle is a program for a small machine. The operations that look up or call anything are not among those known here,
+so there is nothing to forbid. What a file may make is bounded by its own length: every value costs at least one byte
+of it, and the memo by which one value stands in several places is a dictionary of what was stored. Nothing recurses.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from stepscope.errors import NotATraceError
+
+Plain: TypeAlias = "dict[Any, Any] | list[Any] | tuple[Any, ...] | str | bytes | int | float | bool | None"
+
+DEEPEST: Final = 1_000
+"""Open containers; a snapshot has less than ten."""
+MOST_CONTAINERS: Final = 20_000_000
+"""Dictionaries and lists; each takes one byte of the file and a hundred of memory. A snapshot has one an event."""
+_LONGEST_NUMBER: Final = 16
+_KEYS: Final = (str, int, float, bool, type(None))
+_OBJECTS: Final = frozenset(b"cRi\x93\x81\x92obPQ\x82\x83\x84\x97\x98")
+"""GLOBAL, REDUCE, INST, STACK_GLOBAL, NEWOBJ, NEWOBJ_EX, OBJ, BUILD, persistent identifiers, extensions, buffers."""
+
+
+class _Broken(Exception):
+    """What is wrong, in words that follow "at byte N "."""
+
+
+def load(data: bytes, name: str) -> Plain:
+    """The value that a pickle of protocol 2 to 5 holds.
+
+    Args:
+        name: of the file, for messages.
+
+    Raises:
+        NotATraceError: it holds more than plain values, or is damaged.
+    """
+    machine = _Machine(data)
+    try:
+        return machine.run()
+    except _Broken as error:
+        raise NotATraceError(f"{name} is a Python pickle that {error} (at byte {machine.position})") from None
+    except (IndexError, struct.error, UnicodeDecodeError, TypeError, ValueError, KeyError, MemoryError) as error:
+        detail = f"{type(error).__name__} at byte {machine.position}"
+        raise NotATraceError(f"{name} is a Python pickle that is damaged or cut off ({detail})") from None
+
+
+class _Machine:
+    """The stack machine: `stack` holds the values of the innermost open container, `outer` those around it."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.position = 0
+        self._stack: list[Any] = []
+        self._outer: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+        self._containers = 0
+
+    def run(self) -> Plain:
+        """Work through the operations up to STOP."""
+        data, operations = self._data, _OPERATIONS
+        while True:
+            if self.position >= len(data):
+                raise _Broken("is cut off")
+            code = data[self.position]
+            self.position += 1
+            if code == _STOP:
+                result: Plain = self._stack.pop()
+                return result
+            operation = operations[code]
+            if operation is None:
+                raise _Broken(
+                    "holds objects of Python classes, which could run code: not read; a memory snapshot holds none"
+                    if code in _OBJECTS
+                    else f"has an operation that memory snapshots do not use ({bytes([code])!r})"
+                )
+            operation(self)
+
+    def _take(self, count: int) -> bytes:
+        """The next bytes of the file."""
+        begin, end = self.position, self.position + count
+        if count < 0 or end > len(self._data):
+            raise _Broken("is cut off")
+        self.position = end
+        return self._data[begin:end]
+
+    def _number(self, size: int) -> int:
+        return int.from_bytes(self._take(size), "little")
+
+    def _push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def _pop_to_mark(self) -> list[Any]:
+        values = self._stack
+        self._stack = self._outer.pop()
+        return values
+
+    def mark(self) -> None:
+        if len(self._outer) >= DEEPEST:
+            raise _Broken(f"is nested more than {DEEPEST:,} deep")
+        self._outer.append(self._stack)
+        self._stack = []
+
+    def skip(self, size: int) -> None:
+        self._take(size)
+
+    def text(self, size: int) -> None:
+        self._push(self._take(self._number(size)).decode("utf-8", "surrogatepass"))
+
+    def bytes(self, size: int) -> None:
+        self._push(self._take(self._number(size)))
+
+    def unsigned(self, size: int) -> None:
+        self._push(self._number(size))
+
+    def signed(self) -> None:
+        self._push(int.from_bytes(self._take(4), "little", signed=True))
+
+    def long(self, size: int) -> None:
+        length = self._number(size)
+        if length > _LONGEST_NUMBER:
+            raise _Broken("holds a number of more than 16 bytes")
+        self._push(int.from_bytes(self._take(length), "little", signed=True))
+
+    def real(self) -> None:
+        self._push(struct.unpack(">d", self._take(8))[0])
+
+    def constant(self, value: Any) -> None:
+        self._push(value)
+
+    def empty(self, kind: Callable[[], Any]) -> None:
+        self._containers += 1
+        if self._containers > MOST_CONTAINERS:
+            raise _Broken(f"holds more than {MOST_CONTAINERS:,} lists and dictionaries, as no memory snapshot does")
+        self._push(kind())
+
+    def tuple_of(self, count: int) -> None:
+        values = [self._stack.pop() for _ in range(count)]
+        self._push(tuple(reversed(values)))
+
+    def tuple_to_mark(self) -> None:
+        values = self._pop_to_mark()
+        self._push(tuple(values))
+
+    def list_to_mark(self) -> None:
+        values = self._pop_to_mark()
+        self._push(values)
+
+    def dict_to_mark(self) -> None:
+        values = self._pop_to_mark()
+        made: dict[Any, Any] = {}
+        _fill(made, values)
+        self._push(made)
+
+    def append(self) -> None:
+        value = self._stack.pop()
+        _list(self._stack[-1]).append(value)
+
+    def appends(self) -> None:
+        values = self._pop_to_mark()
+        _list(self._stack[-1]).extend(values)
+
+    def set_item(self) -> None:
+        value, key = self._stack.pop(), self._stack.pop()
+        _fill(_dict(self._stack[-1]), [key, value])
+
+    def set_items(self) -> None:
+        values = self._pop_to_mark()
+        _fill(_dict(self._stack[-1]), values)
+
+    def memoize(self) -> None:
+        self._memo[len(self._memo)] = self._stack[-1]
+
+    def put(self, size: int) -> None:
+        self._memo[self._number(size)] = self._stack[-1]
+
+    def get(self, size: int) -> None:
+        self._push(self._memo[self._number(size)])
+
+    def pop(self) -> None:
+        if self._stack:
+            self._stack.pop()
+        else:
+            self._pop_to_mark()
+
+    def pop_mark(self) -> None:
+        self._pop_to_mark()
+
+    def duplicate(self) -> None:
+        self._push(self._stack[-1])
+
+
+def _list(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise _Broken("appends to something that is no list")
+    return value
+
+
+def _dict(value: Any) -> dict[Any, Any]:
+    if type(value) is not dict:
+        raise _Broken("sets items of something that is no dictionary")
+    return value
+
+
+def _fill(target: dict[Any, Any], values: list[Any]) -> None:
+    if len(values) % 2:
+        raise _Broken("is damaged: a key without a value")
+    for key, value in zip(values[::2], values[1::2], strict=True):
+        if type(key) not in _KEYS:  # a tuple nested very deep could overflow the interpreter's stack when hashed
+            raise _Broken("has keys that are neither texts nor numbers")
+        target[key] = value
+
+
+_Operation: TypeAlias = Callable[[_Machine], None]
+
+
+def _with(method: Callable[[_Machine, Any], None], argument: Any) -> _Operation:
+    return lambda machine: method(machine, argument)
+
+
+_STOP: Final = ord(".")
+_KNOWN: Final[dict[bytes, _Operation]] = {
+    b"\x80": _with(_Machine.skip, 1),  # protocol
+    b"\x95": _with(_Machine.skip, 8),  # frame
+    b"(": _Machine.mark,
+    b"0": _Machine.pop,
+    b"1": _Machine.pop_mark,
+    b"2": _Machine.duplicate,
+    b"}": _with(_Machine.empty, dict),
+    b"]": _with(_Machine.empty, list),
+    b")": _with(_Machine.empty, tuple),
+    b"t": _Machine.tuple_to_mark,
+    b"l": _Machine.list_to_mark,
+    b"d": _Machine.dict_to_mark,
+    b"\x85": _with(_Machine.tuple_of, 1),
+    b"\x86": _with(_Machine.tuple_of, 2),
+    b"\x87": _with(_Machine.tuple_of, 3),
+    b"a": _Machine.append,
+    b"e": _Machine.appends,
+    b"s": _Machine.set_item,
+    b"u": _Machine.set_items,
+    b"N": _with(_Machine.constant, None),
+    b"\x88": _with(_Machine.constant, True),
+    b"\x89": _with(_Machine.constant, False),
+    b"K": _with(_Machine.unsigned, 1),
+    b"M": _with(_Machine.unsigned, 2),
+    b"J": _Machine.signed,
+    b"\x8a": _with(_Machine.long, 1),
+    b"\x8b": _with(_Machine.long, 4),
+    b"G": _Machine.real,
+    b"\x8c": _with(_Machine.text, 1),
+    b"X": _with(_Machine.text, 4),
+    b"\x8d": _with(_Machine.text, 8),
+    b"C": _with(_Machine.bytes, 1),
+    b"B": _with(_Machine.bytes, 4),
+    b"\x8e": _with(_Machine.bytes, 8),
+    b"\x94": _Machine.memoize,
+    b"q": _with(_Machine.put, 1),
+    b"r": _with(_Machine.put, 4),
+    b"h": _with(_Machine.get, 1),
+    b"j": _with(_Machine.get, 4),
+}
+_OPERATIONS: Final = [_KNOWN.get(bytes([code])) for code in range(256)]
+"""By code; None where the operation is not known."""
