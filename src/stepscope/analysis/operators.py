@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import host_activity
+from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.analysis.steps import step_table
 from stepscope.errors import UsageError
 from stepscope.trace import Trace, Window
@@ -94,6 +95,7 @@ def operator_table(
     group_by: Sequence[str] = ("name",),
     costs: pl.DataFrame | None = None,
     steps: pl.DataFrame | None = None,
+    user_code: UserCode = DEFAULT_USER_CODE,
 ) -> pl.DataFrame:
     """Operators grouped as asked, the costliest first.
 
@@ -103,6 +105,7 @@ def operator_table(
             recording kept lines, else the user's innermost frame, else the call stack).
         costs: as `operator_costs` gives them, if they were computed already.
         steps: as `step_table` gives them, likewise.
+        user_code: which files are the user's.
 
     Returns:
         The grouping columns, then calls, calls_per_step (in complete steps; null without steps), host_total_ns,
@@ -119,7 +122,7 @@ def operator_table(
         )
     rows = pl.concat([trace.operators, operator_costs(trace) if costs is None else costs], how="horizontal")
     if "stack" in group_by:
-        rows = rows.with_columns(stack=_user_frames(trace))
+        rows = rows.with_columns(stack=_user_frames(trace, user_code))
     if window is not None:
         rows = rows.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
     steps = (step_table(trace) if steps is None else steps).filter(pl.col("complete"))
@@ -160,8 +163,8 @@ def share_of_sum(column: str) -> pl.Expr:
     return pl.when(total > 0).then(pl.col(column) / total).otherwise(0.0)
 
 
-def _user_frames(trace: Trace) -> pl.Series:
-    activity = host_activity(trace)
+def _user_frames(trace: Trace, user_code: UserCode) -> pl.Series:
+    activity = host_activity(trace, user_code)
     slices = activity.slices_of("operators")
     frame = np.where(slices >= 0, activity.user_frame[np.maximum(slices, 0)], -1) if len(activity.row) else slices
     rows = pl.Series(frame, dtype=pl.Int64)

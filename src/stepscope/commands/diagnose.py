@@ -14,6 +14,7 @@ from stepscope.commands import _output
 from stepscope.commands._parser import suggestion
 from stepscope.commands._reading import add_reading_options, local_names, open_from, trace_paths
 from stepscope.commands._tables import whole_number
+from stepscope.commands._user_code import add_user_code_options, user_code_from
 from stepscope.commands.explain import rule_named
 from stepscope.errors import NotATraceError, UsageError
 from stepscope.report.format import printable, share
@@ -81,6 +82,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     rules.add_argument(
         "--fail-on", metavar="SHARE", type=parsed_share, help="exit 1 where a finding saves this much: 10%%"
     )
+    add_user_code_options(parser)
     add_reading_options(parser)
 
 
@@ -163,6 +165,7 @@ def _diagnosed(
         settings=settings,
         top=arguments.top if arguments.top is not None else _REPORT_ROWS,
         minimum_share=_minimum_share(arguments),
+        user_code=user_code_from(arguments),
     )
     picture = _picture(trace, diagnosis) if arguments.html else None
     plots = _telemetry(trace) if arguments.html else None

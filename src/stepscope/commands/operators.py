@@ -7,6 +7,7 @@ from typing import Final
 
 from stepscope.commands._reading import add_reading_options, open_from
 from stepscope.commands._tables import add_table_options, column_names, write_table
+from stepscope.commands._user_code import add_user_code_options, user_code_from
 
 NAME: Final = "operators"
 HELP: Final = "A table of the framework's operators and their time on host and device."
@@ -30,6 +31,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="one row for each value of these columns, such as name,input_shapes (default: name)",
     )
     add_table_options(parser)
+    add_user_code_options(parser)
     add_reading_options(parser)
 
 
@@ -38,5 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
     from stepscope.analysis.operators import operator_table
 
     trace = open_from(arguments, arguments.trace)
-    write_table(operator_table(trace, group_by=arguments.group_by), arguments, "operators")
+    table = operator_table(trace, group_by=arguments.group_by, user_code=user_code_from(arguments))
+    write_table(table, arguments, "operators")
     return 0

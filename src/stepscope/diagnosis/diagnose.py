@@ -9,6 +9,7 @@ from types import ModuleType
 from stepscope.analysis.host_time import host_summary, host_time
 from stepscope.analysis.idle import device_window, idle_summary
 from stepscope.analysis.kernels import kernel_table
+from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.analysis.operators import operator_table
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis
 from stepscope.diagnosis.finding import Finding, NotAnswered
@@ -29,6 +30,7 @@ def diagnose(
     settings: Mapping[str, float] | None = None,
     top: int = 20,
     minimum_share: float = MINIMUM_SHARE,
+    user_code: UserCode = DEFAULT_USER_CODE,
 ) -> Diagnosis:
     """Why the step of this trace is slow.
 
@@ -37,13 +39,14 @@ def diagnose(
         settings: thresholds to use instead of the defaults, by "rule.threshold".
         top: rows of the operator and kernel tables to keep; 0 for all.
         minimum_share: findings that save less than this share of the step are counted and not kept.
+        user_code: which files are the user's, beside those that are no library's.
 
     Raises:
         UsageError: an unknown rule or threshold.
     """
     chosen = _chosen(rules)
     _check_settings(settings or {})
-    view = View(trace, settings)
+    view = View(trace, settings, user_code)
     findings: list[Finding] = []
     questions: list[NotAnswered] = []
     for rule in chosen:
