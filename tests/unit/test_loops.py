@@ -79,7 +79,6 @@ def test_only_outermost_operators_count() -> None:
 
     assert (loop.repetitions, loop.body) == (5, ("aten::linear",))
     assert loop.operators.tolist() == [0, 2, 4, 6, 8]
-    assert loop.backward.tolist() == []
 
 
 def test_threads_do_not_mix() -> None:
@@ -115,27 +114,3 @@ def test_what_the_optimizer_and_the_loader_repeat_is_no_loop(around: str) -> Non
 @pytest.mark.parametrize("name", ["autograd::engine::evaluate_function: AddBackward0", "AddBackward0", "MmBackward"])
 def test_the_backward_pass_is_no_loop(name: str) -> None:
     assert found(run_of(*[name] * 6)) == []
-
-
-def test_the_backward_calls_of_a_loop_are_found_by_sequence_number() -> None:
-    # given: a loop whose calls hand out numbers 7 to 10, their backward calls in this step, others in the next
-    recording = Recording()
-    for number in range(4):
-        recording.operator(10 * number, 8, "aten::select", sequence_number=7 + number, forward_thread=0)
-    recording.operator(60, 8, "aten::sum", sequence_number=20, forward_thread=0)
-    for number in (20, 10, 9, 8, 7):
-        begin = 400 - 10 * number
-        recording.operator(
-            begin, 8, "autograd::engine::evaluate_function: SelectBackward0", sequence_number=number, forward_thread=1
-        )
-        recording.operator(begin + 1, 4, "SelectBackward0", sequence_number=number, forward_thread=1)
-    recording.operator(600, 8, "autograd::engine::evaluate_function: X", sequence_number=7, forward_thread=1)
-    trace = recording.trace()
-
-    loop = loops(trace, host_activity(trace), EVERYTHING, 4, np.array([0, 500]))[0]
-
-    assert loop.repetitions == 4
-    assert trace.operators["sequence_number"].gather(loop.backward).to_list() == [10, 9, 8, 7]
-    assert set(trace.operators["name"].gather(loop.backward)) == {
-        "autograd::engine::evaluate_function: SelectBackward0"
-    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -26,19 +26,17 @@ class Loop:
         repetitions: how often the body ran in a row.
         body: names of the operators of one repetition.
         operators: rows of `operators`, all outermost calls of the run, in order.
-        backward: rows of `operators`, the outermost backward calls that belong to them.
     """
 
     repetitions: int
     body: tuple[str, ...]
     operators: Rows
-    backward: Rows
 
 
 def loops(
     trace: Trace, activity: HostActivity, window: Window, minimum_repetitions: int, step_starts: Times
 ) -> list[Loop]:
-    """Runs of a repeating body of outermost operators on each thread, with the backward calls they caused.
+    """Runs of a repeating body of outermost operators on each thread.
 
     Operators of the optimizer, of the data loader and of the backward pass itself do not start a loop, and a run
     ends where a step does.
@@ -66,9 +64,8 @@ def loops(
         for first, last, body in _runs(codes, minimum_repetitions):
             called = rows[first:last]
             names = tuple(mine["name"][first : first + body])
-            found.append(Loop((last - first) // body, names, called, np.zeros(0, np.int64)))
-    backward = _Backward(trace, step_starts)
-    return [replace(loop, backward=backward.of(loop.operators)) for loop in found]
+            found.append(Loop((last - first) // body, names, called))
+    return found
 
 
 def _runs(codes: npt.NDArray[np.int64], minimum: int) -> list[tuple[int, int, int]]:
@@ -87,39 +84,3 @@ def _runs(codes: npt.NDArray[np.int64], minimum: int) -> list[tuple[int, int, in
                 result.append((begin, begin + length, body))
                 taken[begin : begin + length] = True
     return sorted(result)
-
-
-class _Backward:
-    """The outermost backward calls of a trace, looked up by the forward calls that caused them."""
-
-    def __init__(self, trace: Trace, step_starts: Times) -> None:
-        operators = trace.operators
-        calls = operators.with_row_index("row").filter(
-            pl.col("parent").is_null()
-            & pl.col("sequence_number").is_not_null()
-            & pl.col("name").str.contains(r"^autograd::engine|Backward\d*$")
-        )
-        self._start = calls["start_ns"].to_numpy()
-        self._number = calls["sequence_number"].to_numpy()
-        self._row = calls["row"].to_numpy().astype(np.int64)
-        self._lanes = operators["lane"].to_numpy()
-        self._starts = operators["start_ns"].to_numpy()
-        self._durations = operators["duration_ns"].to_numpy()
-        self._numbers = operators["sequence_number"].fill_null(-1).to_numpy()
-        self._is_forward = (operators["forward_thread"] == 0).fill_null(False).to_numpy()
-        self._steps = step_starts
-
-    def of(self, forward: Rows) -> Rows:
-        """Rows of the backward calls of a run of outermost forward calls, up to the next step's beginning.
-
-        Sequence numbers tie them; those of a later step's operators are others'.
-        """
-        first, last = int(forward[0]), int(forward[-1])
-        begin, end = int(self._starts[first]), int(self._starts[last] + self._durations[last])
-        inside = np.arange(first, int(np.searchsorted(self._starts, end)))
-        inside = inside[(self._lanes[inside] == self._lanes[first]) & self._is_forward[inside]]
-        numbers = np.unique(self._numbers[inside])
-        following = self._steps[np.searchsorted(self._steps, begin, side="right") :]
-        until = int(following[0]) if len(following) else np.iinfo(np.int64).max
-        low, high = np.searchsorted(self._start, [end, until])
-        return self._row[low:high][np.isin(self._number[low:high], numbers[numbers >= 0])]

@@ -10,6 +10,8 @@ from stepscope.diagnosis.rules import (
     exposed_communication,
     exposed_copy,
     frequent_logging,
+    fusible_chain,
+    gradient_clipping,
     host_synchronisation,
     input_bound,
     launch_bound,
@@ -27,6 +29,7 @@ from stepscope.diagnosis.rules import (
     slow_input_function,
     step_variance,
     trace_health,
+    zero_grad,
 )
 
 RULES: Final[tuple[ModuleType, ...]] = (
@@ -39,6 +42,9 @@ RULES: Final[tuple[ModuleType, ...]] = (
     launch_bound,
     python_in_step,
     loop_in_step,
+    fusible_chain,
+    gradient_clipping,
+    zero_grad,
     exposed_copy,
     exposed_communication,
     recompilation,

@@ -2,22 +2,29 @@
 The same few operators, run very many times in a row within a step.
 
 # Why it costs time
-A Python loop over tokens, samples or list items calls operators one small piece at a time. Each call pays for
-Python, dispatch and launch, and its backward pass often allocates and fills a tensor of the full size for one
+A Python loop over tokens, samples, heads, experts or time steps calls operators one small piece at a time. Each call
+pays for Python, dispatch and launch, and its backward pass often allocates and fills a tensor of the full size for one
 piece's gradient. One call over the whole tensor does the same work once.
 
 # How it is measured
 Runs of a short body of outermost operators that repeats without interruption on one thread within a step, outside the
-optimizer and the data loader; with the backward calls that carry their sequence numbers. Their cost is the thread's
-time in them; with a device, the device's time for what they launched plus its idle time before it. All repetitions but
-one are counted as saved.
+optimizer and the data loader; with the backward operators that they caused. A stack of equal layers repeats as well,
+and is none: its repetitions run in different modules, or there are as many gradients as if each had parameters
+of its own. It is a loop if the results are put together by one `cat` or `stack`, if an index counts up, if
+nothing in it has parameters, or if its repetitions share them.
+
+The cost is the thread's time in the operators and between them; with a device, the device's time for what they
+launched plus its idle time before it. What the work would take at once is taken off: matrix products and element-wise
+operators at the best rate that the trace shows, other operators without the overhead of a call. Taking slices, and
+their backward pass, is not needed any more. All repetitions but one are counted as saved.
 
 # Known false positives
-Loops that are sequential by nature: a recurrent network's time steps, tokens of a generation. A deep stack of
-identical tiny layers can look like a loop.
+Loops that are sequential by nature, such as tokens of a generation. Without input shapes the work that remains is
+estimated too low.
 
 # What to do
-Batch the loop: reshape so that the repeated dimension becomes part of one operator's input.
+Batch the loop: reshape so that the repeated dimension becomes part of one operator's input. A loop over time steps:
+`nn.RNN`, `nn.LSTM`, `nn.GRU`.
 
 # Reference
 PyTorch's ForLoopIndexingPattern (removed in 2026) looked for ten repeated aten::select.
@@ -29,10 +36,15 @@ from collections import defaultdict
 from typing import Final
 
 import numpy as np
-import polars as pl
 
+from stepscope.analysis.backward import BACKWARD_NAME
+from stepscope.analysis.loop_evidence import Evidence as Seen
+from stepscope.analysis.loop_evidence import LoopEvidence
 from stepscope.analysis.loops import Loop, loops
+from stepscope.analysis.traffic import base_name
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Remedy, RuleResult
+from stepscope.diagnosis.rules._called import engine_pauses_ns, pauses_ns, work_left
+from stepscope.diagnosis.rules._parameter_loops import is_update, told_elsewhere
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
@@ -41,24 +53,48 @@ ID: Final = "loop-in-step"
 TITLE: Final = "A Python loop runs small operators many times"
 THRESHOLDS: Final = {
     "repetitions": Threshold(32, "count", "repetitions in a row that make a loop"),
+    "clear_repetitions": Threshold(
+        8, "count", "repetitions in a row of what is clearly a loop: an index counts up, or the results are collected"
+    ),
     "share": Threshold(0.02, "share", "share of the step that the loop costs"),
 }
+
+_SLICING_NODE: Final = r"(Select|Slice|Narrow|Unbind|Split|SplitWithSizes|Index|IndexSelect|Chunk)Backward\d*$"
+_SLICING: Final = ("select", "slice", "narrow", "index", "unbind", "chunk", "split")
+_RECURRENT: Final = frozenset({"tanh", "sigmoid"})
 
 
 def check(view: View) -> RuleResult:
     """Find loops and sum each kind's cost over the span."""
-    minimum = int(view.threshold(ID, THRESHOLDS, "repetitions"))
     limit = view.threshold(ID, THRESHOLDS, "share")
-    kinds: defaultdict[tuple[str, ...], list[Loop]] = defaultdict(list)
-    step_starts = view.steps["start_ns"].to_numpy()
-    for loop in loops(view.trace, view.activity, view.span, max(minimum, 2), step_starts):
-        kinds[_kind(loop)].append(loop)
-    findings = []
-    for same in kinds.values():
-        finding = _finding(view, same, minimum, limit)
-        if finding is not None:
-            findings.append(finding)
-    return RuleResult(tuple(findings))
+    kinds: defaultdict[tuple[str, ...], list[tuple[Loop, Seen]]] = defaultdict(list)
+    for loop, seen in _loops(view)[0]:
+        kinds[_kind(loop)].append((loop, seen))
+    found = (_finding(view, same, limit) for same in kinds.values())
+    return RuleResult(tuple(finding for finding in found if finding is not None))
+
+
+def rows_of_loops(view: View) -> Rows:
+    """The rows of `operators` that are parts of loops, whatever they cost; updates of parameters are left out."""
+    mine, elsewhere = _loops(view)
+    parts = [loop.operators for loop, _ in mine] + [loop.operators for loop in elsewhere if not is_update(loop)]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _loops(view: View) -> tuple[list[tuple[Loop, Seen]], list[Loop]]:
+    """The loops that this rule tells, and those that others do."""
+    many = max(int(view.threshold(ID, THRESHOLDS, "repetitions")), 2)
+    few = max(min(int(view.threshold(ID, THRESHOLDS, "clear_repetitions")), many), 2)
+    evidence = LoopEvidence(view.trace, view.activity, view.step_count)
+    found = loops(view.trace, view.activity, view.span, few, view.steps["start_ns"].to_numpy())
+    elsewhere = told_elsewhere(found)
+    mine = []
+    for loop in found:
+        if all(loop is not other for other in elsewhere):
+            seen = evidence.of(loop)
+            if seen.is_loop and (loop.repetitions >= many or seen.is_clear):
+                mine.append((loop, seen))
+    return mine, elsewhere
 
 
 def _kind(loop: Loop) -> tuple[str, ...]:
@@ -67,31 +103,36 @@ def _kind(loop: Loop) -> tuple[str, ...]:
     return min(turns)
 
 
-def _finding(view: View, same: list[Loop], minimum: int, limit: float) -> Finding | None:
-    forward = np.concatenate([loop.operators for loop in same])
-    backward = np.unique(np.concatenate([loop.backward for loop in same]))
+def _finding(view: View, same: list[tuple[Loop, Seen]], limit: float) -> Finding | None:
+    runs = [loop for loop, _ in same]
+    forward = np.concatenate([loop.operators for loop in runs])
+    backward = view.backward_of(forward)
     rows = np.concatenate([forward, backward])
-    repetitions = sum(loop.repetitions for loop in same)
-    longest = max(loop.repetitions for loop in same)
-    cost = _cost_ns(view, rows)
-    saved = cost * (repetitions - len(same)) // repetitions
-    if saved <= 0 or view.share(cost) < limit:
+    repetitions = sum(loop.repetitions for loop in runs)
+    cost = view.cost_ns(rows) + sum(pauses_ns(view, loop.operators) for loop in runs) + engine_pauses_ns(view, backward)
+    if view.share(cost) < limit:
         return None
-    allocated = int(_inside(view, rows, view.operator_costs["bytes_allocated"]))
+    left = min(_left_ns(view, forward, backward), cost)
+    saved = (cost - left) * (repetitions - len(runs)) // repetitions
+    if saved <= 0 or view.share(saved) < limit:
+        return None
+    largest = max(runs, key=lambda loop: loop.repetitions)
     per_step = repetitions / view.step_count
-    body = ", ".join(dict.fromkeys(same[0].body))
+    clear = same[0][1].is_clear
+    minimum = view.threshold(ID, THRESHOLDS, "clear_repetitions" if clear else "repetitions")
+    allocated = int(view.operator_costs["bytes_allocated"].to_numpy()[view.inside(rows)].sum())
     durations = view.trace.operators["duration_ns"].to_numpy()[forward]
-    largest = max(same, key=lambda loop: loop.repetitions)
+    body = ", ".join(dict.fromkeys(runs[0].body))
     return view.finding(
         ID,
-        f"{body} {'run' if len(same[0].body) > 1 else 'runs'} {_how_often(longest, per_step)}: "
+        f"{body} {'run' if len(runs[0].body) > 1 else 'runs'} {_how_often(largest.repetitions, per_step)}: "
         "a loop that one batched call replaces",
         saved,
-        basis="all repetitions but one, forward and backward" if len(backward) else "all repetitions but one",
-        confidence="medium",
+        basis="all repetitions but one" + (", forward and backward" if len(backward) else "") + _without(left, cost),
+        confidence="high" if clear else "medium",
         evidence=Evidence(
             (
-                Figure("repetitions in a row", longest, "count", minimum),
+                Figure("repetitions in a row", largest.repetitions, "count", minimum),
                 Figure("repetitions per step", per_step, "count"),
                 Figure("share of the step that the loop costs", view.share(cost), "share", limit),
                 Figure("backward calls per step", len(backward) / view.step_count, "count"),
@@ -100,43 +141,41 @@ def _finding(view: View, same: list[Loop], minimum: int, limit: float) -> Findin
             ),
             (_interval(view, largest),),
         ),
-        remedy=_remedy(same[0].body),
+        remedy=_remedy(runs[0].body, same[0][1]),
         where=view.locations_of(view.slices_of_operators(forward), np.maximum(durations, 1)),
     )
+
+
+def _without(left: int, cost: int) -> str:
+    share = f"{left / cost:.0%}"
+    return "" if share == "0%" else f", without the {share} that the same work takes at once"
+
+
+def _left_ns(view: View, forward: Rows, backward: Rows) -> int:
+    """What the loop's work would take in one call."""
+    work = work_left(view)
+    operators = view.trace.operators
+    names = operators["name"]
+    needed = backward[~names.gather(backward).str.contains(_SLICING_NODE).to_numpy()]
+    parents = names.gather(operators["parent"])
+    called = (
+        parents.str.contains(BACKWARD_NAME)
+        & ~parents.str.starts_with("autograd::")
+        & ~names.str.contains(BACKWARD_NAME)
+    )
+    inner = np.flatnonzero(view.inside(needed) & called.fill_null(False).to_numpy())
+    return int(work.ns(forward) + work.ns(inner))
+
+
+def _is_recurrence(body: tuple[str, ...]) -> bool:
+    names = {base_name(name) for name in body}
+    return not _RECURRENT.isdisjoint(names) and not names.isdisjoint({"linear", "addmm", "mm", "matmul"})
 
 
 def _how_often(longest: int, per_step: float) -> str:
     if longest == per_step:
         return f"{longest:,} times in a row in each step"
     return f"up to {longest:,} times in a row, {per_step:,.0f} times a step"
-
-
-def _cost_ns(view: View, rows: Rows) -> int:
-    """The threads' time in these outermost operators; with a device, its time for their work and idle before it."""
-    operators = view.trace.operators
-    if view.device is None:
-        return int(operators["duration_ns"].to_numpy()[rows].sum())
-    device = int(view.operator_costs["device_total_ns"].to_numpy()[rows].sum())
-    outermost = _outermost(view)
-    launches = view.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
-    of_loop = np.isin(np.where(launches >= 0, outermost[np.maximum(launches, 0)], -1), rows)
-    launch = view.pieces["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
-    blamed = (launch >= 0) & of_loop[np.maximum(launch, 0)] if len(of_loop) else np.zeros(len(launch), np.bool_)
-    return device + int(view.pieces["duration_ns"].to_numpy()[blamed].sum())
-
-
-def _outermost(view: View) -> Rows:
-    """For each operator, the outermost operator around it or itself."""
-    parent = view.trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
-    top = np.arange(len(parent))
-    while (active := np.flatnonzero(parent[top] >= 0)).size:
-        top[active] = parent[top[active]]
-    return top
-
-
-def _inside(view: View, rows: Rows, values: pl.Series) -> int:
-    """The sum of values over these outermost operators and everything inside them."""
-    return int(values.to_numpy()[np.isin(_outermost(view), rows)].sum())
 
 
 def _interval(view: View, loop: Loop) -> Interval:
@@ -147,18 +186,42 @@ def _interval(view: View, loop: Loop) -> Interval:
     return Interval(begin, end - begin, f"{loop.repetitions} repetitions")
 
 
-def _remedy(body: tuple[str, ...]) -> Remedy:
-    if any("cross_entropy" in name or "nll_loss" in name for name in body):
+def _remedy(body: tuple[str, ...], seen: Seen) -> Remedy:
+    names = [base_name(name) for name in body]
+    if any("cross_entropy" in name or "nll_loss" in name for name in names):
         return Remedy(
             "Compute the loss over all positions at once instead of one by one.",
             "# instead of: sum(cross_entropy(logits[:, i], targets[:, i]) for i in range(length)) / length\n"
             "loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())",
         )
-    if any(name.startswith(("aten::select", "aten::slice", "aten::narrow", "aten::index")) for name in body):
+    if _is_recurrence(body):
+        return Remedy(
+            "A loop over time steps: use the framework's recurrent layer, which runs it without Python.",
+            "self.rnn = torch.nn.RNN(inputs, hidden, batch_first=True)   # or LSTM, GRU\n"
+            "outputs, last = self.rnn(sequence)                          # instead of a loop over sequence[:, t]",
+        )
+    if seen.chooses_rows and seen.has_parameters:
+        return Remedy(
+            "A loop over experts: hold their weights in one tensor and apply them with one batched product.",
+            "# weight: (experts, inputs, outputs); rows sorted by expert, padded to equal counts\n"
+            "outputs = torch.bmm(rows.view(experts, -1, inputs), weight)",
+        )
+    if seen.has_parameters and seen.is_collected:
+        return Remedy(
+            "Equal layers on one input, such as heads: hold their weights in one layer, and split its result.",
+            "self.qkv = torch.nn.Linear(width, 3 * width)          # instead of one Linear for each head\n"
+            "q, k, v = self.qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)",
+        )
+    if any(name.startswith(_SLICING) for name in names):
         return Remedy(
             "The loop takes one slice of a tensor at a time: apply the operators to the whole tensor, with the loop's "
             "dimension as a batch dimension.",
             "result = function(tensor)            # or torch.vmap(function)(tensor), instead of a loop over tensor[i]",
+        )
+    if all(name.endswith("_") for name in body):
+        return Remedy(
+            "The loop changes one tensor of a list after the other: use the torch._foreach_ form of the operators.",
+            "torch._foreach_mul_(tensors, factor)   # instead of: for tensor in tensors: tensor.mul_(factor)",
         )
     return Remedy(
         "Collect the loop's inputs in one tensor and call the operators once, or use their torch._foreach_ forms.",

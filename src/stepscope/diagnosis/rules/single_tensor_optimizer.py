@@ -1,16 +1,23 @@
 """# What it finds
-An optimizer that updates parameters one by one, with several small kernels for each.
+An optimizer that updates parameters one by one, with several small operators for each.
 
 # Why it costs time
 A model has hundreds of parameters. Updating each with its own handful of kernels launches thousands of them in a
-step, each too short to hide the next launch.
+step, each too short to hide the next launch. On a CPU each operator also reads and writes all of a parameter's state
+again; a fused update passes over it once.
 
 # How it is measured
 Launches inside `Optimizer.step` per step, without `_foreach_` or `_fused_` operators among them; the device's idle time
 while the launching thread was in the optimizer, and before late launches there.
 
+Without a device: the thread's time in the optimizer's operators and between them. What a fused update still needs is
+taken off: some overhead for each parameter, and the time to read parameter, gradient and state and to write
+parameter and state, at the rate at which the optimizer's own operators did. With torch 2.13 on one core, fused AdamW
+takes a seventh of the default's time for 400 tensors of 64 numbers, and a third for tensors of 262,144; fused SGD takes
+half for small ones. `foreach=True` is slower than the default on a CPU where tensors are large.
+
 # Known false positives
-Few large parameters: then the launches are few, and nothing is reported.
+Few large parameters on a device: then the launches are few, and nothing is reported.
 
 # What to do
 `fused=True` where the optimizer has it, else `foreach=True`.
@@ -22,41 +29,58 @@ implementations".
 
 from __future__ import annotations
 
+from math import prod
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
+from stepscope.analysis.traffic import traffic
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.rules._called import engine_pauses_ns
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
 
 ID: Final = "single-tensor-optimizer"
 TITLE: Final = "The optimizer updates parameters one by one"
 THRESHOLDS: Final = {
     "launches": Threshold(100, "count", "launches of an optimizer step that are many"),
     "share": Threshold(0.01, "share", "share of the step lost in the optimizer"),
+    "share_on_cpu": Threshold(0.05, "share", "share of the step that a fused update would save, without a device"),
 }
 
 _FUSED: Final = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
 """Optimizers of torch.optim that have a fused implementation."""
+_PASSES: Final = {"Adam": 7, "AdamW": 7, "Adagrad": 5, "SGD": 3}
+"""Tensors that a fused update reads or writes for each parameter: itself twice, its gradient, its state twice."""
+_PASSES_WITH_MOMENTUM: Final = 5
+_UPDATING: Final = r"^aten::(?:_fused_\w+|_foreach_\w+|(?:add|mul|lerp|addcmul|addcdiv|sub|div|sqrt|neg|maximum)_?)$"
+_ONCE: Final = ("aten::addcdiv_", "aten::add_")
+_ONCE_FOR_EACH: Final = ("aten::addcdiv_", "aten::add_", "aten::lerp_", "aten::mul_")
+_CALLS_FOR_EACH: Final = {"SGD": 0.5, "Adam": 1.5, "AdamW": 1.5, "Adagrad": 1.5}
+"""Overheads of an operator that a fused update takes for each parameter, mostly for collecting it in Python.
+
+Measured with torch 2.13: 0.7 to 1.2 us a tensor for SGD, 3.3 to 3.6 us for the others, where an operator takes 1.9."""
 
 
 def check(view: View) -> RuleResult:
     """Count the optimizer's launches and sum the time lost to them."""
     if view.device is None:
-        return RuleResult()
+        return _on_cpu(view)
     activity = view.activity
     launched = view.work.filter(pl.col("launch").is_not_null())
     slices = activity.slices_of("launches")[launched["launch"].to_numpy().astype(np.int64)]
-    in_optimizer = activity.cause_of(slices) == CAUSE_CODES["optimizer"]
+    in_optimizer = (activity.cause_of(slices) == CAUSE_CODES["optimizer"]) & ~_is_zeroing(view, launched)
     mine = launched.filter(pl.Series(in_optimizer, dtype=pl.Boolean))
     count = mine["launch"].n_unique() / view.step_count
     minimum = view.threshold(ID, THRESHOLDS, "launches")
     if count < minimum or _is_batched(view, mine):
         return RuleResult()
     late = view.pieces.filter((pl.col("cause") == "optimizer") & pl.col("gap").is_not_null())
+    late = late.join(mine, on="launch", how="semi")
     latency = view.pieces.filter(pl.col("cause") == "launch_latency").join(mine, on="launch", how="semi")
     cost = int(late["duration_ns"].sum()) + int(latency["duration_ns"].sum())
     limit = view.threshold(ID, THRESHOLDS, "share")
@@ -82,9 +106,89 @@ def check(view: View) -> RuleResult:
     return RuleResult((finding,))
 
 
-def _remedy(view: View) -> Remedy:
+def _on_cpu(view: View) -> RuleResult:
+    """What a fused update would save of the thread's time in the optimizer."""
+    name = _name(view)
+    rows = _operators_of_optimizer(view)
+    names = view.trace.operators["name"].gather(rows)
+    if name not in _FUSED or not len(rows) or names.str.contains("_fused_|_foreach_").any():
+        return RuleResult()
+    duration = view.trace.operators["duration_ns"].to_numpy()
+    cost = int(duration[rows].sum()) + engine_pauses_ns(view, rows)
+    tensors = _tensors(names)
+    left = _fused_ns(view, name, rows, tensors)
+    saved = max(cost - left, 0)
+    limit = view.threshold(ID, THRESHOLDS, "share_on_cpu")
+    if saved == 0 or view.share(saved) < limit:
+        return RuleResult()
+    count = len(rows) / view.step_count
+    return RuleResult(
+        (
+            view.finding(
+                ID,
+                f"{name} runs {count:,.0f} operators a step, {view.share(cost):.0%} of it; a fused update is one",
+                saved,
+                basis=f"the optimizer's time without the {left / cost:.0%} that a fused update would still take",
+                confidence="medium",
+                evidence=Evidence(
+                    (
+                        Figure("share of the step that a fused update would save", view.share(saved), "share", limit),
+                        Figure("share of the step in the optimizer", view.share(cost), "share"),
+                        Figure("operators in the optimizer per step", count, "count"),
+                        Figure("tensors updated per step", tensors / view.step_count, "count"),
+                    )
+                ),
+                remedy=Remedy(
+                    f"Let {name} update all parameters in one fused call.",
+                    f"optimizer = torch.optim.{name}(model.parameters(), ..., fused=True)",
+                ),
+                where=view.locations_of(view.slices_of_operators(rows), np.maximum(duration[rows], 1)),
+            ),
+        )
+    )
+
+
+def _operators_of_optimizer(view: View) -> Rows:
+    """The outermost operators of the optimizer's update; a closure's, which need gradients, are left out."""
+    operators = view.operators.filter(
+        pl.col("parent").is_null() & pl.col("name").str.contains(_UPDATING) & ~pl.col("name").str.contains("zero_$")
+    )
+    rows = operators["row"].to_numpy().astype(np.int64)
+    causes = view.activity.cause_of(view.slices_of_operators(rows))
+    updating: Rows = rows[causes == CAUSE_CODES["optimizer"]]
+    return updating
+
+
+def _tensors(names: pl.Series) -> int:
+    """How many tensors were updated: each operator of the update runs once for each, some twice."""
+    counts = names.filter(names.is_in(list(_ONCE_FOR_EACH))).value_counts()["count"]
+    return min(counts.to_list(), default=0)
+
+
+def _fused_ns(view: View, name: str, rows: Rows, tensors: int) -> int:
+    """What a fused update of the same tensors would take over the span."""
+    columns = view.trace.operators.select("name", "input_shapes")[rows]
+    duration = view.trace.operators["duration_ns"].to_numpy()[rows]
+    overhead = float(np.quantile(duration, 0.05))
+    moved = [traffic(shapes) for shapes in columns["input_shapes"]]
+    streaming = sum(max(taken - overhead, 0.0) for taken, each in zip(duration.tolist(), moved, strict=True) if each)
+    elements = sum(each.elements for each in moved if each)
+    updated = [each for (called, _), each in zip(columns.iter_rows(), moved, strict=True) if each and called in _ONCE]
+    has_momentum = name == "SGD" and bool((columns["name"] == "aten::mul_").any())
+    passes = _PASSES_WITH_MOMENTUM if has_momentum else _PASSES[name]
+    calls = columns["name"].filter(columns["name"].is_in(list(_ONCE))).value_counts()["count"]
+    once = sum(prod(each.output) for each in updated) * tensors / max(int(calls.sum()), 1) if updated else 0.0
+    share = min(passes * once / elements, 1.0) if elements else 1.0
+    return int(_CALLS_FOR_EACH[name] * overhead * tensors + streaming * share)
+
+
+def _name(view: View) -> str:
     names = view.trace.annotations["name"].str.extract(r"^Optimizer\.step#(\w+)\.step").drop_nulls()
-    name = names[0] if len(names) else "AdamW"
+    return names[0] if len(names) else "AdamW"
+
+
+def _remedy(view: View) -> Remedy:
+    name = _name(view)
     if name not in _FUSED:
         return Remedy(
             f"Give {name} an implementation over lists of tensors (torch._foreach_...), or compile its step.",
@@ -94,6 +198,15 @@ def _remedy(view: View) -> Remedy:
         f"Let {name} update all parameters with few kernels.",
         f"optimizer = torch.optim.{name}(model.parameters(), ..., fused=True)   # or foreach=True",
     )
+
+
+def _is_zeroing(view: View, launched: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Which work fills gradients with zeros, which another rule tells."""
+    operators = view.trace.operators
+    around = operators["parent"].gather(view.trace.launches["operator"].gather(launched["launch"]))
+    own = operators["name"].gather(view.trace.launches["operator"].gather(launched["launch"]))
+    zeroing = (own == "aten::zero_") | (operators["name"].gather(around) == "aten::zero_")
+    return zeroing.fill_null(False).to_numpy()
 
 
 def _is_batched(view: View, work: pl.DataFrame) -> bool:

@@ -1,0 +1,211 @@
+"""# What it finds
+Chains of short element-wise operators, written one by one, that one fused function could do at once.
+
+# Why it costs time
+Each operator of `0.5 * x * (1 + torch.tanh(...))` reads a whole tensor and writes a whole new one, and autograd keeps
+most of them for the backward pass, which does the same again. A fused function reads its input once and writes its
+result once; what lies between never leaves the processor's registers.
+
+# How it is measured
+Outermost operators that follow each other on a thread, each taking a tensor of the shape that the chain made so far,
+with no other operator between; chains of equal names are counted together. Their cost is that of the operators, of
+the backward operators that they caused, and without a device of the Python time between them. What a fused function
+would still need is taken off: the time to read its inputs and write its result, at the rate at which the chain's own
+additions and multiplications moved data, and the time that exp, tanh and their like calculate, once for the
+forward and once for the backward pass.
+
+# Known false positives
+A chain whose intermediate results are needed elsewhere saves less. Code that a compiler has fused already runs other
+operators, and is not found.
+
+# What to do
+Use the function that the framework has for it (`F.gelu`, `F.layer_norm`, `F.log_softmax`, ...), or compile the function
+that holds the chain.
+
+# Reference
+MindStudio's advisor looks for 2 to 10 operators repeated 5 times; TraceLens drops fusions that save less than 2 %.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from stepscope.analysis.chains import Chain, chains
+from stepscope.analysis.host import CAUSE_CODES
+from stepscope.analysis.traffic import ARITHMETIC, PLAIN, REDUCTIONS
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, RuleResult
+from stepscope.diagnosis.rules._called import called_from_python, pauses_ns, working_ns
+from stepscope.diagnosis.rules._fused_functions import FusedFunction, fused_function
+from stepscope.diagnosis.rules.loop_in_step import rows_of_loops
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
+
+ID: Final = "fusible-chain"
+TITLE: Final = "Element-wise operators are run one by one that one fused function would do"
+THRESHOLDS: Final = {
+    "share": Threshold(0.02, "share", "share of the step that fusing would save"),
+    "repetitions": Threshold(5, "count", "chains of a kind in a step, where no named function replaces them"),
+    "operators": Threshold(3, "count", "operators in a chain, where no named function replaces them"),
+}
+
+_EXCLUDED: Final = ("optimizer", "input", "checkpoint", "logging", "profiler_overhead")
+_SHORTEST: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What chains of one kind cost over the span, and what of it a fused function would still take; nanoseconds."""
+
+    forward_ns: int
+    backward_ns: int
+    pauses_ns: int
+    remaining_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        return self.forward_ns + self.backward_ns + self.pauses_ns
+
+    @property
+    def saved_ns(self) -> int:
+        return max(self.total_ns - self.remaining_ns, 0)
+
+
+def check(view: View) -> RuleResult:
+    """Group the chains by what they do, and weigh each group."""
+    kinds: defaultdict[tuple[object, ...], list[Chain]] = defaultdict(list)
+    for chain in chains(view.trace, _candidates(view), _SHORTEST):
+        kinds[(chain.names, chain.place)].append(chain)
+    findings = []
+    for same in _merged(kinds):
+        finding = _finding(view, same)
+        if finding is not None:
+            findings.append(finding)
+    return RuleResult(tuple(findings))
+
+
+def _candidates(view: View) -> Rows:
+    """Operators that the program called itself, in order of time, outside the optimizer, the loader and loops."""
+    rows = called_from_python(view)
+    causes = view.activity.cause_of(view.slices_of_operators(rows))
+    keep = ~np.isin(causes, [CAUSE_CODES[cause] for cause in _EXCLUDED]) & ~np.isin(rows, rows_of_loops(view))
+    return rows[keep]
+
+
+def _merged(kinds: dict[tuple[object, ...], list[Chain]]) -> list[list[Chain]]:
+    """Kinds that one named function replaces in one function of the user's are told together."""
+    merged: defaultdict[tuple[object, ...], list[Chain]] = defaultdict(list)
+    for key, same in kinds.items():
+        function = fused_function(same[0])
+        merged[key if function is None else (function, same[0].place)].extend(same)
+    return list(merged.values())
+
+
+def _finding(view: View, same: Sequence[Chain]) -> Finding | None:
+    function = fused_function(same[0])
+    repetitions = len(same) / view.step_count
+    minimum = view.threshold(ID, THRESHOLDS, "repetitions")
+    shortest = view.threshold(ID, THRESHOLDS, "operators")
+    if function is None and (repetitions < minimum or min(len(same[0].names), 2 * len(set(same[0].names))) < shortest):
+        return None
+    forward = np.array([row for chain in same for row in chain.operators], np.int64)
+    backward = view.backward_of(forward)
+    cost = _cost(view, same, forward, backward)
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if cost.saved_ns <= 0 or view.share(cost.saved_ns) < limit:
+        return None
+    durations = view.trace.operators["duration_ns"].to_numpy()[forward]
+    remaining = cost.remaining_ns / cost.total_ns
+    return view.finding(
+        ID,
+        _title(same, repetitions, function),
+        cost.saved_ns,
+        basis=f"forward and backward, without the {remaining:.0%} that a fused function would still take"
+        if len(backward)
+        else f"the operators' time without the {remaining:.0%} that a fused function would still take",
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step that fusing would save", view.share(cost.saved_ns), "share", limit),
+                Figure("chains per step", repetitions, "count", minimum if function is None else None),
+                Figure("operators in a chain", len(same[0].names), "count", shortest if function is None else None),
+                Figure("forward operators per step", view.per_step(cost.forward_ns), "ns"),
+                Figure("backward operators per step", view.per_step(cost.backward_ns), "ns"),
+                Figure("numbers read and written by a chain", _mean([each.elements_moved for each in same]), "count"),
+                Figure("by a fused function", _mean([each.elements_moved_fused for each in same]), "count"),
+            ),
+            (_interval(view, max(same, key=lambda chain: chain.elements_moved)),),
+        ),
+        remedy=(function or _COMPILE).remedy,
+        where=view.locations_of(view.slices_of_operators(forward), np.maximum(durations, 1)),
+    )
+
+
+_COMPILE: Final = FusedFunction(
+    "torch.compile",
+    "one compiled function",
+    "Compile the function that holds these operators: the compiler makes one kernel of them.",
+    "@torch.compile                # on the function at the line above\ndef function(x, ...): ...",
+)
+
+
+def _title(same: Sequence[Chain], repetitions: float, function: FusedFunction | None) -> str:
+    names = list(dict.fromkeys(same[0].names))
+    listed = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    times = "once a step" if round(repetitions, 1) == 1 else f"{repetitions:,.3g} times a step"
+    what = function.what if function is not None else "one fused kernel"
+    return f"{len(same[0].names)} operators one after the other ({listed}), {times}: {what} does it at once"
+
+
+def _mean(values: Sequence[int]) -> int:
+    return sum(values) // len(values)
+
+
+def _interval(view: View, chain: Chain) -> Interval:
+    start, duration = view.trace.operators["start_ns"], view.trace.operators["duration_ns"]
+    begin, last = int(start[chain.operators[0]]), chain.operators[-1]
+    return Interval(begin, int(start[last] + duration[last]) - begin, f"{len(chain.names)} operators in a chain")
+
+
+def _cost(view: View, same: Sequence[Chain], forward: Rows, backward: Rows) -> _Cost:
+    forward_ns, backward_ns = view.cost_ns(forward), view.cost_ns(backward)
+    pauses = sum(pauses_ns(view, np.array(chain.operators, np.int64)) for chain in same)
+    working = working_ns(view)
+    rate = _ns_per_element(same, working)
+    calculating = 0.0
+    streaming = 0.0
+    for chain in same:
+        for name, row, moved in zip(chain.names, chain.operators, chain.traffic, strict=True):
+            if name in ARITHMETIC:
+                calculating += max(working[row] - rate * moved.elements, 0.0)
+        # Its backward pass reads one tensor more, the gradient.
+        passes = 2 * chain.elements_moved_fused + chain.elements if len(backward) else chain.elements_moved_fused
+        streaming += rate * passes
+    calculating *= 2 if len(backward) else 1
+    count = sum(len(chain.names) for chain in same)
+    waiting = forward_ns + backward_ns - _sum_working(view, working, forward, backward) if view.device else pauses
+    # One launch, or one line of Python, stays of each chain's.
+    rest = max(waiting, 0) * len(same) / count
+    return _Cost(forward_ns, backward_ns, pauses, int(calculating + streaming + rest))
+
+
+def _sum_working(view: View, working: Rows, forward: Rows, backward: Rows) -> int:
+    return int(working[view.outermost(forward)].sum() + working[backward].sum())
+
+
+def _ns_per_element(same: Sequence[Chain], working: Rows) -> float:
+    """What the chains' plain operators took to read or write one number, at a good moment."""
+    full = max(chain.elements for chain in same)
+    rates = [
+        working[row] / moved.elements
+        for kinds in (PLAIN, PLAIN | REDUCTIONS | ARITHMETIC)
+        for chain in same
+        for name, row, moved in zip(chain.names, chain.operators, chain.traffic, strict=True)
+        if name in kinds and 2 * moved.elements >= full
+    ]
+    return float(np.quantile(rates, 0.25)) if rates else 0.0

@@ -1,0 +1,101 @@
+"""# What it finds
+Gradients that are filled with zeros instead of being dropped.
+
+# Why it costs time
+Filling writes every gradient once. The backward pass then adds the new gradient to the zeros: it reads both and writes
+the sum, where it could have kept the new one as it is.
+
+# How it is measured
+Operators that fill tensors with zeros in place outside the backward pass, in `Optimizer.zero_grad` or in the program's
+own code, and in the backward pass the additions inside AccumulateGrad, as many as tensors were filled. Their cost is
+the thread's time; with a device, its time for them and its idle time before them. All of it is saved.
+
+# Known false positives
+With gradient accumulation the additions of later passes remain; only as many as there were tensors filled are counted.
+Code that reads a gradient of zeros breaks when the gradient is None.
+
+# What to do
+`optimizer.zero_grad()`, which drops gradients by default since PyTorch 2.0.
+
+# Reference
+PyTorch performance tuning guide; PyTorch's GradNotSetToNonePattern (removed in 2026).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.rules._called import called_from_python, engine_pauses_ns
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
+
+ID: Final = "zero-grad"
+TITLE: Final = "Gradients are filled with zeros instead of being dropped"
+THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step that filling and adding cost")}
+
+_FILLING: Final = r"^aten::(?:_foreach_)?zero_$"
+_ACCUMULATING: Final = r"AccumulateGrad$"
+_ADDING: Final = r"^aten::add_?$"
+
+
+def check(view: View) -> RuleResult:
+    """Weigh the fills and the additions that they make necessary."""
+    filling, adding = _rows(view)
+    if not len(filling) or not len(adding):
+        return RuleResult()
+    own = view.cost_ns(filling) + engine_pauses_ns(view, filling)
+    tensors = _tensors(view, filling, len(adding))
+    additions = view.cost_ns(adding) * min(tensors, len(adding)) // len(adding)
+    cost = own + additions
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if cost == 0 or view.share(cost) < limit:
+        return RuleResult()
+    finding = view.finding(
+        ID,
+        f"{tensors / view.step_count:,.0f} gradients are filled with zeros in each step, and the backward pass adds to "
+        "them",
+        cost,
+        basis="the time to fill gradients, and to add to them in the backward pass",
+        confidence="high",
+        evidence=Evidence(
+            (
+                Figure("share of the step that filling and adding cost", view.share(cost), "share", limit),
+                Figure("gradients filled per step", tensors / view.step_count, "count"),
+                Figure("time to fill them per step", view.per_step(own), "ns"),
+                Figure("time to add to them per step", view.per_step(additions), "ns"),
+            )
+        ),
+        remedy=Remedy(
+            "Drop the gradients: the backward pass then keeps what it computed instead of adding it to zeros.",
+            "optimizer.zero_grad(set_to_none=True)   # the default; for a module: model.zero_grad()",
+        ),
+        where=view.locations_of(
+            view.slices_of_operators(filling), np.maximum(view.trace.operators["duration_ns"].to_numpy()[filling], 1)
+        ),
+    )
+    return RuleResult((finding,))
+
+
+def _rows(view: View) -> tuple[Rows, Rows]:
+    """The operators that fill tensors with zeros, and those that add in AccumulateGrad."""
+    names = view.trace.operators["name"]
+    called = called_from_python(view)
+    filling = called[names.gather(called).str.contains(_FILLING).to_numpy()]
+    parents = view.operators["parent"]
+    adding = view.operators.filter(
+        names.gather(parents).str.contains(_ACCUMULATING).fill_null(False) & pl.col("name").str.contains(_ADDING)
+    )
+    return filling, adding["row"].to_numpy().astype(np.int64)
+
+
+def _tensors(view: View, filling: Rows, added: int) -> int:
+    """How many tensors were filled; an operator over a list of unknown length filled all that are added to."""
+    lists = view.trace.operators["name"].gather(filling).str.contains("_foreach_")
+    shapes = view.trace.operators["input_shapes"].gather(filling).fill_null("").filter(lists)
+    inside = int(shapes.str.count_matches(r"\[\d").sum())
+    return int((~lists).sum()) + (inside or added if lists.any() else 0)

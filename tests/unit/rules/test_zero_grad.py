@@ -1,0 +1,98 @@
+"""zero-grad: gradients are filled with zeros instead of being dropped."""
+
+from __future__ import annotations
+
+from stepscope.diagnosis.rules import zero_grad as rule
+from stepscope.trace import Trace
+from tests.unit.recording import Recording
+from tests.unit.rules.cases import (
+    Cases,
+    asked,
+    busy_device,
+    empty_trace,
+    figures_of,
+    places_of,
+    the_finding,
+)
+
+ACCUMULATING = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+
+
+def filling(fills: int = 10, additions: int = 10, name: str = "aten::zero_", shapes: str | None = None) -> Trace:
+    """In 1000 ns fills of 8 ns, and in the backward pass additions of 20 ns."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "train.py(12): step")
+    for number in range(fills):
+        recording.operator(10 * number, 8, name, input_shapes=shapes)
+    recording.operator(200, 100, "aten::linear")
+    for number in range(additions):
+        recording.operator(400 + 40 * number, 30, ACCUMULATING)
+        recording.operator(405 + 40 * number, 20, "aten::add_")
+    return recording.trace()
+
+
+def on_a_device() -> Trace:
+    """5 fills and additions that each take the device 20 ns, one after the other without a pause."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.launched(1, 5, 100, "gemm", 100)
+    for number in range(5):
+        recording.operator(100 + 4 * number, 3, "aten::zero_")
+        recording.launched(101 + 4 * number, 105 + 20 * number, 20, "fill", 101 + number)
+        recording.operator(150 + 4 * number, 3, ACCUMULATING)
+        recording.operator(150 + 4 * number, 3, "aten::add_")
+        recording.launched(151 + 4 * number, 205 + 20 * number, 20, "add", 201 + number)
+    recording.launched(180, 305, 600, "gemm", 300)
+    return recording.trace()
+
+
+FIRES: Cases = {
+    "one by one": filling,
+    "over a list": lambda: filling(1, 10, "aten::_foreach_zero_", "[[[4], [4], [4]]]"),
+    "on a device": on_a_device,
+}
+SILENT: Cases = {
+    "empty": empty_trace,
+    "nothing is wrong": busy_device,
+    "gradients are dropped": lambda: filling(0),
+    "other tensors are cleared": lambda: filling(10, 0),
+    "a little": lambda: filling(1, 0),
+}
+
+
+def test_filling_and_adding_are_saved() -> None:
+    finding = the_finding(rule, filling())
+
+    # 10 fills of 8 ns, 2 ns of Python after each (more before the layer), and 10 additions of 20 ns.
+    assert finding.saving_ns_per_step == 10 * 8 + 9 * 2 + (200 - 98) + 10 * 20
+    assert finding.title == "10 gradients are filled with zeros in each step, and the backward pass adds to them"
+    assert figures_of(finding) == [
+        ("share of the step that filling and adding cost", 0.4, "share", 0.02),
+        ("gradients filled per step", 10.0, "count", None),
+        ("time to fill them per step", 200, "ns", None),
+        ("time to add to them per step", 200, "ns", None),
+    ]
+    assert places_of(finding) == [("train.py", 12, "step")]
+    assert "set_to_none=True" in finding.remedy.code
+
+
+def test_later_passes_of_an_accumulation_remain() -> None:
+    finding = the_finding(rule, filling(5, 10))
+
+    assert figures_of(finding)[3] == ("time to add to them per step", 100, "ns", None)
+
+
+def test_a_list_counts_as_its_tensors() -> None:
+    finding = the_finding(rule, filling(1, 10, "aten::_foreach_zero_", "[[[4], [4], [4]]]"))
+
+    assert figures_of(finding)[1] == ("gradients filled per step", 3.0, "count", None)
+
+
+def test_on_a_device_its_time_counts() -> None:
+    assert the_finding(rule, on_a_device()).saving_ns_per_step == 5 * 20 + 5 * 20
+
+
+def test_the_threshold_decides() -> None:
+    assert len(asked(rule, filling(), share=0.4).findings) == 1
+    assert asked(rule, filling(), share=0.41).findings == ()
