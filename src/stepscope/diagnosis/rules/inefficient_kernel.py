@@ -1,0 +1,236 @@
+"""# What it finds
+Matrix products, convolutions, attention, normalisation and element-wise work that run far below what the device allows.
+
+# Why it costs time
+Every operator needs a number of operations and has to move its tensors through memory. The device has a peak for both.
+A kernel that reaches a small part of the peak that limits it is held up by something else: sizes that do not fill its
+tiles, a memory layout that makes reads jump, a slow variant of the algorithm.
+
+# How it is measured
+Operations and bytes follow from the recorded shapes and types, peaks from the makers' figures (`stepscope roofline`
+shows both). The saving is what the kernels take above a share of the peak that good kernels reach: of the arithmetic,
+a part of the best that was measured on such a device, of the memory's bandwidth a fixed one. Work counts only where the
+device decides on the step's length, and not where the host was late anyway. Very short kernels are left out, and those
+with too few thread blocks, which low-occupancy tells.
+
+# Known false positives
+Shapes say nothing about strides: tensors that were expanded are smaller in memory than their shape. Tensors that other
+work holds in the cache come faster or slower than memory. Sparse or masked attention does less than its shapes say.
+
+# What to do
+Depends on the kind of work: sizes that are multiples of 64 for matrix products, channels-last and cuDNN's benchmark for
+convolutions, PyTorch's fused attention, contiguous tensors and `torch.compile` for the rest.
+
+# Reference
+TraceLens's efficiency against a roofline; Williams, Waterman and Patterson, Roofline (2009).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.roofline import CALL_SCHEMA, MEASURED_WRONG, WORK_KINDS, device_peaks, roofline_calls
+from stepscope.analysis.tensor_cores import is_eligible
+from stepscope.devices import USUAL_BEST_SHARE
+from stepscope.diagnosis.device_bound import alone_share, blocks, decides, multiprocessors
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, NotAnswered, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "inefficient-kernel"
+TITLE: Final = "Kernels run far below what the device allows"
+THRESHOLDS: Final = {
+    "share": Threshold(0.03, "share", "share of the step that an operator of one shape must lose"),
+    "slower": Threshold(1.5, "count", "times the attainable time from which on an operator is inefficient"),
+    "arithmetic": Threshold(0.8, "share", "attainable share of the best arithmetic that was measured on the device"),
+    "attention": Threshold(0.4, "share", "the same for fused attention, which computes exponentials in between"),
+    "bandwidth": Threshold(0.7, "share", "attainable share of the memory's bandwidth"),
+    "shortest_ns": Threshold(10_000, "ns", "kernels shorter than this are not judged"),
+    "unknown": Threshold(0.3, "share", "share of the step in matrix work from which missing shapes or peaks are told"),
+}
+
+_MOST: Final = 5
+"""Findings that one trace gets at most."""
+_NAMES: Final = {
+    "matrix": "matrix product",
+    "convolution": "convolution",
+    "attention": "attention",
+    "normalisation": "normalisation",
+    "softmax": "softmax",
+    "elementwise": "element-wise work",
+    "reduction": "reduction",
+    "embedding": "embedding",
+    "copy": "copy",
+}
+_REMEDIES: Final = {
+    "matrix": Remedy(
+        "Make the sizes multiples of 64, join small products of the same input into one, or let the compiler choose "
+        "among more kernels.",
+        'model = torch.compile(model, mode="max-autotune")\n'
+        "qkv = self.qkv(x)  # nn.Linear(size, 3 * size) instead of three layers of the same input",
+    ),
+    "convolution": Remedy(
+        "Keep images and weights in the channels-last layout and let cuDNN try its algorithms.",
+        "torch.backends.cudnn.benchmark = True\nmodel = model.to(memory_format=torch.channels_last)\n"
+        "images = images.to(memory_format=torch.channels_last)",
+    ),
+    "attention": Remedy(
+        "Use PyTorch's fused attention in 16 bits, with head sizes of 64 or 128.",
+        "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n"
+        "with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):\n"
+        "    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+    ),
+}
+_REMEDY: Final = Remedy(
+    "Make the inputs contiguous once instead of reading them across their layout, and let the compiler fuse the work "
+    "with its neighbours.",
+    "model = torch.compile(model)\nx = x.contiguous()  # after the transpose or permute, if x is used several times",
+)
+
+
+def check(view: View) -> RuleResult:
+    """Hold every operator with work on the device against the device's peaks."""
+    if view.device is None or view.work.is_empty():
+        return RuleResult()
+    calls = roofline_calls(view.trace, window=view.span).filter(pl.col("device") == view.device)
+    question = _question(view, calls)
+    if calls["limit"].null_count() == calls.height:
+        return RuleResult((), question)
+    groups = _groups(view, calls)
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    wrong = groups.filter((pl.col("share") > MEASURED_WRONG) & (pl.col("device_ns") >= limit * view.length_ns))
+    question += tuple(_wrong_peak(row) for row in wrong.head(1).iter_rows(named=True))
+    slower = view.threshold(ID, THRESHOLDS, "slower")
+    slow = groups.filter((pl.col("device_ns") >= slower * pl.col("wanted_ns")) & (pl.col("lost_ns") > 0))
+    slow = slow.filter(pl.col("lost_ns") >= limit * view.length_ns).head(_MOST)
+    return RuleResult(tuple(_finding(view, row, limit) for row in slow.iter_rows(named=True)), question)
+
+
+def _groups(view: View, calls: pl.DataFrame) -> pl.DataFrame:
+    """Operators of one shape: what they took and lose, the costliest loss first."""
+    judged = calls.filter(pl.col("limit").is_not_null()).join(_judged(view), on="row", how="inner")
+    peaks = None if view.device is None else device_peaks(view.trace, view.device)
+    best = USUAL_BEST_SHARE if peaks is None else peaks.best_share
+    shares = {name: view.threshold(ID, THRESHOLDS, name) for name in ("arithmetic", "attention", "bandwidth")}
+    compute = pl.when(pl.col("work_kind") == "attention").then(shares["attention"]).otherwise(shares["arithmetic"])
+    target = pl.when(pl.col("limit") == "compute").then(compute * best).otherwise(shares["bandwidth"])
+    wanted = pl.col("attainable_ns") / target.clip(lower_bound=0.01)
+    if peaks is not None:
+        peak_ns = pl.col("flops") / pl.col("number_type").replace_strict(peaks.flops_s, default=None) * 1e9
+        wanted = pl.max_horizontal(wanted, peak_ns / (compute * best).clip(lower_bound=0.01))
+    lost = (pl.col("device_ns") - wanted).clip(lower_bound=0) * pl.col("deciding") * alone_share(view)
+    keys = ["operator", "input_shapes", "work_kind", "number_type", "limit"]
+    return (
+        judged.with_columns(lost_ns=lost, target=target, wanted_ns=wanted)
+        .group_by(keys)
+        .agg(
+            pl.col("row"),
+            pl.col("device_ns").alias("each_ns"),
+            calls=pl.len(),
+            device_ns=pl.col("device_ns").sum(),
+            lost_ns=pl.col("lost_ns").sum(),
+            wanted_ns=pl.col("wanted_ns").sum(),
+            share=pl.col("attainable_ns").sum() / pl.col("device_ns").sum().clip(lower_bound=1),
+            target=pl.col("target").first(),
+            flops=pl.col("flops").sum(),
+            bytes=pl.col("bytes").sum(),
+            kernel=pl.col("kernel").first(),
+        )
+        .sort(["lost_ns", *keys], descending=[True, *[False] * len(keys)])
+    )
+
+
+def _judged(view: View) -> pl.DataFrame:
+    """Operators whose kernels are long enough and have blocks enough, and what share of their time decides the step."""
+    count = multiprocessors(view)
+    grids = blocks(view.work["grid"])
+    few = (grids >= 0) & (grids < count) if count else np.zeros(len(grids), np.bool_)
+    long_enough = view.work["duration_ns"].to_numpy() >= view.threshold(ID, THRESHOLDS, "shortest_ns")
+    launching = view.trace.launches.select(row="operator").with_row_index("launch")
+    return (
+        view.work.with_columns(judged=pl.Series(long_enough & ~few), decides=pl.Series(decides(view)))
+        .filter(pl.col("kind").is_in(WORK_KINDS))
+        .drop("row")
+        .join(launching, on="launch", how="inner")
+        .filter(pl.col("row").is_not_null())
+        .with_columns(pl.col("row").cast(CALL_SCHEMA["row"]))
+        .group_by("row")
+        .agg(
+            judged=pl.col("duration_ns").filter("judged").sum() / pl.col("duration_ns").sum().clip(lower_bound=1),
+            deciding=pl.col("duration_ns").filter("decides").sum() / pl.col("duration_ns").sum().clip(lower_bound=1),
+        )
+        .filter(pl.col("judged") > 0.5)
+        .select("row", "deciding")
+    )
+
+
+def _finding(view: View, row: dict[str, Any], limit: float) -> Finding:
+    kind, share = _NAMES[row["work_kind"]], row["share"]
+    name = row["operator"].removeprefix("aten::")
+    peak = "arithmetic peak" if row["limit"] == "compute" else "memory bandwidth"
+    reached = (
+        Figure("TFLOP/s reached", row["flops"] / row["device_ns"] / 1e3)
+        if row["limit"] == "compute"
+        else Figure("GB/s reached", row["bytes"] / row["device_ns"])
+    )
+    rows, weights = np.array(row["row"], np.int64), np.array(row["each_ns"], np.int64)
+    slower = row["device_ns"] / max(row["wanted_ns"], 1)
+    confidence = "medium" if slower >= 2 else "low"
+    return view.finding(
+        ID,
+        f"the {kind} {name} of {_shapes(row['input_shapes'])} reaches {share:.0%} of the device's {peak} "
+        f"and takes {view.share(row['device_ns']):.0%} of the step",
+        row["lost_ns"],
+        basis=f"time above what good kernels take ({row['target']:.0%} of the {peak}), where the device decides on the "
+        "step's length",
+        confidence=confidence,  # type: ignore[arg-type]
+        evidence=Evidence(
+            (
+                Figure("time over the attainable time", slower, "count", view.threshold(ID, THRESHOLDS, "slower")),
+                Figure(f"share of the {peak}", share, "share"),
+                Figure("share of the step that is lost", view.share(row["lost_ns"]), "share", limit),
+                reached,
+                Figure("time on the device per step", row["device_ns"] // view.step_count, "ns"),
+                Figure("calls per step", row["calls"] / view.step_count, "count"),
+            )
+        ),
+        remedy=_REMEDIES.get(row["work_kind"], _REMEDY),
+        where=view.locations_of(view.slices_of_operators(rows), weights),
+    )
+
+
+def _shapes(text: str) -> str:
+    """The tensors' shapes for a sentence: "32x3x224x224 and 64x3x7x7"."""
+    inner = [part for part in text.strip("[] ").replace("],", ";").replace("[", "").split(";") if part.strip()]
+    shapes = ["x".join(size.strip() for size in part.strip(" ]").split(",")) for part in inner]
+    shown = [shape for shape in shapes if shape and "x" in shape][:2] or shapes[:1]
+    return " and ".join(shown)[:80]
+
+
+def _question(view: View, calls: pl.DataFrame) -> tuple[NotAnswered, ...]:
+    """What stays open where matrix work carries the step and the device or the shapes are not known."""
+    names = [name for name in calls["operator"].unique().to_list() if is_eligible(name)]
+    eligible = calls.filter(pl.col("operator").is_in(names))
+    if view.share(int(eligible["device_ns"].sum())) < view.threshold(ID, THRESHOLDS, "unknown"):
+        return ()
+    question = "How close do the kernels come to what the device allows?"
+    if eligible["input_shapes"].null_count() == eligible.height:
+        how = "record with shapes: `stepscope run --shapes`, or record_shapes=True of torch.profiler.profile"
+        return (NotAnswered(question, "the trace holds no shapes", how, ID),)
+    if view.device is not None and device_peaks(view.trace, view.device) is None:
+        name = next((one.name for one in view.trace.metadata.devices if one.device == view.device and one.name), None)
+        why = f"{name} is not in the table of peaks" if name else "the trace does not say which device this is"
+        return (NotAnswered(question, why, "`stepscope roofline` shows what the kernels reached, without a peak", ID),)
+    return ()
+
+
+def _wrong_peak(row: dict[str, Any]) -> NotAnswered:
+    return NotAnswered(
+        f"How close does {row['operator']} come to what the device allows?",
+        f"it ran at {row['share']:.0%} of the peak: the peak in the table, the recorded shapes or the times are wrong",
+        "compare `stepscope roofline` with the device's data sheet",
+        ID,
+    )

@@ -1,0 +1,132 @@
+"""# What it finds
+A kernel that does the same work every time, and sometimes takes several times as long.
+
+# Why it costs time
+Work of the same size should take the same time. Where it does not, something takes the device away: another process or
+container on the same device, another queue's kernels, a clock that drops for heat or power, memory that is fetched from
+the host when it is touched, or values that make the algorithm take longer.
+
+# How it is measured
+Computation of the same name, grid, block and operator shapes; within graphs also of the same place in the graph. The
+standard deviation against the mean, for kernels that ran often enough. The saving is what they took above their median,
+where the device decides on the step's length.
+
+# Known false positives
+Kernels whose work depends on values: sorting, sparse lookups, sampling, mixtures of experts. Kernels that wait inside
+for other devices are communication, and are not judged.
+
+# What to do
+Look at who else uses the device and at its clocks while the program runs; then at other queues in the timeline.
+
+# Reference
+TraceLens's kernel variance: more than 10 calls, coefficient of variation above 1, at least 5 % of the time.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.diagnosis.device_bound import alone_share, decides
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "kernel-variance"
+TITLE: Final = "The same kernel takes very different times"
+THRESHOLDS: Final = {
+    "variation": Threshold(1.0, "count", "standard deviation over the mean above which a kernel varies"),
+    "calls": Threshold(10, "count", "calls above which a kernel is judged"),
+    "time": Threshold(0.05, "share", "share of the step that the kernel takes"),
+    "share": Threshold(0.02, "share", "share of the step above the kernel's median"),
+}
+
+_SAME: Final = ("name", "grid", "block", "input_shapes", "place")
+_MOST: Final = 3
+
+
+def check(view: View) -> RuleResult:
+    """Compare the times of the same kernel doing the same work."""
+    if view.device is None or view.work.is_empty():
+        return RuleResult()
+    work = _alike(view)
+    median = pl.col("duration_ns").median().over(_SAME)
+    excess = (pl.col("duration_ns") - median).clip(lower_bound=0) * pl.col("decides") * alone_share(view)
+    work = work.with_columns(excess_ns=excess)
+    groups = (
+        work.group_by(_SAME)
+        .agg(
+            calls=pl.len(),
+            total=pl.col("duration_ns").sum(),
+            excess=pl.col("excess_ns").sum(),
+            variation=pl.col("duration_ns").std(ddof=0) / pl.col("duration_ns").mean().clip(lower_bound=1),
+        )
+        .filter(
+            (pl.col("calls") > view.threshold(ID, THRESHOLDS, "calls"))
+            & (pl.col("variation") > view.threshold(ID, THRESHOLDS, "variation"))
+            & (pl.col("total") >= view.threshold(ID, THRESHOLDS, "time") * view.length_ns)
+            & (pl.col("excess") > 0)
+            & (pl.col("excess") >= view.threshold(ID, THRESHOLDS, "share") * view.length_ns)
+        )
+        .sort(["excess", *_SAME], descending=[True, *[False] * len(_SAME)])
+        .head(_MOST)
+    )
+    return RuleResult(
+        tuple(
+            _finding(view, work.join(group, on=_SAME, nulls_equal=True), float(group["variation"][0]))
+            for group in (groups[position] for position in range(groups.height))
+        )
+    )
+
+
+def _alike(view: View) -> pl.DataFrame:
+    """Computation with what makes it the same work: its operator's shapes, and its place among a launch's works."""
+    shapes = view.trace.operators.select(input_shapes="input_shapes").with_row_index("operator")
+    launching = view.trace.launches.select(operator="operator").with_row_index("launch")
+    return (
+        view.work.with_columns(decides=pl.Series(decides(view)))
+        .with_columns(place=pl.when(pl.col("launch").is_not_null()).then(pl.int_range(pl.len()).over("launch")))
+        .filter(pl.col("kind") == "compute")
+        .join(launching, on="launch", how="left", maintain_order="left")
+        .join(shapes, on="operator", how="left", maintain_order="left")
+    )
+
+
+def _finding(view: View, work: pl.DataFrame, variation: float) -> Finding:
+    duration = work["duration_ns"].to_numpy()
+    excess, median = float(work["excess_ns"].sum()), float(np.median(duration))
+    launched = work.filter(pl.col("launch").is_not_null())
+    slices = view.activity.slices_of("launches")[launched["launch"].to_numpy().astype(np.int64)]
+    slow = work.sort(["duration_ns", "start_ns"], descending=[True, False])
+    name = work["name"][0]
+    return view.finding(
+        ID,
+        f"a kernel that usually takes {median / 1e3:,.0f} us takes up to {duration.max() / 1e3:,.0f} us for the same "
+        "work",
+        excess,
+        basis="what the kernel took above its median, where the device decides on the step's length",
+        confidence="medium" if work.height >= 100 else "low",
+        evidence=Evidence(
+            (
+                Figure("standard deviation over mean", variation, "", view.threshold(ID, THRESHOLDS, "variation")),
+                Figure(
+                    "share of the step above the median",
+                    view.share(excess),
+                    "share",
+                    view.threshold(ID, THRESHOLDS, "share"),
+                ),
+                Figure("median time", median, "ns"),
+                Figure("longest time", int(duration.max()), "ns"),
+                Figure("calls", work.height, "count", view.threshold(ID, THRESHOLDS, "calls")),
+            ),
+            view.longest(slow.head(3).select("start_ns", "duration_ns"), name[:80]),
+        ),
+        remedy=Remedy(
+            "See who else uses the device and whether its clock drops while the program runs.",
+            "nvidia-smi --query-compute-apps=pid,name --format=csv\n"
+            "nvidia-smi --query-gpu=clocks.sm,clocks_throttle_reasons.active --format=csv --loop=1",
+        ),
+        where=view.locations_of(slices, launched["duration_ns"].to_numpy()),
+    )
