@@ -143,6 +143,7 @@ class StepFacts(msgspec.Struct, kw_only=True, frozen=True):
         index: number of the step.
         duration_ns: by the clock.
         thread_processor_ns: time the thread ran on a processor.
+        thread_system_ns: the part of that in the operating system, such as to map memory.
         thread_waiting_ns: time the thread could have run and waited for a processor.
         process_processor_ns: time all threads of the process ran on processors.
         context_switches, involuntary_switches: of the thread; the second is part of the first.
@@ -157,6 +158,7 @@ class StepFacts(msgspec.Struct, kw_only=True, frozen=True):
     index: int = 0
     duration_ns: int = 0
     thread_processor_ns: int | None = None
+    thread_system_ns: int | None = None
     thread_waiting_ns: int | None = None
     process_processor_ns: int | None = None
     context_switches: int | None = None
@@ -167,6 +169,28 @@ class StepFacts(msgspec.Struct, kw_only=True, frozen=True):
     pressure_ns: int | None = None
     throttled_ns: int | None = None
     collector_ns: int | None = None
+
+
+class PaddingFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """How much of the integer tensors of the program's batches is padding, or is ignored, as sampled.
+
+    Attributes:
+        name: of the tensor in its batch, such as "input_ids"; its place where it has none.
+        batches: how many were looked at.
+        positions: of all of them together.
+        padding_share: positions that only fill rows up to the longest, 0 to 1.
+        sorted_padding_share: what would be left of them if the same rows were put in batches by length.
+        longest: length of the longest row.
+        ignored_share: positions whose number is -100, which losses ignore by default.
+    """
+
+    name: str = ""
+    batches: int = 0
+    positions: int = 0
+    padding_share: float | None = None
+    sorted_padding_share: float | None = None
+    longest: int | None = None
+    ignored_share: float | None = None
 
 
 class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
@@ -181,6 +205,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
         environment: variables that matter to speed.
         start: nanoseconds from the process's start, {"torch_imported_ns", "first_step_ns", "recording_ns"}.
         pauses: of Python's garbage collector, the long ones.
+        padding: of the batches' integer tensors.
         steps: what the operating system counted in each recorded step.
     """
 
@@ -195,6 +220,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     environment: dict[str, str] = {}
     start: dict[str, int] = {}
     pauses: tuple[PauseFacts, ...] = ()
+    padding: tuple[PaddingFacts, ...] = ()
     steps: tuple[StepFacts, ...] = ()
 
 

@@ -20,6 +20,7 @@ from stepscope.capture.facts_machine import process_figures, torch_settings
 from stepscope.capture.facts_objects import LiveObjects
 from stepscope.capture.input_stages import InputWatch, input_watch
 from stepscope.capture.manifest import speed_environment
+from stepscope.capture.padding import PaddingSamples
 from stepscope.capture.start_marks import mark, start_times
 from stepscope.program_facts import KEY, ProgramFacts, to_json
 
@@ -38,6 +39,7 @@ class FactsRecording:
         self._watch = watch or input_watch()
         self._pauses = PauseWatch()
         self._checkpoints = CheckpointCalls()
+        self._padding = PaddingSamples()
         self._steps: StepCounters | None = None
         self._is_on = False
 
@@ -49,6 +51,7 @@ class FactsRecording:
             self._watch.begin()
             self._pauses.start()
             self._checkpoints.start()
+            self._padding.start()
             self._is_on = True
             self._steps = StepCounters()
             self._steps.follow(lambda: self._pauses.total_ns)
@@ -93,6 +96,7 @@ class FactsRecording:
             start=_or_none(start_times) or {},
             pauses=_or_none(self._pauses.pauses) or (),
             steps=tuple(counted),
+            padding=_or_none(self._padding.stop) or (),
         )
 
 

@@ -16,7 +16,9 @@ from stepscope.diagnosis.rules import (
     inefficient_kernel,
     input_bound,
     kernel_variance,
+    large_logits,
     launch_bound,
+    layout_conversion,
     loader_contention,
     loader_restart,
     loop_in_step,
@@ -26,12 +28,15 @@ from stepscope.diagnosis.rules import (
     memory_growth,
     memory_headroom,
     memory_near_limit,
+    padding_waste,
     python_in_step,
     recompilation,
+    repeated_casts,
     single_tensor_optimizer,
     slow_input_function,
     step_variance,
     trace_health,
+    unfused_attention,
     zero_grad,
 )
 
@@ -62,6 +67,11 @@ RULES: Final[tuple[ModuleType, ...]] = (
     memory_fragmentation,
     allocator_retries,
     memory_headroom,
+    large_logits,
+    layout_conversion,
+    padding_waste,
+    repeated_casts,
+    unfused_attention,
     trace_health,
 )
 """Each module has ID, TITLE, THRESHOLDS, a docstring with the sections of its page, and `check(view) -> RuleResult`.

@@ -1,24 +1,30 @@
 """# What it finds
-Large matrix products in FP32 on a device with tensor cores.
+Computation in wider numbers than it needs: large matrix products in FP32 on a device with tensor cores, and tensors
+that became float64 by accident.
 
 # Why it costs time
-Tensor cores (matrix cores on AMD) multiply 16-bit and TF32 matrices several times as fast as FP32 units multiply
-FP32 ones. A model trained in plain FP32 leaves them unused.
+Tensor cores (matrix cores on AMD) multiply 16-bit and TF32 matrices several times as fast as FP32 units multiply FP32
+ones. A model trained in plain FP32 leaves them unused. A float64 number takes twice the memory and half of a vector
+unit: NumPy makes float64 by default, and one such tensor makes float64 of everything that is computed with it.
 
 # How it is measured
-Time of matrix kernels whose names say FP32 (TF32 is another), on a device of compute capability 7.0 or later. Half
-of that time is counted as saved, which is less than the hardware's ratio.
+FP32: time of matrix kernels whose names say FP32 (TF32 is another), on a device of compute capability 7.0 or later.
+Half of that time is counted as saved, which is less than the hardware's ratio.
+float64: time of operators with float64 inputs. Half of it is counted as saved, and the conversions to float64 and
+back.
 
 # Known false positives
-Numerically delicate parts that must stay in FP32. Kernel names do not tell everything: some vendors' kernels hide their
-number type.
+Numerically delicate parts that must stay in a wider type, and programs that compute in float64 on purpose. Kernel
+names do not tell everything: some vendors' kernels hide their number type.
 
 # What to do
 `torch.autocast` with bf16 (or fp16 with a gradient scaler on Volta and Turing); on Ampere and later, TF32 with one
-line.
+line. Convert what comes from NumPy with `.float()` as soon as it is a tensor.
 
 # Reference
-PyTorch's FP32MatMulPattern and TensorBoard plugin (tensor cores unused on compute capability 7.0 or later).
+PyTorch's FP32MatMulPattern and TensorBoard plugin (tensor cores unused on compute capability 7.0 or later); DLProf's
+table of operators that were eligible for tensor cores and used them. A network of linear layers with Adam took 41 % of
+its float64 time in float32, measured with PyTorch 2.13 on a CPU.
 """
 
 from __future__ import annotations
@@ -28,24 +34,112 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.casts import Cast, casts, wide_operators
 from stepscope.analysis.kernels import arithmetic
+from stepscope.analysis.logits import logits_losses
+from stepscope.analysis.shapes import elements, listed_shapes
+from stepscope.analysis.tensor_cores import eligible_calls, is_eligible
 from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
 
 ID: Final = "low-precision"
-TITLE: Final = "Matrix products run in FP32"
+TITLE: Final = "Numbers are wider than they need to be"
 THRESHOLDS: Final = {
     "share": Threshold(0.1, "share", "share of the step in FP32 matrix kernels"),
     "saved": Threshold(0.5, "share", "share of those kernels' time that is counted as saved"),
+    "double_share": Threshold(0.04, "share", "share of the step in operators on float64 tensors"),
+    "double_saved": Threshold(0.5, "share", "share of those operators' time that is counted as saved"),
 }
 
 _TENSOR_CORES_SINCE: Final = (7, 0)
 _TF32_SINCE: Final = (8, 0)
+_MANY_CLASSES: Final = 2000
 
 
 def check(view: View) -> RuleResult:
-    """Sum the time of FP32 matrix kernels."""
+    """Sum the time of operators on float64 tensors, and of FP32 matrix kernels."""
+    double, single = _double(view), _single(view)
+    return RuleResult((*double.findings, *single.findings), (*double.not_answered, *single.not_answered))
+
+
+def _double(view: View) -> RuleResult:
+    rows = view.operators["row"].to_numpy()
+    conversions = casts(view.trace, rows)
+    wide = wide_operators(view.trace, rows, conversions)
+    wide, conversions = _without_scores(view, wide, conversions)
+    everything = _is_double_model(view, wide)
+    if everything:
+        wide = np.concatenate([wide, _lists(view)])
+    cost = view.cost_ns(wide)
+    limit = view.threshold(ID, THRESHOLDS, "double_share")
+    if cost == 0 or view.share(cost) < limit:
+        return RuleResult()
+    to_and_fro = [cast.row for cast in conversions if "float64" in (cast.source, cast.target)]
+    converting = view.cost_ns(np.array(to_and_fro, np.int64))
+    saved = view.threshold(ID, THRESHOLDS, "double_saved")
+    durations = view.trace.operators["duration_ns"].to_numpy()[wide]
+    intended = view.program.torch.get("default_dtype") == "torch.float64"
+    finding = view.finding(
+        ID,
+        f"{view.share(cost):.0%} of the step computes in float64, in numbers twice as wide as float32",
+        cost * saved + converting,
+        basis=f"{saved:.0%} of the time of operators on float64 tensors, and the conversions to float64 and back",
+        confidence="low" if intended else "medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step in operators on float64 tensors", view.share(cost), "share", limit),
+                Figure("such operators per step", len(view.outermost(wide)) / view.step_count, "count"),
+                Figure("share of the step in conversions to float64 and back", view.share(converting), "share"),
+            ),
+        ),
+        remedy=_double_remedy(everything),
+        where=view.locations_of(view.slices_of_operators(wide), np.maximum(durations, 1)),
+    )
+    return RuleResult((finding,))
+
+
+def _without_scores(view: View, wide: Rows, conversions: list[Cast]) -> tuple[Rows, list[Cast]]:
+    """Without what a loss over the scores of many classes does with them in float64, of which large-logits tells."""
+    losses = logits_losses(view.trace, view.operators["row"].to_numpy(), _MANY_CLASSES)
+    if not losses:
+        return wide, conversions
+    forward = np.unique(np.concatenate([loss.operators for loss in losses]))
+    of_loss = view.inside(np.concatenate([forward, view.backward_of(forward)]))
+    return wide[~of_loss[wide]], [cast for cast in conversions if not of_loss[cast.row]]
+
+
+def _is_double_model(view: View, wide: Rows) -> bool:
+    """Whether matrix products and convolutions are on float64 tensors, nearly all of them."""
+    names = view.trace.operators["name"]
+    eligible = [name for name in names.unique() if is_eligible(name)]
+    products = view.operators.filter(pl.col("name").is_in(eligible))
+    double = products.filter(pl.col("row").is_in(wide))
+    return double.height > 0.9 * products.height > 0
+
+
+def _lists(view: View) -> Rows:
+    """Operators on lists of tensors, whose number types the profiler does not write: those of the optimizer."""
+    lists = view.operators.filter(pl.col("name").str.contains("^aten::_(?:foreach|fused)_"))
+    large = [sum(map(elements, listed_shapes(text))) > 0 for text in lists["input_shapes"]]
+    return lists.filter(pl.Series(large, dtype=pl.Boolean))["row"].to_numpy()
+
+
+def _double_remedy(everything: bool) -> Remedy:
+    if everything:
+        return Remedy(
+            "Make model and batches float32: NumPy's float64 need not decide what the model computes in.",
+            "model = model.float()\nbatch = torch.from_numpy(array).float()   # or array.astype(numpy.float32)",
+        )
+    return Remedy(
+        "Find the float64 tensor that this line computes with, and make it float32 where it is made.",
+        "constant = torch.from_numpy(array).float()        # NumPy's numbers are float64 unless told otherwise\n"
+        "values = torch.tensor(numbers, dtype=torch.float32)",
+    )
+
+
+def _single(view: View) -> RuleResult:
     if view.device is None:
         return RuleResult()
     capability = _capability(view)
@@ -73,6 +167,7 @@ def check(view: View) -> RuleResult:
             (
                 Figure("share of the step in FP32 matrix kernels", view.share(total), "share", limit),
                 Figure("such kernels per step", kernels.height / view.step_count, "count"),
+                *_tensor_core_figures(view),
             ),
             view.longest(kernels, "FP32 matrix product"),
         ),
@@ -80,6 +175,19 @@ def check(view: View) -> RuleResult:
         where=view.locations_of(slices, launched["duration_ns"].to_numpy()),
     )
     return RuleResult((finding,))
+
+
+def _tensor_core_figures(view: View) -> tuple[Figure, ...]:
+    """How much of the operators that tensor cores can work for used them."""
+    calls = eligible_calls(view.trace, window=view.device_span).filter(pl.col("device") == view.device)
+    eligible = int(calls["matrix_ns"].sum())
+    if not eligible:
+        return ()
+    used = int(calls["tensor_core_ns"].sum())
+    return (
+        Figure("matrix products, convolutions and attention per step", eligible // view.step_count, "ns"),
+        Figure("share of it on tensor cores", used / eligible, "share"),
+    )
 
 
 _UNKNOWN_DEVICE: Final = NotAnswered(
@@ -101,7 +209,7 @@ def _capability(view: View) -> tuple[int, int] | None:
 def _remedy(capability: tuple[int, int]) -> Remedy:
     if capability >= _TF32_SINCE:
         return Remedy(
-            "Run matrix products in bf16, or at least in TF32.",
+            "Run matrix products in bf16, or at least in TF32, which is off.",
             'torch.set_float32_matmul_precision("high")          # TF32, one line\n'
             'with torch.autocast("cuda", dtype=torch.bfloat16):   # bf16\n    loss = model(batch)',
         )

@@ -1,0 +1,231 @@
+"""# What it finds
+Losses over the scores of very many classes that copy the scores again and again, and embedding tables whose gradients
+are as large as the tables.
+
+# Why it costs time
+A language model's scores hold a number for every position and every word of the vocabulary: often the largest tensor
+of the step. Converting it, normalising it, and clearing and filling its gradient each write another of its size. A
+table of embeddings has the same trouble in the backward pass: a batch reads a few thousand rows, but a dense gradient
+has every row, and the optimizer reads and writes them all.
+
+# How it is measured
+Scores: the operators between the product that makes (positions, classes) scores and the loss, the loss, and their
+backward operators. On a device, what they take beyond one normalisation is counted as saved, for a loss in blocks
+keeps nothing. On a CPU, the conversions, and for the other tensors of that size what the loss takes to clear one:
+memory that is fresh must be mapped first. Where the recording knows that the loss ignores positions, their part of
+everything, the product included, is counted.
+Tables: operators on tensors of the table's shape, and the lookups' backward operators, less the share of rows that the
+batch really reads, twice, because a sparse row takes more work.
+
+# Known false positives
+Sparse gradients go with few optimizers (SGD, SparseAdam, Adagrad), which then update rows only when they are read:
+with momentum or weight decay that is another training.
+
+# What to do
+Compute scores only for positions that count; take the loss in blocks of positions, or with a fused loss; do not
+convert the scores. `sparse=True` for tables of which a batch reads few rows.
+
+# Reference
+Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (2024); PyTorch's documentation of nn.Embedding.
+Blocks of 128 positions took 37 % off a step of 512 positions and 30,000 classes, measured with PyTorch 2.13 on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.casts import casts
+from stepscope.analysis.logits import DenseTable, LogitsLoss, dense_tables, logits_losses
+from stepscope.analysis.shapes import elements, shapes_of
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
+
+ID: Final = "large-logits"
+TITLE: Final = "Scores of many classes, or tables of embeddings, are handled whole"
+THRESHOLDS: Final = {
+    "share": Threshold(0.03, "share", "share of the step that handling them in parts would save"),
+    "classes": Threshold(2000, "count", "classes of a loss that are many"),
+    "rows": Threshold(5000, "count", "rows of a table that are many"),
+    "read": Threshold(0.25, "share", "share of a table's rows that a batch reads at most"),
+}
+
+_COPIES: Final = ("aten::contiguous", "aten::clone")
+_SHIFTED: Final = 0.1
+"""Of positions, that targets may have more or fewer than the scores: each is for the next position."""
+_SPARSE_WORK: Final = 2
+"""How much more a row takes in a sparse gradient."""
+
+
+def check(view: View) -> RuleResult:
+    """Losses over many classes, then tables with dense gradients."""
+    found = [_scores(view), _tables(view)]
+    return RuleResult(tuple(finding for finding in found if finding is not None))
+
+
+def _scores(view: View) -> Finding | None:
+    fewest = int(view.threshold(ID, THRESHOLDS, "classes"))
+    losses = logits_losses(view.trace, view.operators["row"].to_numpy(), max(fewest, 2))
+    if not losses:
+        return None
+    forward = np.unique(np.concatenate([loss.operators for loss in losses]))
+    projections = np.unique([loss.projection for loss in losses])
+    handling = np.concatenate([forward, view.backward_of(forward)])
+    making = np.concatenate([projections, view.backward_of(projections)])
+    everything = np.concatenate([handling, making])
+    cost = view.cost_ns(everything)
+    ignored = _ignored_share(view, losses)
+    kept = _saved_of_handling(view, losses, handling)
+    saved = ignored * cost + (1 - ignored) * kept
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if saved <= 0 or view.share(saved) < limit:
+        return None
+    largest = max(losses, key=lambda loss: loss.positions * loss.classes)
+    durations = view.trace.operators["duration_ns"].to_numpy()
+    places = np.concatenate([view.outermost(forward), projections])
+    return view.finding(
+        ID,
+        f"the loss handles {largest.positions:,} by {largest.classes:,} scores at once"
+        + (f", of which {ignored:.0%} do not count" if ignored else "")
+        + f": {view.share(cost):.0%} of the step",
+        saved,
+        basis="tensors as large as the scores that a loss in blocks does without"
+        + (", and the part of positions that the loss ignores" if ignored else ""),
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step that handling them in parts would save", view.share(saved), "share", limit),
+                Figure("classes", largest.classes, "count", fewest),
+                Figure("positions", largest.positions, "count"),
+                Figure("bytes of the scores", largest.score_bytes, "bytes"),
+                Figure("share of the step in making the scores and the loss", view.share(cost), "share"),
+                Figure("share of it in the loss and conversions", view.cost_ns(handling) / max(cost, 1), "share"),
+                *([Figure("share of positions that the loss ignores", ignored, "share")] if ignored else []),
+            )
+        ),
+        remedy=_remedy(bool(ignored)),
+        where=view.locations_of(view.slices_of_operators(places), np.maximum(durations[places], 1)),
+    )
+
+
+def _saved_of_handling(view: View, losses: list[LogitsLoss], handling: Rows) -> int:
+    """What of the loss and the conversions would go if they ran in blocks."""
+    converting = _conversions(view, handling, losses)
+    if view.device is not None:
+        # One pass over the scores stays.
+        kept = view.cost_ns(np.unique([loss.log_softmax for loss in losses]))
+        return max(view.cost_ns(handling) - kept, 0)
+    fresh = _clearing(view, handling, losses)
+    backward = view.backward_of(np.unique([loss.projection for loss in losses]))
+    tensors = 4 if len(backward) else 2  # the scores, their logarithms, and the gradients of both
+    return min(view.cost_ns(converting) + tensors * fresh, view.cost_ns(handling))
+
+
+def _conversions(view: View, handling: Rows, losses: list[LogitsLoss]) -> Rows:
+    """Outermost operators that convert or copy the scores or their gradients."""
+    sizes = {loss.positions * loss.classes for loss in losses}
+    inside = np.flatnonzero(view.inside(handling))
+    found = [cast.row for cast in casts(view.trace, inside) if elements(cast.shape) in sizes]
+    operators = view.trace.operators[inside].with_columns(row=pl.Series(inside, dtype=pl.Int64))
+    copies = operators.filter(pl.col("name").is_in(_COPIES))
+    for row, text in copies.select("row", "input_shapes").iter_rows():
+        if elements(next(iter(shapes_of(text)), ())) in sizes:
+            found.append(row)
+    return view.outermost(np.unique(np.array(found, np.int64)))
+
+
+def _clearing(view: View, handling: Rows, losses: list[LogitsLoss]) -> int:
+    """What clearing a fresh tensor as large as the scores takes, in all losses; each does so for its gradient."""
+    sizes = {loss.positions * loss.classes for loss in losses}
+    inside = np.flatnonzero(view.inside(handling))
+    operators = view.trace.operators[inside].filter(pl.col("name") == "aten::zero_")
+    return sum(
+        duration
+        for duration, text in operators.select("duration_ns", "input_shapes").iter_rows()
+        if elements(next(iter(shapes_of(text)), ())) in sizes
+    )
+
+
+def _ignored_share(view: View, losses: list[LogitsLoss]) -> float:
+    """The share of positions that the loss ignores, as the recorder saw it in targets of as many; else 0."""
+    positions = {loss.positions for loss in losses}
+    return max(
+        (
+            sample.ignored_share or 0.0
+            for sample in view.program.padding
+            if sample.batches
+            and any(abs(sample.positions / sample.batches - count) <= _SHIFTED * count for count in positions)
+        ),
+        default=0.0,
+    )
+
+
+def _remedy(ignored: bool) -> Remedy:
+    if ignored:
+        return Remedy(
+            "Compute scores only where the loss looks at them, and leave them in the type they come in.",
+            "counted = targets != -100\n"
+            "loss = cross_entropy(model.head(features[counted]), targets[counted])   # instead of all positions",
+        )
+    return Remedy(
+        "Take the loss in blocks of positions, so that no tensor is as large as all scores; leave the scores in the "
+        "type they come in, and compute them only for positions that count.",
+        "held = features.detach().requires_grad_()            # (positions, width)\n"
+        "for block, wanted in zip(held.split(128), targets.split(128)):\n"
+        '    (cross_entropy(model.head(block), wanted, reduction="sum") / len(targets)).backward()\n'
+        "features.backward(held.grad)",
+    )
+
+
+def _tables(view: View) -> Finding | None:
+    fewest = int(view.threshold(ID, THRESHOLDS, "rows"))
+    most = view.threshold(ID, THRESHOLDS, "read")
+    tables = dense_tables(view.trace, view.operators["row"].to_numpy(), max(fewest, 2))
+    tables = [table for table in tables if _read(table) <= most]
+    costs = [_table_cost(view, table) for table in tables]
+    parts = [max(1 - _SPARSE_WORK * _read(table), 0.0) for table in tables]
+    saved = sum(cost * part for cost, part in zip(costs, parts, strict=True))
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if not tables or saved <= 0 or view.share(saved) < limit:
+        return None
+    largest = tables[int(np.argmax(costs))]
+    rows, width = largest.shape
+    lookups = np.concatenate([table.lookups for table in tables])
+    durations = view.trace.operators["duration_ns"].to_numpy()
+    cost = sum(costs)
+    return view.finding(
+        ID,
+        f"a batch reads {_read(largest):.1%} of a table's {rows:,} rows, but its gradient and the optimizer go through "
+        f"all: {view.share(cost):.0%} of the step",
+        saved,
+        basis="operators on whole tables and their gradients, less twice the share of rows that the batch reads",
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step that handling them in parts would save", view.share(saved), "share", limit),
+                Figure("rows of the table", rows, "count", fewest),
+                Figure("share of its rows that a batch reads at most", _read(largest), "share", most),
+                Figure("bytes of its gradient", 4 * rows * width, "bytes"),
+                Figure("share of the step in work on whole tables", view.share(cost), "share"),
+            )
+        ),
+        remedy=Remedy(
+            "Let the gradient hold only the rows that were read, and an optimizer update only those.",
+            "table = torch.nn.Embedding(rows, width, sparse=True)\n"
+            "optimizer = torch.optim.SparseAdam(table.parameters())    # or SGD, Adagrad; the rest keeps its own",
+        ),
+        where=view.locations_of(view.slices_of_operators(lookups), np.maximum(durations[lookups], 1)),
+    )
+
+
+def _read(table: DenseTable) -> float:
+    """The share of a table's rows that one lookup can read at most."""
+    return min(table.indices / table.shape[0], 1.0)
+
+
+def _table_cost(view: View, table: DenseTable) -> int:
+    return view.cost_ns(np.unique(np.concatenate([table.whole, view.backward_of(table.lookups)])))

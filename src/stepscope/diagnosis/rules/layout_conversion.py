@@ -1,0 +1,98 @@
+"""# What it finds
+Tensors whose dimensions are put into another order in memory and back: images between channels first (NCHW) and
+channels last (NHWC), sequences between two orders of dimensions.
+
+# Why it costs time
+Such a copy computes nothing, and it is slow for its size, because it reads or writes memory out of order. In the
+backward pass the gradient has to go the same ways back.
+
+# How it is measured
+Kernels with which libraries change a convolution's layout. Copies after a change of order (`permute`, `transpose`),
+each with the later one that undoes it, and in the backward pass the copies and the slow walks through two orders at
+once that their gradients need.
+
+# Known false positives
+A library may change the layout because its kernel for the other one is faster by more than the copy costs: measure
+both.
+
+# What to do
+`memory_format=torch.channels_last` for model and images, so that nothing needs to be put into order; layers that take
+the order the data has (a 1 by 1 convolution instead of a linear layer over channels); no `.contiguous()` where the
+next operator does not ask for it.
+
+# Reference
+PyTorch, "Channels Last Memory Format in PyTorch".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.layouts import CONVERTING_KERNEL, backward_work, layout_copies, to_and_fro
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "layout-conversion"
+TITLE: Final = "Tensors are copied into another order of dimensions and back"
+THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step that such copies cost")}
+
+
+def check(view: View) -> RuleResult:
+    """Converting kernels of libraries, and pairs of copies that undo each other."""
+    paired = to_and_fro(layout_copies(view.trace, view.operators["row"].to_numpy()))
+    forward = np.unique(np.array([copy.copy for copy in paired], np.int64))
+    backward, excess = backward_work(view.trace, paired) if paired else (forward, 0)
+    copying = np.concatenate([forward, backward])
+    kernels = view.work.filter((pl.col("kind") == "compute") & pl.col("name").str.contains(CONVERTING_KERNEL))
+    in_kernels = int(kernels["duration_ns"].sum())
+    cost = view.cost_ns(copying) + (excess if view.device is None else 0) + in_kernels
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if cost <= 0 or view.share(cost) < limit:
+        return RuleResult()
+    launched = kernels.filter(pl.col("launch").is_not_null())
+    launches = view.activity.slices_of("launches")[launched["launch"].to_numpy().astype(np.int64)]
+    durations = view.trace.operators["duration_ns"].to_numpy()[forward]
+    slices = np.concatenate([view.slices_of_operators(forward), launches])
+    weights = np.concatenate([np.maximum(durations, 1), launched["duration_ns"].to_numpy()])
+    changes = (len(copying) + kernels.height) / view.step_count
+    finding = view.finding(
+        ID,
+        f"{view.share(cost):.0%} of the step goes into copies that only change the order of dimensions, "
+        f"{changes:,.0f} a step",
+        cost,
+        basis="copies that undo each other, what their gradients cost beyond the forward operators, and kernels that "
+        "convert layouts",
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step that such copies cost", view.share(cost), "share", limit),
+                Figure("copies there and back per step", len(forward) / view.step_count, "count"),
+                Figure("copies of gradients per step", len(backward) / view.step_count, "count"),
+                Figure("kernels that convert layouts per step", kernels.height / view.step_count, "count"),
+            ),
+            view.longest(kernels, "conversion"),
+        ),
+        remedy=_remedy(bool(len(forward))),
+        where=view.locations_of(slices, weights),
+    )
+    return RuleResult((finding,))
+
+
+def _remedy(explicit: bool) -> Remedy:
+    if explicit:
+        return Remedy(
+            "Keep one order through the network: channels last where layers work on channels, and no permute and "
+            "contiguous between layers.",
+            "model = model.to(memory_format=torch.channels_last)\n"
+            "images = images.to(memory_format=torch.channels_last)   # permute(0, 2, 3, 1) is then no copy\n"
+            "channels = torch.nn.Conv2d(width, width, 1)             # a linear layer over channels, without permute",
+        )
+    return Remedy(
+        "Give convolutions the layout that their kernels work in, for weights and images.",
+        "model = model.to(memory_format=torch.channels_last)\n"
+        "images = images.to(device, memory_format=torch.channels_last)",
+    )

@@ -1,0 +1,123 @@
+"""# What it finds
+Batches of sequences that are mostly padding.
+
+# Why it costs time
+A batch is a rectangle: every row is as long as the longest. What fills the short rows up is multiplied, normalised and
+attended to like everything else, and thrown away by a mask in the end.
+
+# How it is measured
+While recording, stepscope looks at the integer tensors of batches as loaders give them: how many positions only fill
+rows up, and how many would be left if the same rows were put in batches by length. What goes is taken off the time of
+operators whose inputs are as large as the batch: off the part that grows with the positions once, and off operators on
+matrices of positions by positions for each of their two sides.
+
+# Known false positives
+Numbers that rightly repeat at the end of rows. Rows in order of length are less random; batches by length should be
+shuffled among each other.
+
+# What to do
+Batches of about equal length (`group_by_length=True` in Transformers, a batch sampler by length), padding to the
+longest of the batch instead of a fixed maximum, or rows one after the other without padding (nested tensors, packing).
+
+# Reference
+Krell et al., "Efficient Sequence Packing without Cross-contamination" (2021): half of a BERT batch is padding.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from stepscope.analysis.attention import NUMBER_BYTES
+from stepscope.analysis.shapes import elements, shapes_of, types_of
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+from stepscope.program_facts import PaddingFacts
+from stepscope.trace.nesting import Rows
+
+ID: Final = "padding-waste"
+TITLE: Final = "Batches are mostly padding"
+THRESHOLDS: Final = {
+    "padding": Threshold(0.2, "share", "share of the batches' positions that is padding"),
+    "share": Threshold(0.05, "share", "share of the step that less padding would save"),
+}
+
+_LOOKUPS: Final = ("aten::embedding", "aten::embedding_bag")
+
+
+def check(view: View) -> RuleResult:
+    """What the recorder saw of the batches, and how much of the step grows with their positions."""
+    padded = [facts for facts in view.program.padding if facts.padding_share and facts.longest]
+    if not padded:
+        return RuleResult()
+    facts = max(padded, key=lambda each: (each.padding_share or 0.0) * each.positions)
+    share = facts.padding_share or 0.0
+    least = view.threshold(ID, THRESHOLDS, "padding")
+    left = min(facts.sorted_padding_share or 0.0, share)
+    if share < least or facts.batches < 1:
+        return RuleResult()
+    kept = (1 - share) / max(1 - left, share * 0.01)
+    once, twice, rows = _growing(view)
+    saved = once * (1 - kept) + twice * (1 - kept * kept)
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if not len(rows) or view.share(saved) < limit:
+        return RuleResult()
+    durations = view.trace.operators["duration_ns"].to_numpy()[rows]
+    finding = view.finding(
+        ID,
+        f"{share:.0%} of the positions in the batches are padding; the same rows by length would have {left:.0%}",
+        saved,
+        basis="the operators that grow with the batch's positions, by what is left of them if the sampled rows are put "
+        "in batches by length",
+        confidence="medium" if facts.batches > 1 else "low",
+        evidence=Evidence(
+            (
+                Figure("share of the batches' positions that is padding", share, "share", least),
+                Figure("share that would be padding in batches by length", left, "share"),
+                Figure("share of the step that less padding would save", view.share(saved), "share", limit),
+                Figure("length of the longest row", facts.longest or 0, "count"),
+                Figure("batches that were looked at", facts.batches, "count"),
+            )
+        ),
+        remedy=_remedy(facts),
+        where=view.locations_of(view.slices_of_operators(rows), np.maximum(durations, 1)),
+    )
+    return RuleResult((finding,))
+
+
+def _growing(view: View) -> tuple[int, int, Rows]:
+    """Cost of operators that grow with the positions, of those that grow with their square, and rows of the first.
+
+    The positions of a step are those that its largest lookup of embeddings, or else its largest integer input, has.
+    """
+    once: list[int] = []
+    twice: list[int] = []
+    batch, length = 0, 0
+    columns = view.operators.select("row", "name", "input_shapes", "input_types")
+    for row, name, text, types in columns.iter_rows():
+        shapes = shapes_of(text)
+        if name in _LOOKUPS and len(shapes) > 1 and len(shapes[1]) == 2:
+            batch, length = shapes[1]
+        if not batch or "_foreach" in name or "_fused" in name or not (set(types_of(types)) & set(NUMBER_BYTES)):
+            continue
+        sizes = [shape for shape in shapes if shape]
+        if any(shape[-2:] == (length, length) for shape in sizes if len(shape) >= 3):
+            twice.append(row)
+        elif any(batch * length in (elements(shape[:-1]), shape[-1]) or shape[:2] == (batch, length)
+                 or elements(shape) % (batch * length) == 0 for shape in sizes):  # fmt: skip
+            once.append(row)
+    everything = np.array([*once, *twice], np.int64)
+    squared = view.cost_ns(np.array(twice, np.int64))
+    return view.cost_ns(everything) - squared, squared, view.outermost(np.unique(everything))
+
+
+def _remedy(facts: PaddingFacts) -> Remedy:
+    return Remedy(
+        f"Put rows of about equal length into one batch, and pad only to the longest of them, not to {facts.longest}.",
+        "order = sorted(range(len(dataset)), key=lambda index: len(dataset[index]))\n"
+        "batches = [order[begin:begin + batch_size] for begin in range(0, len(order), batch_size)]\n"
+        "random.shuffle(batches)\n"
+        "loader = DataLoader(dataset, batch_sampler=batches, collate_fn=pad_to_longest)",
+    )

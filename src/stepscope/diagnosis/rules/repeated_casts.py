@@ -1,0 +1,98 @@
+"""# What it finds
+Tensors that are converted from one number type to another and back.
+
+# Why it costs time
+A conversion computes nothing: it reads a whole tensor and writes another. Its gradient is converted as well, and
+numbers that went through a narrower type have lost their digits all the same.
+
+# How it is measured
+Copies between floating-point types in the forward pass, each with the next copy of a tensor of that shape in the other
+direction, and the conversions of their gradients. What they cost together is counted as saved: one type throughout
+needs none. Conversions to float64 and back around computation in float64 belong to low-precision.
+
+# Known false positives
+A layer that needs a wider type in a model of a narrower one, such as a sum over very many numbers. Under autocast the
+framework converts; then a model that holds its weights in the narrow type has fewer of them.
+
+# What to do
+Keep activations in one type from layer to layer; convert inputs once, when the batch is made.
+
+# Reference
+PyTorch, "Automatic mixed precision package"; TraceLens lists conversions as candidates for fusion.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import numpy as np
+
+from stepscope.analysis.casts import Cast, casts, there_and_back, wide_operators
+from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "repeated-casts"
+TITLE: Final = "Tensors are converted to another number type and back"
+THRESHOLDS: Final = {
+    "share": Threshold(0.02, "share", "share of the step in conversions to and fro"),
+    "pairs": Threshold(2, "count", "conversions to and fro in a step"),
+}
+REPLACES: Final = ("fusible-chain",)
+
+
+def check(view: View) -> RuleResult:
+    """Pair conversions with those back, and sum what they and their gradients' cost."""
+    rows = view.operators["row"].to_numpy()
+    found = casts(view.trace, rows)
+    paired = there_and_back(found)
+    if any("float64" in (cast.source, cast.target) for cast in paired):
+        wide = view.cost_ns(wide_operators(view.trace, rows, found))
+        if wide > view.cost_ns(_rows(paired)):
+            paired = [cast for cast in paired if "float64" not in (cast.source, cast.target)]
+    pairs = len(paired) / 2 / view.step_count
+    fewest, limit = (view.threshold(ID, THRESHOLDS, name) for name in ("pairs", "share"))
+    if not paired or pairs < fewest:
+        return RuleResult()
+    forward = _rows(paired)
+    backward = view.backward_of(forward)
+    cost = view.cost_ns(np.concatenate([forward, backward]))
+    if cost <= 0 or view.share(cost) < limit:
+        return RuleResult()
+    ((there, back), _) = Counter((cast.source, cast.target) for cast in paired).most_common(1)[0]
+    durations = view.trace.operators["duration_ns"].to_numpy()[forward]
+    finding = view.finding(
+        ID,
+        f"tensors are converted from {there} to {back} and back {pairs:,.0f} times a step: "
+        f"{view.share(cost):.0%} of its time",
+        cost,
+        basis="the cost of the conversions there and back" + (" and of their gradients'" if len(backward) else ""),
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step in conversions to and fro", view.share(cost), "share", limit),
+                Figure("conversions to and fro per step", pairs, "count", fewest),
+                Figure("conversions of all kinds per step", len(found) / view.step_count, "count"),
+            ),
+            (_longest(view, forward),),
+        ),
+        remedy=Remedy(
+            f"Stay in one type: take out the conversions, and convert the batch once where it is made if {back} is "
+            "wanted throughout.",
+            f"batch = batch.to(torch.{back})        # once, in the data loader\n"
+            f"model = model.to(torch.{back})        # and no .to(), .float(), .half() between layers",
+        ),
+        where=view.locations_of(view.slices_of_operators(forward), np.maximum(durations, 1)),
+    )
+    return RuleResult((finding,))
+
+
+def _rows(found: list[Cast]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array([cast.row for cast in found], np.int64)
+
+
+def _longest(view: View, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Interval:
+    operators = view.trace.operators
+    row = int(rows[np.argmax(operators["duration_ns"].to_numpy()[rows])])
+    return Interval(int(operators["start_ns"][row]), int(operators["duration_ns"][row]), "conversion")

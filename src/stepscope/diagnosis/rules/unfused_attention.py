@@ -1,0 +1,152 @@
+"""# What it finds
+Attention that is written out as a matrix product, a softmax and another matrix product.
+
+# Why it costs time
+Between the two products stand the scores: a matrix with a number for every pair of positions in every head. Written
+out, each operator on them reads and writes all of it, and the backward pass keeps several copies. A fused operator
+computes the scores block by block, never stores them, and skips what a causal mask hides.
+
+# How it is measured
+Operators in order of time: a softmax over (queries, keys), a matrix product that makes a matrix of that shape before
+it and one that takes it after it, and what works on the scores between, with all their backward operators. A fused
+operator needs the products still: four times the product of weights and values forward, which is the one that writes
+no scores, make both products twice; with the backward pass seven of them. That is taken off, in blocks that a causal
+mask leaves.
+
+# Known false positives
+The weights are needed themselves, for a picture or another loss. Bias that must be learned is supported by few fused
+operators. On a CPU, weights with dropout are not fused by PyTorch, and nothing is reported.
+
+# What to do
+`torch.nn.functional.scaled_dot_product_attention`; `need_weights=False` for `nn.MultiheadAttention`;
+`attn_implementation="sdpa"` for Transformers.
+
+# Reference
+Dao et al., "FlashAttention" (2022); PyTorch's documentation of scaled_dot_product_attention. The cost that remains was
+measured with PyTorch 2.13 on a CPU: 0.9 to 1.1 times this formula for lengths of 64 to 2,048.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from stepscope.analysis.attention import WrittenOutAttention, written_out_attention
+from stepscope.diagnosis.finding import Evidence, Figure, Interval, NotAnswered, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "unfused-attention"
+TITLE: Final = "Attention is written out instead of fused"
+THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step that fused attention would save")}
+REPLACES: Final = ("fusible-chain",)
+
+_FORWARD_PRODUCTS: Final = 2
+_BACKWARD_PRODUCTS: Final = 5
+"""Matrix products of one score block in a fused backward pass, which computes the scores again."""
+_BLOCK: Final = 512
+"""Keys in a block, of which those that a causal mask hides are skipped."""
+
+
+def check(view: View) -> RuleResult:
+    """Cost of every written-out attention, less the matrix products that a fused one needs."""
+    found = written_out_attention(view.trace, view.operators["row"].to_numpy())
+    found = [each for each in found if view.device is not None or not (each.dropout or each.is_fallback)]
+    if not found:
+        return RuleResult((), _question(view))
+    forward = np.unique(np.concatenate([each.operators for each in found]))
+    backward = view.backward_of(forward)
+    cost = view.cost_ns(np.concatenate([forward, backward]))
+    remaining = sum(_remaining_ns(view, each, with_backward=bool(len(backward))) for each in found)
+    saved = cost - remaining
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if saved <= 0 or view.share(saved) < limit:
+        return RuleResult()
+    durations = view.trace.operators["duration_ns"].to_numpy()[forward]
+    finding = view.finding(
+        ID,
+        f"attention keeps its {found[0].scores[-2]:,} by {found[0].scores[-1]:,} scores in memory instead of fusing "
+        f"what works on them: {view.share(cost):.0%} of the step",
+        saved,
+        basis="the cost of the written-out operators, less the matrix products that a fused operator still needs",
+        confidence="medium",
+        evidence=Evidence(_figures(view, found, len(backward), cost, saved, limit), (_example(view, found),)),
+        remedy=_remedy(found),
+        where=view.locations_of(view.slices_of_operators(forward), np.maximum(durations, 1)),
+    )
+    return RuleResult((finding,))
+
+
+def _remaining_ns(view: View, attention: WrittenOutAttention, *, with_backward: bool) -> int:
+    """What a fused operator takes in place of this one."""
+    row = attention.second_product
+    if view.device is None:
+        product = int(view.trace.operators["duration_ns"][row])
+    else:
+        product = int(view.operator_costs["device_total_ns"][row])
+    products = _FORWARD_PRODUCTS + (_BACKWARD_PRODUCTS if with_backward else 0)
+    blocks = -(-attention.scores[-1] // _BLOCK)
+    part = (blocks + 1) / (2 * blocks) if attention.causal else 1.0
+    return int(product * products * part)
+
+
+def _figures(
+    view: View, found: list[WrittenOutAttention], backward: int, cost: int, saved: int, limit: float
+) -> tuple[Figure, ...]:
+    largest = max(each.score_bytes for each in found)
+    figures = [
+        Figure("share of the step that fused attention would save", view.share(saved), "share", limit),
+        Figure("share of the step in written-out attention", view.share(cost), "share"),
+        Figure("written-out attentions per step", len(found) / view.step_count, "count"),
+    ]
+    if largest:
+        figures.append(Figure("bytes of one matrix of scores", largest, "bytes"))
+        if backward:
+            held = sum(each.score_bytes for each in found) // view.step_count
+            figures.append(Figure("bytes of weights kept for the backward pass, at least", held, "bytes"))
+    return tuple(figures)
+
+
+def _example(view: View, found: list[WrittenOutAttention]) -> Interval:
+    operators = view.trace.operators
+    first, last = int(found[0].operators[0]), int(found[0].operators[-1])
+    begin = int(operators["start_ns"][first])
+    return Interval(begin, int(operators["start_ns"][last] + operators["duration_ns"][last]) - begin, "attention")
+
+
+def _remedy(found: list[WrittenOutAttention]) -> Remedy:
+    if all(each.is_fallback for each in found):
+        return Remedy(
+            "scaled_dot_product_attention falls back to single operators here: ask for a fused kernel, and PyTorch "
+            "says what stands against it.",
+            "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
+            "with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):\n"
+            "    loss = model(batch)   # 16-bit inputs, no mask or a boolean one, equal head sizes",
+        )
+    mask = ", is_causal=True" if all(each.causal for each in found) else ""
+    mask = mask or (", attn_mask=mask" if any(each.masked for each in found) else "")
+    dropout = ", dropout_p=dropout if self.training else 0.0" if any(each.dropout for each in found) else ""
+    return Remedy(
+        "Let one fused operator compute it; query, key and value are (batch, heads, length, size of a head).",
+        "attended = torch.nn.functional.scaled_dot_product_attention(query, key, value" + mask + dropout + ")\n"
+        '# nn.MultiheadAttention: need_weights=False;  Transformers: attn_implementation="sdpa"',
+    )
+
+
+def _question(view: View) -> tuple[NotAnswered, ...]:
+    """Where shapes are missing and softmax takes a noticeable part of the step, what it belongs to is open."""
+    softmax = view.operators.filter(view.operators["name"].is_in(["aten::softmax", "aten::_softmax"]))
+    if softmax.is_empty() or softmax["input_shapes"].null_count() < softmax.height:
+        return ()
+    cost = view.cost_ns(softmax["row"].to_numpy())
+    if view.share(cost) < view.threshold(ID, THRESHOLDS, "share"):
+        return ()
+    return (
+        NotAnswered(
+            "Is attention written out, where a fused operator could compute it?",
+            "the trace has no input shapes, by which the matrix products around a softmax are told",
+            "record with record_shapes=True",
+            ID,
+        ),
+    )
