@@ -32,10 +32,15 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
             r"|torch/_inductor/compile_fx\.py\(\d+\): (?!(?:run|wrapper)$)"
             r"|torch/_inductor/codecache\.py\(\d+\): (?!(?:__call__|get_current_callable)$)"
             r"|triton/compiler/(?:code_generator|compiler)\.py\(\d+\): (?:compile$|ast_to_ttir|__init__|_init_handles)"
-            r"|triton/backends/.*compiler\.py\(\d+\): make_|dynamo_timed|entire_frame_compile|compile_inner",
+            r"|triton/backends/.*compiler\.py\(\d+\): make_|dynamo_timed|entire_frame_compile|compile_inner"
+            # Habana's graph compiler; XLA's, of JAX and of torch_xla, by its clients' calls.
+            r"|^compileGraph|^XlaCompil|^(?:\w+::)*\w*(?:Client|Compiler)::Compile(?:AndLoad)?\b",
         ),
         ("garbage_collection", r"built-in function (?:gc\.)?collect>|^gc\.collect|^Garbage collection"),
-        ("checkpoint", r"^stepscope\.checkpoint#|torch/serialization\.py\(\d+\): (?:_?save|_?load)|torch/distributed/checkpoint/"),
+        (
+            "checkpoint",
+            r"^stepscope\.checkpoint#|torch/serialization\.py\(\d+\): (?:_?save|_?load)|torch/distributed/checkpoint/",
+        ),
         (
             "logging",
             # A progress bar's __iter__ stands around everything that the iterator it shows does.

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
+
 from stepscope.diagnosis.rules import recompilation as rule
+from stepscope.program_facts import CompilationFacts, ProgramFacts
 from stepscope.trace import Trace
 from tests.simulator.programs import item_every_step, recompilation
 from tests.unit.recording import Recording
@@ -33,12 +38,43 @@ def on_the_host(frame: str = COMPILES, compiling_ns: int = 300) -> Trace:
     return recording.trace()
 
 
-FIRES: Cases = {"every step": lambda: recorded(recompilation()), "without a device": on_the_host}
+def with_facts(*reasons: str | None, compiling_ns: int = 300, file: str = "model.py") -> Trace:
+    """The same, of a program in which torch compiled model.py's forward for these reasons."""
+    facts = tuple(CompilationFacts(function="forward", file=file, line=7, reason=reason) for reason in reasons)
+    trace = on_the_host(compiling_ns=compiling_ns)
+    program = ProgramFacts(compilations=facts)
+    return dataclasses.replace(trace, metadata=dataclasses.replace(trace.metadata, program=program))
+
+
+def regions(*sizes: int) -> Trace:
+    """Compiled code that begins with a matrix product of so many rows, after a compilation."""
+    recording = Recording()
+    recording.step(0, 1000, 0)
+    recording.frame(0, 300, COMPILES)
+    for number, size in enumerate(sizes):
+        recording.operator(300 + 100 * number, 90, f"Torch-Compiled Region: 0/{number}")
+        recording.operator(310 + 100 * number, 40, "aten::mm", input_shapes=f"[[{size}, 8], [8, 8]]")
+        recording.operator(360 + 100 * number, 20, "aten::relu", input_shapes=f"[[{size + 1}, 8]]")
+    return recording.trace()
+
+
+SIZES = [None] + [f"0/{n}: tensor 'x' size mismatch at index 1. expected {8 + n}, actual {9 + n}" for n in range(3)]
+COUNTER = [None] + [f"0/{n}: self.step == {n}        # self.step += 1" for n in range(7)]
+
+FIRES: Cases = {
+    "every step": lambda: recorded(recompilation()),
+    "without a device": on_the_host,
+    "a dimension that varies": lambda: with_facts(*SIZES),
+    "a function that is not compiled any more": lambda: with_facts(*COUNTER, compiling_ns=0),
+    "Habana's graph compiler": lambda: on_the_host("compileGraph"),
+    "XLA's compiler": lambda: on_the_host("PyLoadedExecutable::PjRtClient::Compile"),
+}
 SILENT: Cases = {
     "empty": empty_trace,
     "nothing is wrong": busy_device,
     "nothing compiled": lambda: recorded(item_every_step()),
     "compiled code that runs": lambda: on_the_host(RUNS),
+    "a few compilations before": lambda: with_facts(*SIZES, compiling_ns=0),
     "a little": lambda: on_the_host(compiling_ns=15),
 }
 
@@ -65,10 +101,55 @@ def test_one_step_that_compiles_may_be_the_first() -> None:
     finding = the_finding(rule, on_the_host())
 
     assert (finding.saving_ns_per_step, finding.confidence) == (150, "medium")
-    assert finding.title == "15% of the time goes to compiling code: 1 compilations in 1 of 2 steps"
+    assert finding.title == "15% of the time goes to compiling code: 1 compilation in 1 of 2 steps"
 
 
 def test_the_threshold_decides() -> None:
     assert len(asked(rule, on_the_host(), share=0.15).findings) == 1
     assert asked(rule, on_the_host(), share=0.16).findings == ()
     assert len(asked(rule, on_the_host(compiling_ns=15), share=0.005).findings) == 1
+
+
+@pytest.mark.parametrize(
+    ("reasons", "why", "code"),
+    [
+        (SIZES, "dimension 1 of x varies (8, 9, 10, 11)", "torch._dynamo.mark_dynamic(x, 1)"),
+        (COUNTER, "self.step is a constant of the compiled code and changes (0, 1, 2, 3, ...)", "self.step.add_(1)"),
+        (["0/0: tensor 'x' dtype mismatch. expected float, actual half"], "the dtype of x changes", "TORCH_LOGS"),
+        (["0/0: ___check_type_id(x)"], "a guard failed: 0/0: ___check_type_id(x)", "TORCH_LOGS"),
+    ],
+)
+def test_torch_says_what_varied(reasons: list[str | None], why: str, code: str) -> None:
+    finding = asked(rule, with_facts(*reasons)).findings[0]
+
+    assert finding.title == f"15% of the time goes to compiling code: 1 compilation in 1 of 2 steps, because {why}"
+    assert figures_of(finding)[3][0] == f"compilations because {why}"
+    assert figures_of(finding)[3][1] == sum(reason is not None for reason in reasons)
+    assert code in finding.remedy.code
+    assert places_of(finding) == [("model.py", 7, "forward")]
+
+
+def test_the_recorders_own_functions_are_not_the_reason() -> None:
+    finding = the_finding(rule, with_facts(*SIZES, file="/home/user/stepscope/capture/lines.py"))
+
+    assert finding.title == "15% of the time goes to compiling code: 1 compilation in 1 of 2 steps"
+    assert places_of(finding) == [("train.py", 12, "step")]
+
+
+def test_a_function_at_torchs_limit_gets_a_note() -> None:
+    finding = the_finding(rule, with_facts(*COUNTER, compiling_ns=0))
+
+    assert (finding.severity, finding.saving_ns_per_step) == ("note", 0)
+    assert finding.title == (
+        "forward() was compiled 8 times, because self.step is a constant of the compiled code and changes "
+        "(0, 1, 2, 3, ...); torch has stopped compiling it and runs it operator by operator"
+    )
+    assert figures_of(finding) == [("compilations of forward()", 8, "count", 8)]
+    assert asked(rule, with_facts(*COUNTER, compiling_ns=0), limit=9).findings == ()
+
+
+def test_input_shapes_of_compiled_code_are_counted() -> None:
+    assert figures_of(the_finding(rule, regions(4, 5, 5)))[-1] == (
+        "different input shapes of compiled code", 2, "count", None,
+    )  # fmt: skip
+    assert figures_of(the_finding(rule, regions(4, 4)))[-1][0] == "steps that compiled"

@@ -6,14 +6,19 @@ A graph is compiled for the shapes and types it saw. A new shape, a changed Pyth
 another one, which takes as long as hundreds of steps, and the device idles meanwhile.
 
 # How it is measured
-Idle time (without a device: main thread's time) while the launching thread was compiling: frames of torch._dynamo's and
-Inductor's compilers, Triton's, modules being loaded. Compilations are counted by step.
+Idle time (without a device: main thread's time) while the launching thread was compiling: frames and events of
+torch._dynamo's and Inductor's compilers, Triton's, XLA's, Habana's. Compilations are counted by step.
+
+Where stepscope recorded the program, torch itself says which guard failed before each compilation: the dimension of a
+tensor that varied, or the Python number that the code had been compiled for. A function that was compiled as often as
+torch's limit allows (8 times by default) is not compiled again but runs operator by operator; a note says so.
+Compilations of stepscope's own functions are left out of the reasons.
 
 # Known false positives
 A recording of the first steps shows compilation that never comes back; the finding says how many steps compiled.
 
 # What to do
-Pad inputs to few shapes, mark dynamic dimensions, keep changing Python numbers out of compiled code.
+Pad inputs to few shapes, mark dynamic dimensions, pass numbers that change as tensors instead of Python numbers.
 
 # Reference
 PyTorch, "Dealing with recompilations" (`TORCH_LOGS=recompiles`).
@@ -21,33 +26,47 @@ PyTorch, "Dealing with recompilations" (`TORCH_LOGS=recompiles`).
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy, RuleResult
+from stepscope.diagnosis.rules._guards import VaryingGuard, varying_guards
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 
 ID: Final = "recompilation"
 TITLE: Final = "Code is compiled during the steps"
-THRESHOLDS: Final = {"share": Threshold(0.01, "share", "share of the time lost to compiling")}
+THRESHOLDS: Final = {
+    "share": Threshold(0.01, "share", "share of the time lost to compiling"),
+    "limit": Threshold(8, "count", "compilations of one function after which torch runs it uncompiled"),
+}
+
+_REGION: Final = r"^Torch-Compiled Region|^CompiledFunction$"
 
 
 def check(view: View) -> RuleResult:
-    """Sum the pieces whose cause is compilation."""
+    """Sum the pieces whose cause is compilation, and say what changed."""
+    varying = varying_guards(view.program.compilations)
+    full = _at_limit(view, varying)
     pieces = view.pieces.filter(pl.col("cause") == "compilation")
     cost = int(pieces["duration_ns"].sum())
     limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
+        return RuleResult(tuple(_note(view, guard) for guard in full))
     count, steps = _compilations(view)
+    worst = varying[0] if varying else None
+    shapes = _shapes_of_regions(view)
     finding = view.finding(
         ID,
-        f"{view.share(cost):.0%} of the time goes to compiling code: {count} compilations in {steps} of "
-        f"{view.step_count} steps",
+        f"{view.share(cost):.0%} of the time goes to compiling code: {count} "
+        f"{'compilation' if count == 1 else 'compilations'} in {steps} of {view.step_count} steps"
+        + (f", because {worst.what}" if worst is not None else ""),
         cost,
         basis="idle time of the device while the launching thread was compiling"
         if view.device is not None
@@ -58,16 +77,65 @@ def check(view: View) -> RuleResult:
                 Figure("share of the time lost to compiling", view.share(cost), "share", limit),
                 Figure("compilations", count, "count"),
                 Figure("steps that compiled", steps, "count"),
+                *(Figure(f"compilations because {guard.what}", guard.count, "count") for guard in varying[:3]),
+                *([Figure("different input shapes of compiled code", shapes, "count")] if shapes > 1 else []),
             ),
             view.longest(pieces, "compiling"),
         ),
-        remedy=Remedy(
+        remedy=worst.remedy
+        if worst is not None
+        else Remedy(
             "See what changes with TORCH_LOGS=recompiles, then pad to few shapes or mark the dimension dynamic.",
             "torch._dynamo.mark_dynamic(batch, 1)          # or pad: length = -(-length // 64) * 64",
         ),
-        where=view.locations(pieces),
+        where=_place(worst) or view.locations(pieces),
     )
-    return RuleResult((finding,))
+    return RuleResult((finding, *(_note(view, guard) for guard in full)))
+
+
+def _at_limit(view: View, varying: Sequence[VaryingGuard]) -> list[VaryingGuard]:
+    """The guards of functions that were compiled as often as torch allows, one for each function."""
+    limit = view.threshold(ID, THRESHOLDS, "limit")
+    totals = Counter((fact.function, fact.file, fact.line) for fact in view.program.compilations)
+    found = {
+        (guard.function, guard.file, guard.line): guard
+        for guard in reversed(varying)
+        if totals[guard.function, guard.file, guard.line] >= limit > 0
+    }
+    return list(found.values())
+
+
+def _note(view: View, guard: VaryingGuard) -> Finding:
+    count = sum(fact.function == guard.function and fact.line == guard.line for fact in view.program.compilations)
+    limit = view.threshold(ID, THRESHOLDS, "limit")
+    found = view.finding(
+        ID,
+        f"{guard.function}() was compiled {count} times, because {guard.what}; torch has stopped compiling it and runs "
+        "it operator by operator",
+        0,
+        basis="no saving: what compiled code would take is not in the trace",
+        confidence="medium",
+        evidence=Evidence((Figure(f"compilations of {guard.function}()", count, "count", limit),)),
+        remedy=guard.remedy,
+        where=_place(guard),
+    )
+    return replace(found, severity="note")
+
+
+def _place(guard: VaryingGuard | None) -> tuple[Location, ...]:
+    if guard is None or guard.file is None or guard.line is None:
+        return ()
+    return (Location(guard.file, guard.line, guard.function),)
+
+
+def _shapes_of_regions(view: View) -> int:
+    """With how many different input shapes compiled code began in the span."""
+    parents = view.trace.operators["name"].gather(view.operators["parent"])
+    inside = view.operators.filter(
+        parents.str.contains(_REGION).fill_null(False) & pl.col("input_shapes").is_not_null()
+    )
+    first = inside.group_by("parent", maintain_order=True).agg(pl.col("name", "input_shapes").first())
+    return first.select("name", "input_shapes").n_unique()
 
 
 def _compilations(view: View) -> tuple[int, int]:
