@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 
 import stepscope.diagnosis
+from stepscope.analysis.naming import UserCode
 from stepscope.commands import COMMANDS, _output, _reading, main
 from stepscope.commands.cache import parsed_size
 from stepscope.commands.diagnose import parsed_setting, parsed_share
@@ -193,14 +194,16 @@ class TestDiagnose:
         assert out.startswith("Rank 3, device 0 (NVIDIA H100): a step takes 120.3 ms")
         assert "\x1b" not in out
         assert err == ""
-        assert calls == [{"rules": None, "settings": {}, "top": 20, "minimum_share": 0.01}]
+        assert calls == [{"rules": None, "settings": {}, "top": 20, "minimum_share": 0.01, "user_code": UserCode()}]
 
     def test_options_reach_the_diagnosis(self, trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = diagnose_as(monkeypatch, full(), full())
         argv = ["diagnose", trace, "--rule", "input-bound", "--set", "input-bound.minimum_share=7%", "--top", "0"]
+        argv += ["--user-code", "megatron", "--not-user-code", "src/utils"]
         assert main([*argv, "--all"]) == 0
         assert main([*argv, "--fail-on", "0.5%"]) == 1
         expected = {"rules": ["input-bound"], "settings": {"input-bound.minimum_share": 0.07}, "top": 0}
+        expected["user_code"] = UserCode(("megatron",), ("src/utils",))
         assert calls == [{**expected, "minimum_share": 0.0}, {**expected, "minimum_share": 0.005}]
 
     def test_reports_go_to_files_and_the_text_still_to_the_terminal(
@@ -227,9 +230,9 @@ class TestDiagnose:
         diagnose_as(monkeypatch, full())
         seen: list[Any] = []
 
-        def html_report(diagnoses: Any, pictures: Any, telemetry: Any) -> bytes:
+        def html_report(diagnoses: Any, pictures: Any, telemetry: Any, flames: Any) -> bytes:
             seen.extend(pictures)
-            assert telemetry == [None]
+            assert (telemetry, len(flames)) == ([None], 1)
             return b"<html>"
 
         monkeypatch.setitem(sys.modules, "stepscope.report.html", module_with(html_report=html_report))
@@ -326,7 +329,7 @@ class TestTables:
     FRAME = pl.DataFrame({"name": ["a", "b", "c"], "calls": [2, 30, 1], "self_ns": [3_000, 2_000, None]})
 
     def run(self, monkeypatch: pytest.MonkeyPatch, trace: str, *options: str) -> int:
-        tables(monkeypatch, "operators", operator_table=lambda trace, group_by: self.FRAME)
+        tables(monkeypatch, "operators", operator_table=lambda trace, group_by, user_code: self.FRAME)
         return main(["operators", trace, *options])
 
     def test_a_table(self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -390,7 +393,7 @@ class TestTables:
     def test_grouping_reaches_the_analysis(self, trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[Any] = []
 
-        def table(trace: Trace, group_by: tuple[str, ...]) -> pl.DataFrame:
+        def table(trace: Trace, group_by: tuple[str, ...], user_code: UserCode | None = None) -> pl.DataFrame:
             seen.append(group_by)
             return self.FRAME
 

@@ -20,6 +20,7 @@ from stepscope.errors import NotATraceError, UsageError
 from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
+    from stepscope.analysis.flame import FlameGraph
     from stepscope.analysis.picture import StepPicture
     from stepscope.analysis.telemetry_plots import TelemetryPicture
     from stepscope.diagnosis.diagnosis import Diagnosis
@@ -96,8 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
     settings = dict(parsed_setting(text) for text in arguments.set)
     results = [_diagnosed(arguments, trace, settings) for trace in _traces(arguments)]
     results.sort(key=lambda result: _order(result[0]))
-    diagnoses = [diagnosis for diagnosis, _, _ in results]
-    _write_reports(arguments, diagnoses, [picture for _, picture, _ in results], [plots for _, _, plots in results])
+    diagnoses = [result[0] for result in results]
+    pictures, plots = [result[1] for result in results], [result[2] for result in results]
+    _write_reports(arguments, diagnoses, pictures, plots, [result[3] for result in results])
     return _judged(arguments.fail_on, diagnoses)
 
 
@@ -154,8 +156,8 @@ def _traces(arguments: argparse.Namespace) -> Iterator[Trace]:
 
 def _diagnosed(
     arguments: argparse.Namespace, trace: Trace, settings: dict[str, float]
-) -> tuple[Diagnosis, StepPicture | None, TelemetryPicture | None]:
-    """One trace's diagnosis and, for HTML, its picture and its run's telemetry; none keeps the trace's tables."""
+) -> tuple[Diagnosis, StepPicture | None, TelemetryPicture | None, FlameGraph | None]:
+    """One trace's diagnosis and, for HTML, picture, its run's telemetry, flame graph; none keeps the trace's tables."""
     from stepscope.diagnosis import diagnose
     from stepscope.report.redact import Redactor
 
@@ -169,10 +171,18 @@ def _diagnosed(
     )
     picture = _picture(trace, diagnosis) if arguments.html else None
     plots = _telemetry(trace) if arguments.html else None
+    flame = _flame(trace, arguments) if arguments.html else None
     if arguments.redact:
         redactor = Redactor.of(diagnosis, local_names())
-        return redactor.redact(diagnosis), redactor.redact(picture), redactor.redact(plots)
-    return diagnosis, picture, plots
+        return redactor.redact(diagnosis), redactor.redact(picture), redactor.redact(plots), redactor.redact(flame)
+    return diagnosis, picture, plots, flame
+
+
+def _flame(trace: Trace, arguments: argparse.Namespace) -> FlameGraph:
+    from stepscope.analysis.attribution import attribute
+    from stepscope.analysis.flame import flame_graph
+
+    return flame_graph(trace, attribute(trace, user_code=user_code_from(arguments)))
 
 
 def _minimum_share(arguments: argparse.Namespace) -> float:
@@ -238,6 +248,7 @@ def _write_reports(
     diagnoses: Sequence[Diagnosis],
     pictures: Sequence[StepPicture | None],
     plots: Sequence[TelemetryPicture | None],
+    flames: Sequence[FlameGraph | None],
 ) -> None:
     top = arguments.top if arguments.top is not None else _TEXT_ROWS
     if arguments.json:
@@ -251,7 +262,7 @@ def _write_reports(
     if arguments.html:
         from stepscope.report.html import html_report
 
-        _output.write_output(arguments.html, html_report(diagnoses, pictures, plots))
+        _output.write_output(arguments.html, html_report(diagnoses, pictures, plots, flames))
     if "-" not in (arguments.json, arguments.markdown, arguments.html):
         from stepscope.report.text import text_reports
 

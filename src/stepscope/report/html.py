@@ -16,11 +16,14 @@ import polars as pl
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from stepscope.analysis.flame import FlameGraph
 from stepscope.analysis.picture import StepPicture
 from stepscope.analysis.telemetry_plots import TelemetryPicture
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis
 from stepscope.diagnosis.finding import Figure, Finding, Interval, Location
 from stepscope.report.format import cell, count, duration, printable, share, size
+from stepscope.report.glance import glances
+from stepscope.report.html_flame import flame_view, graphs_or_none
 from stepscope.report.html_picture import View, cause_view, picture_view
 from stepscope.report.html_telemetry import pictures_or_none, telemetry_view
 from stepscope.report.tables import heading, showing
@@ -45,18 +48,20 @@ _DEVICE_COLOURS: Final = {
     "idle": "var(--idle)",
 }
 _BUSY: Final = {"colour": "var(--busy)", "ink": "var(--ink)", "hatched": False}
-_SCRIPTS: Final = ("picture.js", "telemetry.js", "report.js")
+_SCRIPTS: Final = ("picture.js", "flame.js", "telemetry.js", "report.js")
 
 
 def html_report(
     diagnoses: Sequence[Diagnosis],
     pictures: Sequence[StepPicture | None],
     telemetry: Sequence[TelemetryPicture | None] | None = None,
+    flames: Sequence[FlameGraph | None] | None = None,
 ) -> bytes:
     """The report of one trace or of several ranks, each with the picture of a typical step where there is one.
 
     Args:
         telemetry: what each rank's program logged and sampled, where it did.
+        flames: each rank's flame graph, where there is one.
 
     Raises:
         ValueError: there is no diagnosis, or not one picture (or None) for each.
@@ -64,7 +69,9 @@ def html_report(
     if not diagnoses:
         raise ValueError("a report needs at least one diagnosis")
     plots = pictures_or_none(telemetry, len(diagnoses))
-    ranks = [_rank(number, *each) for number, each in enumerate(zip(diagnoses, pictures, plots, strict=True))]
+    graphs = graphs_or_none(flames, len(diagnoses))
+    together = zip(diagnoses, pictures, plots, graphs, strict=True)
+    ranks = [_rank(number, *each) for number, each in enumerate(together)]
     return page(
         "report.html.j2",
         title=ranks[0]["file"] if len(ranks) == 1 else f"{len(ranks)} ranks",
@@ -101,7 +108,13 @@ def _template_text(name: str) -> str:
     return files("stepscope.report").joinpath("templates").joinpath(name).read_text("utf-8")
 
 
-def _rank(number: int, diagnosis: Diagnosis, picture: StepPicture | None, telemetry: TelemetryPicture | None) -> View:
+def _rank(
+    number: int,
+    diagnosis: Diagnosis,
+    picture: StepPicture | None,
+    telemetry: TelemetryPicture | None,
+    flame: FlameGraph | None,
+) -> View:
     path = printable(diagnosis.metadata.path)
     return {
         "id": f"r{number}",
@@ -116,9 +129,11 @@ def _rank(number: int, diagnosis: Diagnosis, picture: StepPicture | None, teleme
         "hidden": hidden_sentence(diagnosis),
         "picture": None if picture is None else picture_view(picture),
         "idle": [_idle(device, diagnosis.idle) for device in diagnosis.devices],
+        "glances": glances(diagnosis),
         "host": _causes(diagnosis.host, int(diagnosis.host["ns"].sum())) if diagnosis.host.height else None,
         "steps": _steps(diagnosis, picture) if diagnosis.steps.height else None,
         "telemetry": None if telemetry is None else telemetry_view(telemetry),
+        "flame": None if flame is None or not flame.frames else flame_view(flame),
         "tables": [
             _top("operators", diagnosis.operators, diagnosis.operator_count),
             _top("kernels", diagnosis.kernels, diagnosis.kernel_count),

@@ -82,6 +82,9 @@
     const data = JSON.parse(document.getElementById(element.dataset.id + "-data").textContent);
     pictures.set(element.dataset.id, new StepPicture(element, data, tip));
   });
+  document.querySelectorAll(".flame").forEach((element) => {
+    new FlameGraph(element, JSON.parse(document.getElementById(element.dataset.id + "-flame-data").textContent));
+  });
   document.querySelectorAll(".show").forEach((button) => button.addEventListener("click", () => {
     const { picture, start, duration } = button.dataset;
     pictures.get(picture).show(Number(start), Number(duration));

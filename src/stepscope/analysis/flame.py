@@ -1,0 +1,246 @@
+"""Flame graphs: time by stack, where a stack leads from the user's code or modules down to operators and kernels.
+
+A stack is told by frames, outermost first: the user's functions where Python frames were recorded, else the modules,
+then the user's line, then what ran there: operators, launching one another, and the kernel. Backward work stands under
+the line of its forward, behind a frame "backward".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.attribution import Attribution, attribute
+from stepscope.analysis.host import TABLES, HostActivity
+from stepscope.analysis.operators import operator_costs
+from stepscope.analysis.per_slice import at
+from stepscope.analysis.phases import FORWARD, PHASES
+from stepscope.analysis.where import call_path
+from stepscope.trace import Trace
+from stepscope.trace.intervals import Times
+from stepscope.trace.nesting import Rows, depths
+
+NAME_LENGTH: Final = 200
+"""Characters of a frame's name that are kept."""
+DEEPEST: Final = 200
+"""Frames of a stack that are kept; real ones have fewer, and a damaged trace could nest without end."""
+MAXIMUM_FRAMES: Final = 3000
+"""Frames of a flame graph that is drawn."""
+_NOWHERE: Final = "(no line of yours)"
+
+
+@dataclass(frozen=True, slots=True)
+class FlameStack:
+    """Time of one stack, in nanoseconds; `frames` from the outermost on."""
+
+    frames: tuple[str, ...]
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlameFrame:
+    """One frame of a flame graph.
+
+    Attributes:
+        parent: position in the graph's frames of the one below it, -1 for those at the bottom.
+        ns: with everything above it.
+    """
+
+    name: str
+    parent: int
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlameGraph:
+    """Stacks merged into a tree, ready to draw.
+
+    Attributes:
+        basis: "device" where times are those of device work, "host" where they are operators' own time.
+        total_ns: all time.
+        frames: each after the one below it; of those side by side the costliest first.
+        dropped: frames that are too small to draw.
+    """
+
+    basis: Literal["device", "host"]
+    total_ns: int
+    frames: tuple[FlameFrame, ...]
+    dropped: int
+
+
+def user_stacks(trace: Trace, attribution: Attribution | None = None) -> list[FlameStack]:
+    """The device's time by the user's stack, or the operators' own time where the trace has no device.
+
+    Their times add up to all device time, or all operators' own time. The order is that of their first appearance.
+    """
+    attribution = attribute(trace) if attribution is None else attribution
+    sums: dict[tuple[str, ...], int] = {}
+    stacks = _Stacks(attribution)
+    if trace.device_work.height:
+        leaves = _shortened(trace.device_work["name"])
+        costs = trace.device_work["duration_ns"].to_list()
+        slices = attribution.work_slices
+        operators = _operators_of(attribution, slices)
+        keys = zip(slices.tolist(), operators.tolist(), attribution.work_phase.tolist(), strict=True)
+    else:
+        leaves = [""] * trace.operators.height
+        costs = operator_costs(trace)["host_self_ns"].to_list()
+        slices, operators = attribution.operator_slices, np.arange(trace.operators.height)
+        phase = np.where(slices >= 0, at(attribution.phase.astype(np.int64), slices), len(PHASES) - 1)
+        keys = zip(slices.tolist(), operators.tolist(), phase.tolist(), strict=True)
+    for (row, operator, phase_number), leaf, ns in zip(keys, leaves, costs, strict=True):
+        frames = stacks.frames(row, operator, phase_number)
+        stack = (*frames, leaf) if leaf else frames
+        sums[stack] = sums.get(stack, 0) + ns
+    return [FlameStack(frames, ns) for frames, ns in sums.items() if ns > 0]
+
+
+def flame_graph(trace: Trace, attribution: Attribution | None = None, maximum: int = MAXIMUM_FRAMES) -> FlameGraph:
+    """The stacks of `user_stacks` as one tree; beyond `maximum` frames the smallest are left out."""
+    stacks = user_stacks(trace, attribution)
+    children: dict[tuple[int, str], int] = {}
+    names, parents, times = list[str](), list[int](), list[int]()
+    for stack in stacks:
+        below = -1
+        for name in stack.frames:
+            number = children.get((below, name))
+            if number is None:
+                number = children[below, name] = len(names)
+                names.append(name)
+                parents.append(below)
+                times.append(0)
+            times[number] += stack.ns
+            below = number
+    # A frame is never larger than the one below it, which came first: the largest ones are a tree of their own.
+    kept = sorted(range(len(names)), key=lambda number: (-times[number], number))[:maximum]
+    place = {number: position for position, number in enumerate(kept)}
+    frames = tuple(FlameFrame(names[n], place.get(parents[n], -1), times[n]) for n in kept)
+    basis: Literal["device", "host"] = "device" if trace.device_work.height else "host"
+    return FlameGraph(basis, sum(stack.ns for stack in stacks), frames, len(names) - len(kept))
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadEvents:
+    """What one thread did as frames that open and close, properly inside each other.
+
+    Attributes:
+        name: of the thread.
+        start_ns, end_ns: of the first and last event.
+        events: time, name, and whether the frame opens.
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+    events: Iterator[tuple[int, str, bool]]
+
+
+def thread_events(trace: Trace, activity: HostActivity) -> Iterator[ThreadEvents]:
+    """The stacks of each host thread over time, the busiest thread first."""
+    names = dict(trace.lanes.select("lane", "name").iter_rows())
+    count = {lane: int((activity.lane == lane).sum()) for lane in activity.timelines}
+    depth = depths(activity.parent)
+    for lane in sorted(count, key=lambda lane: (-count[lane], lane)):
+        timeline = activity.timelines[lane]
+        times, slices = timeline.times[1:], timeline.slices[1:]
+        if len(times):
+            events = _events(trace, activity, times, slices, depth)
+            yield ThreadEvents(names.get(lane) or f"thread {lane}", int(times[0]), int(times[-1]), events)
+
+
+def _events(
+    trace: Trace, activity: HostActivity, times: Times, slices: Rows, depth: Rows
+) -> Iterator[tuple[int, str, bool]]:
+    """The differences between one moment's stack and the next one's."""
+    tables = [_shortened(trace.table(name)["name"]) for name in TABLES]
+    parent, is_open = activity.parent, list[int]()
+    for time, innermost in zip(times.tolist(), slices.tolist(), strict=True):
+        opening = []
+        current = innermost
+        while current >= 0 and not (depth[current] < len(is_open) and is_open[depth[current]] == current):
+            opening.append(current)
+            current = int(parent[current])
+        while len(is_open) > (0 if current < 0 else int(depth[current]) + 1):
+            closed = is_open.pop()
+            yield time, tables[activity.table[closed]][activity.row[closed]], False
+        for opened in reversed(opening):
+            is_open.append(opened)
+            yield time, tables[activity.table[opened]][activity.row[opened]], True
+    while is_open:
+        closed = is_open.pop()
+        yield int(times[-1]), tables[activity.table[closed]][activity.row[closed]], False
+
+
+class _Stacks:
+    """The frames of operators, worked out once for each."""
+
+    def __init__(self, attribution: Attribution) -> None:
+        self._attribution = attribution
+        operators = attribution.trace.operators
+        self._names = _shortened(operators["name"])
+        self._parent = operators["parent"].cast(pl.Int64).fill_null(-1).to_list()
+        self._users: dict[tuple[int, int, int], tuple[str, ...]] = {}
+        self._chains: dict[int, tuple[str, ...]] = {-1: ()}
+
+    def frames(self, row: int, operator: int, phase: int) -> tuple[str, ...]:
+        """The frames of what stands under a slice and an operator, -1 for none."""
+        within = () if phase == FORWARD else (PHASES[phase],)
+        return (*self._user(row), *within, *self._chain(operator))
+
+    def _user(self, row: int) -> tuple[str, ...]:
+        """The user's functions or the modules, then the line; the same for slices of one place, module and frame."""
+        attribution = self._attribution
+        if row < 0:
+            return (_NOWHERE,)
+        place, module, frame = (
+            int(values[row]) for values in (attribution.place, attribution.module, attribution.frame)
+        )
+        key = (place, module, frame if attribution.stack[row] < 0 else -2 - int(attribution.stack[row]))
+        if key not in self._users:
+            path = call_path(attribution, row) if place >= 0 else ()
+            if not path and module >= 0:
+                path = tuple(attribution.modules[module].split("."))
+            self._users[key] = (*map(_cut, path), self._line(place))
+        return self._users[key]
+
+    def _line(self, place: int) -> str:
+        if place < 0:
+            return _NOWHERE
+        file, line, function, _ = self._attribution.places[place]
+        return _cut(f"{file}:{line} {function}")
+
+    def _chain(self, operator: int) -> tuple[str, ...]:
+        """The operators around one and itself, outermost first."""
+        missing = []
+        current = operator
+        while current not in self._chains:
+            missing.append(current)
+            current = self._parent[current]
+        chain = self._chains[current]
+        for number in reversed(missing):
+            chain = (*chain, self._names[number])[:DEEPEST]
+            self._chains[number] = chain
+        return chain
+
+
+def _operators_of(attribution: Attribution, slices: Rows) -> Rows:
+    """The operator that each slice is or stands in, -1 for none."""
+    activity, trace = attribution.activity, attribution.trace
+    table = np.where(slices >= 0, activity.table[np.maximum(slices, 0)], -1) if len(activity.table) else slices
+    row = at(activity.row, slices)
+    launching = trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
+    by_launch = at(launching, np.where(table == TABLES.index("launches"), row, -1))
+    return np.where(table == TABLES.index("operators"), row, by_launch)
+
+
+def _shortened(names: pl.Series) -> list[str]:
+    shortened: list[str] = names.fill_null("").str.head(NAME_LENGTH).to_list()
+    return shortened
+
+
+def _cut(name: str) -> str:
+    return name[:NAME_LENGTH]
