@@ -336,6 +336,22 @@ LARGEST_CAUSE = {
     "exposed_all_reduce": None,
     "recompilation": "compilation",
     "single_tensor_optimizer": "optimizer",
+    "host_ahead_clean": None,
+    "item_fault": "python",
+    "print_tensor_fault": "logging",
+    "print_fault": "logging",
+    "progress_bar_fault": "logging",
+    "boolean_indexing_fault": "dispatch",
+    "nonzero_fault": "dispatch",
+    "device_synchronize_fault": "python",
+    "queue_synchronize_fault": "python",
+    "copy_to_host_fault": "dispatch",
+    "copy_to_host_clean": None,
+    "pageable_copy_fault": "dispatch",
+    "pageable_copy_clean": "dispatch",
+    "item_before_optimizer_fault": "optimizer",
+    "starved_loader_fault": "input",
+    "starved_loader_clean": None,
 }
 
 

@@ -167,6 +167,92 @@ def single_tensor_optimizer(steps: int = 4, parameters: int = 60) -> Machine:
     return machine
 
 
+def _training(
+    before: Callable[[Host, Queue], None] | None = None,
+    after_backward: Callable[[Host, Queue], None] | None = None,
+    after: Callable[[Host, Queue], None] | None = None,
+    steps: int = 6,
+) -> Machine:
+    """Steps that a device needs twice as long for as the host, which runs ahead unless something stops it."""
+    machine, main, queue = _machine()
+    for index in range(steps):
+        with main.step(index), main.frame(STEP_FRAME, before_ns=3 * US):
+            if before is not None:
+                before(main, queue)
+            _layers(main, queue, kernel_us=40)
+            for _ in range(LAYERS):
+                with main.operator(BACKWARD_NODE, before_ns=12 * US), main.operator("aten::mm", before_ns=8 * US):
+                    main.launch("gemm_backward", queue, 60 * US)
+            if after_backward is not None:
+                after_backward(main, queue)
+            _optimizer(main, queue)
+            if after is not None:
+                after(main, queue)
+    return machine
+
+
+def _item(host: Host, queue: Queue) -> None:
+    with host.frame("train.py(40): read", before_ns=2 * US):
+        host.item(queue)
+
+
+def _print_tensor(host: Host, queue: Queue) -> None:
+    with host.operator("stepscope.logging#print", before_ns=10 * US, after_ns=25 * US):
+        host.item(queue)
+
+
+def _print(host: Host, queue: Queue) -> None:
+    with host.operator("stepscope.logging#print", before_ns=400 * US):
+        pass
+
+
+def _progress_bar(host: Host, queue: Queue) -> None:
+    with host.operator("stepscope.logging#tqdm", before_ns=500 * US):
+        pass
+
+
+def _mask(host: Host, queue: Queue) -> None:
+    with host.operator("aten::index", before_ns=4 * US), host.operator("aten::nonzero", before_ns=4 * US):
+        host.synchronize_queue(queue)
+
+
+def _nonzero(host: Host, queue: Queue) -> None:
+    with host.operator("aten::nonzero", before_ns=4 * US):
+        host.synchronize_queue(queue)
+
+
+def _to_host(host: Host, queue: Queue) -> None:
+    host.copy_to_host(1 << 16, queue, duration_ns=20 * US)
+
+
+def _to_host_pinned(host: Host, queue: Queue) -> None:
+    host.copy_to_host(1 << 16, queue, duration_ns=20 * US, pageable=False)
+
+
+def _from_pageable(host: Host, queue: Queue) -> None:
+    host.copy_to_device(1 << 22, queue, duration_ns=300 * US)
+
+
+def _from_pinned(host: Host, queue: Queue) -> None:
+    host.copy_to_device(1 << 22, queue, duration_ns=8 * US, pageable=False)
+
+
+def _wait_for_device(host: Host, queue: Queue) -> None:
+    host.synchronize_device()
+
+
+def _wait_for_queue(host: Host, queue: Queue) -> None:
+    host.synchronize_queue(queue)
+
+
+def _quick_loader(host: Host, queue: Queue) -> None:
+    host.data_loader(20 * US, workers=True)
+
+
+def _starved_loader(host: Host, queue: Queue) -> None:
+    host.data_loader(900 * US, workers=True)
+
+
 PROGRAMS: dict[str, Callable[[], Machine]] = {
     "input_bound_training": input_bound_training,
     "launch_bound_training": launch_bound_training,
@@ -178,4 +264,21 @@ PROGRAMS: dict[str, Callable[[], Machine]] = {
     "exposed_all_reduce": exposed_all_reduce,
     "recompilation": recompilation,
     "single_tensor_optimizer": single_tensor_optimizer,
+    # What one call a step costs a program that is fine without it.
+    "host_ahead_clean": _training,
+    "item_fault": lambda: _training(after=_item),
+    "print_tensor_fault": lambda: _training(after=_print_tensor),
+    "print_fault": lambda: _training(after=_print),
+    "progress_bar_fault": lambda: _training(after=_progress_bar),
+    "boolean_indexing_fault": lambda: _training(before=_mask),
+    "nonzero_fault": lambda: _training(before=_nonzero),
+    "device_synchronize_fault": lambda: _training(after=_wait_for_device),
+    "queue_synchronize_fault": lambda: _training(after=_wait_for_queue),
+    "copy_to_host_fault": lambda: _training(after=_to_host),
+    "copy_to_host_clean": lambda: _training(after=_to_host_pinned),
+    "pageable_copy_fault": lambda: _training(before=_from_pageable),
+    "pageable_copy_clean": lambda: _training(before=_from_pinned),
+    "item_before_optimizer_fault": lambda: _training(after_backward=_item),
+    "starved_loader_fault": lambda: _training(before=_starved_loader),
+    "starved_loader_clean": lambda: _training(before=_quick_loader),
 }

@@ -20,6 +20,8 @@ DRIVER_CALL = "driver_call"
 STEP_PREFIX = "ProfilerStep#"
 OPTIMIZER_PREFIX = "Optimizer.step#"
 DATA_LOADER_PREFIX = "enumerate(DataLoader)"
+LOGGING_PREFIX = "stepscope.logging#"
+OPTIMIZER_FOLDER = "torch/optim/"
 COMPILER_FOLDERS = ("torch/_dynamo/", "torch/_inductor/")
 SYNCHRONISING_OPERATORS = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero"})
 SYNCHRONISING_CALLS = frozenset({"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"})
@@ -72,7 +74,11 @@ def definite_cause(category: str, name: str) -> str | None:
             return "input"
         return "optimizer" if name.startswith(OPTIMIZER_PREFIX) else None
     if category == FRAME:
+        if name.startswith(OPTIMIZER_FOLDER):
+            return "optimizer"
         return "compilation" if any(folder in name for folder in COMPILER_FOLDERS) else None
+    if name.startswith(LOGGING_PREFIX):
+        return "logging"
     if name in ALLOCATING_CALLS:
         return "allocation"
     synchronises = name in SYNCHRONISING_OPERATORS or name in SYNCHRONISING_CALLS

@@ -194,14 +194,14 @@ def test_no_rule_fails_on_a_program(name: str) -> None:
 
 
 def test_findings_are_ranked_and_small_ones_counted() -> None:
-    trace = recorded(PROGRAMS["graph_decode"]())
+    trace = recorded(PROGRAMS["pageable_copy_fault"]())
 
-    diagnosis = diagnose(trace, rules=["host-synchronisation", "launch-bound"])
+    diagnosis = diagnose(trace, rules=["host-synchronisation", "exposed-copy"])
 
-    assert [finding.rule for finding in diagnosis.findings] == ["launch-bound", "host-synchronisation"]
-    assert (diagnosis.hidden, diagnosis.step_count) == (0, 8)
-    small = diagnose(trace, rules=["host-synchronisation", "launch-bound"], minimum_share=0.245)
-    assert [finding.rule for finding in small.findings] == ["launch-bound"]
+    assert [finding.rule for finding in diagnosis.findings] == ["exposed-copy", "host-synchronisation"]
+    assert (diagnosis.hidden, diagnosis.step_count) == (0, 6)
+    small = diagnose(trace, rules=["host-synchronisation", "exposed-copy"], minimum_share=0.03)
+    assert [finding.rule for finding in small.findings] == ["exposed-copy"]
     assert small.hidden == 1
 
 

@@ -6,12 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
+from stepscope.diagnosis import diagnose
 from stepscope.diagnosis.rules import host_synchronisation as rule
 from stepscope.trace import Trace
 from tests.simulator import Machine
 from tests.simulator.device import Queue
 from tests.simulator.host import Host
-from tests.simulator.programs import graph_decode, input_bound_training, item_every_step, launch_bound_training
+from tests.simulator.programs import (
+    PROGRAMS,
+    graph_decode,
+    input_bound_training,
+    item_every_step,
+    launch_bound_training,
+)
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import (
     US,
@@ -28,7 +35,7 @@ from tests.unit.rules.cases import (
     true_idle_ns,
 )
 
-HOSTS_CAUSES = {"synchronisation", "host_to_device_copy", "python", "dispatch", "untraced"}
+HOSTS_CAUSES = {"synchronisation", "python", "dispatch", "untraced"}
 
 
 def item(host: Host, queue: Queue) -> None:
@@ -139,10 +146,10 @@ SILENT: Cases = {
     ("wait", "what", "remedy"),
     [
         (item, ".item()", "running_loss += loss.detach()"),
-        (nonzero, "an operator whose output size depends on values", "torch.where(mask"),
+        (nonzero, "indexing with a mask", "torch.where(mask"),
         (to_host, "a copy to the host", 'tensor.to("cpu", non_blocking=True)'),
         (to_device, "a copy to the device from pageable memory", "batch.to(device, non_blocking=True)"),
-        (explicit, "an explicit synchronisation", "# torch.cuda.synchronize()"),
+        (explicit, "torch.cuda.synchronize()", "# torch.cuda.synchronize()"),
     ],
 )
 def test_each_kind_of_wait_with_its_remedy(wait: Callable[[Host, Queue], None], what: str, remedy: str) -> None:
@@ -168,13 +175,13 @@ def test_a_wait_is_charged_no_more_than_it_lasted() -> None:
 
     assert (finding.saving_ns_per_step, finding.saving_share, finding.severity) == (10, 0.01, "low")
     assert (
-        finding.title
-        == "an explicit synchronisation makes the host wait 1 times a step, and the device is idle afterwards"
+        finding.title == "torch.cuda.synchronize() makes the host wait once a step, and the device is idle afterwards"
     )
     assert figures_of(finding) == [
         ("share of the step lost after these waits", 0.01, "share", 0.01),
         ("waits per step", 1.0, "count", None),
         ("time the host waited per step", 10, "ns", None),
+        ("idle time after one wait", 10, "ns", None),
     ]
     assert [(interval.start_ns, interval.duration_ns) for interval in finding.evidence.intervals] == [(200, 105)]
 
@@ -229,3 +236,72 @@ def test_a_closure_is_the_users_and_the_update_is_not(lines: bool, place: tuple[
 
     assert figures_of(finding)[0] == ("calls per step", 1.0, "count", 0.5)
     assert places_of(finding) == [place]
+
+
+@pytest.mark.parametrize(
+    ("program", "what", "code"),
+    [
+        ("item_fault", ".item()", "running_loss += loss.detach()"),
+        ("print_tensor_fault", "printing or logging a tensor", "if step % 5 == 0:"),
+        ("boolean_indexing_fault", "indexing with a mask", "torch.where(mask"),
+        ("nonzero_fault", "an operator whose output size depends on values", "torch.nonzero_static("),
+        ("device_synchronize_fault", "torch.cuda.synchronize()", "# torch.cuda.synchronize()"),
+        ("queue_synchronize_fault", "waiting for a queue or an event", "wait_event(event)"),
+        ("copy_to_host_fault", "a copy to the host", "non_blocking=True"),
+        ("pageable_copy_fault", "a copy to the device from pageable memory", "pin_memory=True"),
+        (
+            "item_before_optimizer_fault",
+            "a value read between the backward pass and the optimizer's step",
+            "clip_grad_norm_(",
+        ),
+    ],
+)
+def test_each_simulated_fault_is_of_one_kind(program: str, what: str, code: str) -> None:
+    machine = PROGRAMS[program]()
+    lost = true_idle_ns(machine, {*HOSTS_CAUSES, "optimizer"}, triggered=True)
+
+    finding = the_finding(rule, recorded(machine))
+
+    assert finding.title == f"{what} makes the host wait once a step, and the device is idle afterwards" or (
+        finding.title == f"{what} makes the host wait, and the device is idle afterwards"
+    )
+    assert code in finding.remedy.code
+    assert finding.saving_ns_per_step == pytest.approx(lost / 6, rel=0.2)  # the truth counts no idle time in later gaps
+
+
+@pytest.mark.parametrize("program", ["host_ahead_clean", "copy_to_host_clean", "pageable_copy_clean"])
+def test_without_the_fault_nothing_is_said(program: str) -> None:
+    assert asked(rule, recorded(PROGRAMS[program]())).findings == ()
+
+
+def test_what_is_read_on_a_line_that_logs_is_read_for_logging() -> None:
+    line = {"source_file": "train.py", "source_line": 14, "source_function": "step"}
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.launched(5, 10, 190, "before", 101)
+    recording.operator(150, 60, "aten::item", **line)
+    recording.launch(190, 10, 102, name="cudaStreamSynchronize", kind="synchronise")
+    recording.operator(215, 40, "stepscope.logging#print", **line)
+    recording.launched(300, 305, 695, "after", 103)
+
+    finding = the_finding(rule, recording.trace(), share=0.001)
+
+    assert (
+        finding.title
+        == "printing or logging a tensor makes the host wait once a step, and the device is idle afterwards"
+    )
+    assert places_of(finding) == [("train.py", 14, "step")]
+
+
+def test_what_the_host_does_after_the_wait_is_charged_once() -> None:
+    """After a wait of 100 ns the host loads data for 60 of the 100 ns in which the device is idle."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.launched(5, 10, 190, "before", 101)
+    recording.launch(100, 100, 102, name="cudaDeviceSynchronize", kind="synchronise")
+    recording.annotation(210, 60, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+    recording.launched(300, 305, 695, "after", 103)
+    trace = recording.trace()
+
+    assert the_finding(rule, trace).saving_ns_per_step == 100 - 60
+    assert {finding.rule: finding.saving_ns_per_step for finding in diagnose(trace).findings}["input-bound"] == 60

@@ -45,7 +45,7 @@ def test_workers_that_share_processors() -> None:
     )
     assert figures_of(finding) == [
         ("share of the step lost to workers in the way or behind", 0.6, "share", 0.05),
-        ("time of a batch over its processor time", 20.0, "", 1.5),
+        ("time of a batch over its processor time", 20.0, "count", 1.5),
         ("time per step in which the main thread waited for a processor", 20 * MS, "ns", None),
         ("worker processes", 8, "count", None),
         ("processors the program may use", 2, "count", None),

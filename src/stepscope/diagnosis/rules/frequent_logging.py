@@ -28,7 +28,6 @@ PyTorch performance tuning guide; Lightning's `log_every_n_steps` (50); XProf ad
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from typing import Final
@@ -37,11 +36,11 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import TABLES
-from stepscope.analysis.naming import cause_of_name
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.logging_calls import every_steps, outermost_logging
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
-from stepscope.trace.nesting import Rows, inherit
+from stepscope.trace.nesting import Rows
 
 ID: Final = "frequent-logging"
 TITLE: Final = "Logging in every step takes a part of it"
@@ -64,12 +63,11 @@ _KINDS: Final[tuple[tuple[str, str, str], ...]] = (
 )
 _PREPARING: Final = ("python", "untraced", "synchronisation")
 _OTHER: Final = ("writing to a file", "file.write(line)")
-_NICE: Final = (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
 def check(view: View) -> RuleResult:
     """Add up the time inside outermost logging calls of the main thread."""
-    around = _outermost_logging(view)
+    around = outermost_logging(view)
     calls = np.unique(around[(around >= 0) & (view.activity.lane == view.lane)])
     start = view.activity.start[calls]
     calls = calls[(start >= view.span.start_ns) & (start < view.span.end_ns)]
@@ -84,7 +82,7 @@ def check(view: View) -> RuleResult:
     least = view.threshold(ID, THRESHOLDS, "steps")
     if logging_steps < least:
         return RuleResult()
-    every = _frequency(cost, view.length_ns, limit)
+    every = every_steps(cost, view.length_ns, limit)
     saving = cost * (1 - 1 / every)
     per_step = calls.size / view.step_count
     kind, example = _kind(view, pieces)
@@ -112,22 +110,6 @@ def check(view: View) -> RuleResult:
         where=view.locations(pieces),
     )
     return RuleResult((finding,))
-
-
-def _outermost_logging(view: View) -> Rows:
-    """For each slice, the outermost logging call around it or itself, -1 for none."""
-    activity = view.activity
-    is_logging = np.zeros(len(activity.row), np.bool_)
-    for code, table in enumerate(TABLES):
-        names = view.trace.table(table)["name"]
-        wanted = names.is_in([name for name in names.unique() if cause_of_name(name) == "logging"]).to_numpy()
-        mine = np.flatnonzero(activity.table == code)
-        is_logging[mine] = wanted[activity.row[mine]]
-    inside = inherit(np.where(is_logging, 1, -1), activity.around) > 0
-    around = activity.around
-    is_inner = (around >= 0) & inside[np.maximum(around, 0)]
-    rows = np.arange(len(inside))
-    return inherit(np.where(is_logging & ~is_inner, rows, -1), around)
 
 
 def _pieces(view: View, around: Rows, calls: Rows) -> pl.DataFrame:
@@ -159,12 +141,6 @@ def _steps_with(view: View, calls: Rows) -> float:
         return 1.0
     index = np.searchsorted(steps["start_ns"].to_numpy(), view.activity.start[calls], side="right")
     return len(np.unique(index)) / steps.height
-
-
-def _frequency(cost_ns: int, length_ns: int, share: float) -> int:
-    """The least handy number of steps between two logs at which they cost no more than this share of the rest."""
-    wanted = math.ceil(cost_ns / (share * max(length_ns - cost_ns, 1)))
-    return next((number for number in _NICE if number >= wanted), _NICE[-1])
 
 
 def _kind(view: View, pieces: pl.DataFrame) -> tuple[str, str]:

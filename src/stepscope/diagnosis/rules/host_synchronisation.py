@@ -2,28 +2,33 @@
 The host waits for the device, and the device then waits for the host.
 
 # Why it costs time
-A host that runs ahead of the device keeps its queues full. `.item()`, a copy to the host, `nonzero`, printing a tensor
-or `torch.cuda.synchronize()` make it stop until the device has finished everything. When it goes on, the queues
-are empty, and the device is idle until new work arrives.
+A host that runs ahead of the device keeps its queues full. `.item()`, a copy to the host, `nonzero`, printing a
+tensor or `torch.cuda.synchronize()` make it stop until the device has finished everything. When it goes on, the
+queues are empty, and the device is idle until new work arrives.
 
 # How it is measured
-Each synchronising call takes from the host as much lead as it waited. The idle time of the device up to the next
-such call in which the host was late is charged to it, at most as much as it waited.
+Each synchronising call takes from the host as much lead as it waited. The idle time of the device up to the next such
+call in which the host was late is charged to it, at most as much as it waited, and without what the host did then
+that another rule tells (loading data, copying to the device, logging, compiling). Each call is of one kind: printing
+or logging a tensor, a value read between the backward pass and the optimizer's step (GradScaler, clipping, checks of
+norms) or by the optimizer, `.item()`, indexing with a mask, other sizes that depend on values, copies,
+`torch.cuda.synchronize()`, or waiting for a queue or an event.
 
 Without a device there is nothing to wait for. Calls that would wait for a GPU are then counted, and where a step has
 some, a note says so that claims no saving. Calls by the optimizer and the data loader are left out.
 
 # Known false positives
 A value may be needed: generating a token needs the one before. Then fewer, later or asynchronous waits are the most
-that can be had. What the host does after the wait (loading data, say) is told by its own rule as well. Without a
-device it cannot be seen which tensors would lie on a GPU: those that stay on the CPU never make anybody wait.
+that can be had. Without a device it cannot be seen which tensors would lie on a GPU: those that stay on the CPU never
+make anybody wait.
 
 # What to do
 Keep values on the device: accumulate losses as tensors and read them every hundred steps; copy with
 `non_blocking=True` into pinned memory and read later; use masks instead of boolean indexing.
 
 # Reference
-PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization"; nsys-ai reports synchronisation from 2 %.
+PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization"; nsys-ai reports synchronisation from 2
+%.
 """
 
 from __future__ import annotations
@@ -38,71 +43,34 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
+from stepscope.diagnosis.logging_calls import every_steps
+from stepscope.diagnosis.rules._synchronisation_kinds import KINDS, Kind, kinds_of
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 
 ID: Final = "host-synchronisation"
+REPLACES: Final = ("launch-bound",)
 TITLE: Final = "The host waits for the device and falls behind"
 THRESHOLDS: Final = {
     "share": Threshold(0.02, "share", "share of the step lost after one kind of synchronisation"),
     "calls": Threshold(0.5, "count", "calls a step that would wait for a GPU, in a trace without a device"),
 }
 
-_COPY_IN: Final = "(copy to the device)"
-"""In place of an operator's name, which is the same for both directions of a copy."""
-
-_KINDS: Final[tuple[tuple[str, str, Remedy], ...]] = (
-    (
-        "aten::(item|_local_scalar_dense|is_nonzero)$",
-        ".item()",
-        Remedy(
-            "Keep the value on the device and read it rarely, or after the step.",
-            "running_loss += loss.detach()          # no .item(): stays on the device\n"
-            "if step % 100 == 0:\n    print(running_loss.item() / 100)",
-        ),
-    ),
-    (
-        "aten::(nonzero|masked_select|unique.*|_unique2|index)$",
-        "an operator whose output size depends on values",
-        Remedy(
-            "Boolean indexing and nonzero() must know how many elements there are: use a mask of fixed shape.",
-            "loss = torch.where(mask, per_token_loss, 0).sum() / mask.sum()   # instead of per_token_loss[mask]",
-        ),
-    ),
-    (
-        "aten::(_?to|_to_copy|copy_|cpu)$",
-        "a copy to the host",
-        Remedy(
-            "Copy without waiting, and read the result when it is needed.",
-            'host = tensor.to("cpu", non_blocking=True)   # pinned memory, then synchronise once before reading',
-        ),
-    ),
-    (
-        _COPY_IN,
-        "a copy to the device from pageable memory",
-        Remedy(
-            "Copy from pinned memory without waiting.",
-            "loader = DataLoader(dataset, ..., pin_memory=True)\nbatch = batch.to(device, non_blocking=True)",
-        ),
-    ),
-    (
-        ".*",
-        "an explicit synchronisation",
-        Remedy(
-            "Remove torch.cuda.synchronize() from the step, or keep it for measuring only.",
-            "# torch.cuda.synchronize()   <- drains the queues in every step",
-        ),
-    ),
+_ON_CPU: Final = (
+    ("item", "^aten::(item|is_nonzero)$"),
+    ("shape", "^aten::(nonzero|masked_select|_unique2|unique_consecutive)$"),
 )
-
-
-_ON_CPU: Final = ((0, "^aten::(item|is_nonzero)$"), (1, "^aten::(nonzero|masked_select|_unique2|unique_consecutive)$"))
-"""Kinds, as numbers in `_KINDS`, that can be seen without a device, and the operators that show them."""
+"""Kinds that can be seen without a device, and the operators that show them."""
+_TOLD_ELSEWHERE: Final = (
+    "input", "host_to_device_copy", "compilation", "checkpoint", "logging", "garbage_collection", "allocation",
+    "communication", "profiler_overhead",
+)  # fmt: skip
+"""Causes of idle time after a wait that other rules charge."""
+_FREQUENT: Final = 0.01
+"""Share of the step that a wait may cost at the advised frequency."""
 _FRAMEWORKS_OWN: Final = ("optimizer", "input", "checkpoint", "profiler_overhead")
 """Causes whose synchronising calls are the framework's, on values that mostly lie on the CPU anyway."""
-
-_NUMBER_OF_COPY_IN: Final = [pattern for pattern, _, _ in _KINDS].index(_COPY_IN)
 
 
 def check(view: View) -> RuleResult:
@@ -112,11 +80,11 @@ def check(view: View) -> RuleResult:
     charged = _charged(view)
     limit = view.threshold(ID, THRESHOLDS, "share")
     findings = []
-    for kind, (_, what, remedy) in enumerate(_KINDS):
-        mine = charged.filter(pl.col("kind") == kind)
+    for key, kind in KINDS.items():
+        mine = charged.filter(pl.col("kind") == key)
         cost = int(mine["charged_ns"].sum())
         if cost > 0 and view.share(cost) >= limit:
-            findings.append(_finding(view, what, remedy, mine, cost, limit))
+            findings.append(_finding(view, kind, mine, cost, limit))
     return RuleResult(tuple(findings))
 
 
@@ -172,8 +140,8 @@ def _user_places(view: View, rows: Rows) -> list[tuple[object, ...] | None]:
     ]
 
 
-def _note(view: View, kind: int, rows: Rows, limit: float) -> Finding:
-    _, what, remedy = _KINDS[kind]
+def _note(view: View, key: str, rows: Rows, limit: float) -> Finding:
+    what, remedy = KINDS[key].what, KINDS[key].remedy
     per_step = len(rows) / view.step_count
     durations = view.trace.operators["duration_ns"].to_numpy()[rows]
     times = "once a step" if per_step == 1 else f"{per_step:,.3g} times a step"
@@ -197,48 +165,45 @@ def _note(view: View, kind: int, rows: Rows, limit: float) -> Finding:
 
 def _charged(view: View) -> pl.DataFrame:
     """The synchronising calls with the idle time each is charged: columns launch, charged_ns, duration_ns, kind."""
-    late = view.pieces.filter(pl.col("trigger_launch").is_not_null() & pl.col("lane").is_not_null())
+    late = view.pieces.filter(
+        pl.col("trigger_launch").is_not_null() & pl.col("lane").is_not_null() & ~pl.col("cause").is_in(_TOLD_ELSEWHERE)
+    )
     sums = late.group_by(launch="trigger_launch").agg(late_ns=pl.col("duration_ns").sum())
     calls = view.trace.launches.with_row_index("launch").select("launch", "start_ns", "duration_ns", "operator", "name")
     joined = sums.join(calls, on="launch", how="inner").sort("start_ns")
-    names = view.trace.operators["name"].gather(joined["operator"])
-    cause = view.activity.cause_of(view.activity.slices_of("launches")[joined["launch"].to_numpy().astype(np.int64)])
-    copies_in = pl.Series(cause == CAUSE_CODES["host_to_device_copy"], dtype=pl.Boolean)
-    kind = pl.lit(len(_KINDS) - 1)
-    for number, (pattern, _, _) in reversed(list(enumerate(_KINDS[:-1]))):
-        kind = pl.when(pl.col("operator_name").str.contains("^" + pattern)).then(pl.lit(number)).otherwise(kind)
-    kind = pl.when(copies_in).then(pl.lit(_NUMBER_OF_COPY_IN)).otherwise(kind)
-    return joined.with_columns(operator_name=names).with_columns(
-        charged_ns=pl.min_horizontal("late_ns", "duration_ns"), kind=kind
-    )
+    return joined.with_columns(charged_ns=pl.min_horizontal("late_ns", "duration_ns"), kind=kinds_of(view, joined))
 
 
-def _finding(view: View, what: str, remedy: Remedy, calls: pl.DataFrame, cost: int, limit: float) -> Finding:
+def _finding(view: View, kind: Kind, calls: pl.DataFrame, cost: int, limit: float) -> Finding:
     per_step = calls.height / view.step_count
     rows = calls["launch"].to_numpy().astype(np.int64)
     slices = view.activity.slices_of("launches")[rows]
     waited = int(calls["duration_ns"].sum())
+    every = every_steps(cost, view.length_ns, _FREQUENT)
+    times = "once" if round(per_step) == 1 else f"{per_step:,.0f} times"
     return view.finding(
         ID,
-        f"{what} makes the host wait {per_step:,.0f} times a step, and the device is idle afterwards"
+        f"{kind.what} makes the host wait {times} a step, and the device is idle afterwards"
         if per_step >= 1
-        else f"{what} makes the host wait, and the device is idle afterwards",
+        else f"{kind.what} makes the host wait, and the device is idle afterwards",
         cost,
-        basis="idle time after each wait in which the host was late, at most as long as the wait",
+        basis="idle time after each wait in which the host was late, at most as long as the wait, without what other "
+        "findings explain",
         confidence="medium",
         evidence=Evidence(
             (
                 Figure("share of the step lost after these waits", view.share(cost), "share", limit),
                 Figure("waits per step", per_step, "count"),
                 Figure("time the host waited per step", view.per_step(waited), "ns"),
+                Figure("idle time after one wait", cost // calls.height, "ns"),
             ),
             tuple(
                 view.longest(
                     view.pieces.join(calls, left_on="trigger_launch", right_on="launch", how="semi"),
-                    f"idle after {what}",
+                    f"idle after {kind.what}",
                 )
             ),
         ),
-        remedy=remedy,
+        remedy=Remedy(kind.remedy.text.replace("{every}", str(every)), kind.remedy.code.replace("{every}", str(every))),
         where=view.locations_of(slices, calls["charged_ns"].to_numpy()),
     )

@@ -42,7 +42,7 @@ TITLE: Final = "Worker processes stand in the way, or not far enough ahead"
 REPLACES: Final = ("input-bound", "host-contention")
 THRESHOLDS: Final = {
     "share": Threshold(0.05, "share", "share of the step lost to workers in the way or behind"),
-    "stretched": Threshold(1.5, "", "a batch's time by the clock over its time on a processor"),
+    "stretched": Threshold(1.5, "count", "a batch's time by the clock over its time on a processor"),
 }
 
 _FEW: Final = 0.25
@@ -92,7 +92,7 @@ def _too_many(view: View, loading: Loading) -> Finding | None:
         evidence=Evidence(
             (
                 Figure("share of the step lost to workers in the way or behind", view.share(saving), "share", limit),
-                Figure("time of a batch over its processor time", stretched, "", least),
+                Figure("time of a batch over its processor time", stretched, "count", least),
                 Figure("time per step in which the main thread waited for a processor", int(starved_ns), "ns"),
                 *settings_figures(loading),
             ),
