@@ -23,6 +23,7 @@ EMPTY_REPORT = {
         "warnings": [],
     },
     "devices": [],
+    "summary": {"devices": [], "host": None},
     "steps": {"source": "none", "step_ns": 0, "count": 1, "list": []},
     "idle": [],
     "host": [],
@@ -63,6 +64,7 @@ FULL_REPORT = {
             "exposed_copy_ns": 6_000_000,
         }
     ],
+    "summary": {"devices": [], "host": None},
     "steps": {
         "source": "annotation",
         "step_ns": 120_300_000,

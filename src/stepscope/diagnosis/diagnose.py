@@ -11,6 +11,7 @@ from stepscope.analysis.idle import device_window, idle_summary
 from stepscope.analysis.kernels import kernel_table
 from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.analysis.operators import operator_table
+from stepscope.analysis.summary import device_uses, host_use
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis
 from stepscope.diagnosis.finding import Finding, NotAnswered
 from stepscope.diagnosis.rules import RULES
@@ -63,6 +64,7 @@ def diagnose(
     operators = operator_table(trace, costs=view.operator_costs, steps=view.steps)
     kernels = kernel_table(trace, steps=view.steps)
     windows = {name: device_window(trace, name) for name in sorted(trace.device_work["device"].unique().to_list())}
+    main_thread = host_time(trace, activity=view.activity)
     return Diagnosis(
         metadata=trace.metadata,
         warnings=trace.warnings,
@@ -72,7 +74,7 @@ def diagnose(
         step_count=view.step_count,
         devices=_devices(view),
         idle=idle_summary(view.idle, windows),
-        host=host_summary(host_time(trace, activity=view.activity)),
+        host=host_summary(main_thread),
         operators=operators.head(top) if top else operators,
         operator_count=operators.height,
         kernels=kernels.head(top) if top else kernels,
@@ -80,6 +82,8 @@ def diagnose(
         findings=shown,
         hidden=len(findings) - len(shown),
         not_answered=tuple(dict.fromkeys(questions)),
+        device_uses=device_uses(trace, activity=view.activity),
+        host_use=host_use(main_thread),
     )
 
 

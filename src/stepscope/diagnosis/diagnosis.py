@@ -7,6 +7,7 @@ from html import escape
 
 import polars as pl
 
+from stepscope.analysis.summary import DeviceUse, HostUse
 from stepscope.diagnosis.finding import Finding, NotAnswered
 from stepscope.trace import Metadata, TraceWarning
 
@@ -49,6 +50,8 @@ class Diagnosis:
         findings: in order of saving, the largest first.
         hidden: number of findings below the share that is worth showing.
         not_answered: questions this trace leaves open.
+        device_uses: how each device spent its window, at a glance.
+        host_use: the same of the main host thread; None where none was recorded.
     """
 
     metadata: Metadata
@@ -67,6 +70,8 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     hidden: int
     not_answered: tuple[NotAnswered, ...]
+    device_uses: tuple[DeviceUse, ...] = ()
+    host_use: HostUse | None = None
 
     def _repr_html_(self) -> str:
         rows = "".join(

@@ -31,6 +31,7 @@ def json_report(diagnosis: Diagnosis) -> dict[str, Any]:
         "stepscope": __version__,
         "trace": _trace(diagnosis),
         "devices": [_plain(device) for device in diagnosis.devices],
+        "summary": _summary(diagnosis),
         "steps": {
             "source": diagnosis.step_source,
             "step_ns": diagnosis.step_ns,
@@ -67,6 +68,15 @@ def _trace(diagnosis: Diagnosis) -> dict[str, Any]:
         "window": _plain(metadata.window),
         "warnings": [_plain(warning) for warning in diagnosis.warnings],
     }
+
+
+def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
+    """How well devices and host were used: their times, and the ratios that follow from them."""
+    ratios = ("device_ratio", "device_host_ratio", "low_precision_ratio", "host_overlap")
+    devices = [
+        {**_plain(use), **{name: _plain(getattr(use, name)) for name in ratios}} for use in diagnosis.device_uses
+    ]
+    return {"devices": devices, "host": _plain(diagnosis.host_use)}
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from stepscope.analysis.causes import CAUSES
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Finding
 from stepscope.report.format import cell, duration, printable, share
+from stepscope.report.glance import glances
 from stepscope.report.tables import heading, showing
 from stepscope.report.text import (
     headline,
@@ -52,6 +53,7 @@ def markdown_report(diagnosis: Diagnosis, *, top: int) -> str:
     if diagnosis.hidden:
         lines += [hidden_sentence(diagnosis), ""]
     lines += _times(diagnosis)
+    lines += _glances(diagnosis)
     lines += _top(diagnosis.kernels, diagnosis.kernel_count, "kernels", top)
     lines += _top(diagnosis.operators, diagnosis.operator_count, "operators", top)
     lines += _endings(diagnosis)
@@ -107,6 +109,16 @@ def _times(diagnosis: Diagnosis) -> Iterator[str]:
         yield "## Where the host's time went"
         yield ""
         yield from _table(_with_meaning(diagnosis.host))
+        yield ""
+
+
+def _glances(diagnosis: Diagnosis) -> Iterator[str]:
+    for glance in glances(diagnosis):
+        yield f"## {escape(glance.heading)}"
+        yield ""
+        yield _row(("figure", "value", "what it means"))
+        yield _row(("---", "---:", "---"))
+        yield from (_row(map(escape, row)) for row in glance.rows)
         yield ""
 
 

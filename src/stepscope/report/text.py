@@ -16,6 +16,7 @@ from stepscope.analysis.causes import CAUSES
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis
 from stepscope.diagnosis.finding import Finding, Location
 from stepscope.report.format import count, duration, printable, share
+from stepscope.report.glance import glances
 from stepscope.report.tables import showing, table_lines
 
 _BAR_WIDTH: Final = 20
@@ -44,6 +45,7 @@ def text_report(diagnosis: Diagnosis, *, width: int, colour: bool, top: int) -> 
     parts: list[RenderableType] = [Text(headline(diagnosis), style="bold"), ""]
     parts += _findings(diagnosis)
     parts += _times(diagnosis, width)
+    parts += _glances(diagnosis, width)
     parts += _table("Kernels, the costliest first", diagnosis.kernels, diagnosis.kernel_count, "kernels", width, top)
     parts += _table(
         "Operators, the costliest first", diagnosis.operators, diagnosis.operator_count, "operators", width, top
@@ -286,6 +288,20 @@ def _times(diagnosis: Diagnosis, width: int) -> Iterator[RenderableType]:
     if not diagnosis.devices and diagnosis.host.height:
         yield _heading("Where the host's time went")
         yield from _cause_lines(diagnosis.host, width)
+
+
+def _glances(diagnosis: Diagnosis, width: int) -> Iterator[RenderableType]:
+    """A line a figure: label, value and what it means; the meaning goes where there is no room."""
+    for glance in glances(diagnosis):
+        yield _heading(glance.heading)
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(no_wrap=True)
+        grid.add_column(no_wrap=True, justify="right")
+        grid.add_column()
+        for label, value, meaning in glance.rows:
+            grid.add_row(Text(f"  {label}"), Text(value), Text(meaning if width >= 60 else ""))
+        yield grid
+        yield ""
 
 
 def _cause_lines(times: pl.DataFrame, width: int) -> Iterator[RenderableType]:

@@ -1,0 +1,73 @@
+"""How well devices and host were used, as a few labelled figures: the same for text, Markdown and HTML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepscope.analysis.summary import DeviceUse, HostUse
+from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.report.format import duration, printable, share
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """One device or the host: a heading and rows of label, value and what it means."""
+
+    heading: str
+    rows: tuple[tuple[str, str, str], ...]
+
+
+def glances(diagnosis: Diagnosis) -> tuple[Glance, ...]:
+    """Every device's summary and then the host's; none without a device, where the host's causes say as much."""
+    if not diagnosis.device_uses:
+        return ()
+    devices = tuple(
+        Glance(f"Device {printable(use.device)} at a glance", tuple(_device_rows(use))) for use in diagnosis.device_uses
+    )
+    if diagnosis.host_use is None or not diagnosis.host_use.window_ns:
+        return devices
+    return (*devices, Glance("The host at a glance", _host_rows(diagnosis.host_use)))
+
+
+def _device_rows(use: DeviceUse) -> list[tuple[str, str, str]]:
+    def part(ns: int) -> str:
+        return share(ns / max(use.window_ns, 1))
+
+    rows = [
+        (
+            "device ratio",
+            share(use.device_ratio),
+            f"the device worked {duration(use.busy_ns)} of {duration(use.window_ns)}",
+        )
+    ]
+    if use.device_host_ratio is not None:
+        what = f"the device's work over the host's ({duration(use.host_ns)}); below 1 the host has more to do"
+        rows.append(("device to host", f"{use.device_host_ratio:.2f}", what))
+    if use.host_overlap is not None:
+        what = f"host and device worked at once for {duration(use.both_ns)}; 100 % if neither waits for the other"
+        rows.append(("host overlap", share(use.host_overlap), what))
+    together = f", {duration(use.both_engines_ns)} of it together with vector work" if use.both_engines_ns else ""
+    rows.append(("matrix work", part(use.matrix_ns), f"matrix products, convolutions and attention{together}"))
+    rows.append(("vector work", part(use.vector_only_ns), "all other computation, where no matrix work ran"))
+    if use.communication_only_ns:
+        rows.append(("communication", part(use.communication_only_ns), "between devices, where no computation ran"))
+    rows.append(("copies", part(use.copy_only_ns), "of memory (DMA), where nothing else ran"))
+    if use.other_ns:
+        rows.append(("other work", part(use.other_ns), "setting memory, where nothing else ran"))
+    rows.append(("idle", part(use.idle_ns), "no work at all"))
+    if use.low_precision_ratio is not None:
+        rows.append(("low precision", share(use.low_precision_ratio), "of the matrix work runs in 16 or 8 bits"))
+    return rows
+
+
+def _host_rows(use: HostUse) -> tuple[tuple[str, str, str], ...]:
+    def part(ns: int) -> str:
+        return share(ns / max(use.window_ns, 1))
+
+    return (
+        ("building work", part(use.graph_build_ns), "operators, launches, the optimizer and Python"),
+        ("loader", part(use.loader_ns), "waiting for data or loading it"),
+        ("input copy", part(use.input_copy_ns), "copying data to the device"),
+        ("compiling", part(use.compile_ns), "building graphs and kernels"),
+        ("waiting", part(use.waiting_ns), "for the device"),
+    )

@@ -1,0 +1,138 @@
+"""Device and host at a glance: exact times and the ratios that follow."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from stepscope.analysis.host_time import host_time
+from stepscope.analysis.summary import DeviceUse, HostUse, device_uses, host_use
+from stepscope.diagnosis import diagnose
+from stepscope.report.glance import glances
+from stepscope.report.html import html_report
+from stepscope.report.json_report import json_report
+from stepscope.report.markdown import markdown_report
+from stepscope.report.text import text_report
+from stepscope.trace import Trace
+from tests.unit.recording import Recording
+
+
+def a_bit_of_everything() -> Trace:
+    """A device's 1000 ns: matrix work 0 to 300, vector work beside and after it, a collective, copies, a set, idle."""
+    recording = Recording()
+    recording.frame(0, 1000, "train.py(12): step")
+    recording.operator(10, 40, "aten::mm", input_types='["c10::BFloat16", "c10::BFloat16"]')
+    recording.launched(20, 100, 200, "kernel_of_unknown_name", 1)
+    recording.launched(60, 300, 100, "ampere_sgemm_128x64_nn", 2)
+    recording.launched(70, 350, 100, "vectorized_elementwise_kernel", 3, queue="8")
+    recording.launched(80, 440, 60, "ncclDevKernel_AllReduce", 4, queue="9", kind="communication")
+    recording.launched(90, 480, 120, "Memcpy HtoD", 5, queue="10", kind="copy_in")
+    recording.launched(95, 590, 20, "Memset", 6, queue="11", kind="set")
+    recording.launch(100, 800, 99, name="cudaDeviceSynchronize", kind="synchronise")
+    recording.launched(950, 1060, 40, "reduce_kernel", 7)
+    return recording.trace()
+
+
+def test_empty() -> None:
+    empty = Trace.from_tables({})
+
+    assert device_uses(empty) == ()
+    assert host_use(host_time(empty)) is None
+
+
+def test_the_parts_add_up() -> None:
+    [use] = device_uses(a_bit_of_everything())
+
+    # The host worked from 100 (where the device's window begins) on but for the synchronisation from 100 to 900.
+    assert use == DeviceUse(
+        device="0",
+        window_ns=1000,
+        busy_ns=550,
+        host_ns=100,
+        both_ns=0,
+        matrix_ns=300,
+        vector_ns=140,
+        both_engines_ns=50,
+        vector_only_ns=90,
+        communication_only_ns=50,
+        copy_only_ns=100,
+        other_ns=10,
+        idle_ns=450,
+        matrix_work_ns=300,
+        low_precision_ns=200,
+    )
+    parts = (
+        use.matrix_ns + use.vector_only_ns + use.communication_only_ns + use.copy_only_ns + use.other_ns + use.idle_ns
+    )
+    assert parts == use.window_ns
+    assert (use.device_ratio, use.device_host_ratio, use.host_overlap) == (0.55, 5.5, 0.0)
+    assert use.low_precision_ratio == pytest.approx(2 / 3)
+
+
+def test_ratios_that_cannot_be_told() -> None:
+    nothing = dataclasses.replace(
+        device_uses(a_bit_of_everything())[0], window_ns=0, busy_ns=0, host_ns=0, matrix_work_ns=0
+    )
+
+    assert nothing.device_ratio == 0.0
+    assert (nothing.device_host_ratio, nothing.low_precision_ratio, nothing.host_overlap) == (None, None, None)
+
+
+def test_the_host() -> None:
+    recording = Recording()
+    recording.frame(0, 1000, "train.py(12): step")
+    recording.operator(100, 200, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+    recording.operator(300, 400, "aten::mm")
+    recording.work(500, 10, "gemm")
+
+    assert host_use(host_time(recording.trace())) == HostUse(
+        window_ns=1000,
+        graph_build_ns=800,
+        loader_ns=200,
+        input_copy_ns=0,
+        compile_ns=0,
+        waiting_ns=0,
+        compute_ns=0,
+    )
+
+
+def test_reports_show_it() -> None:
+    diagnosis = diagnose(a_bit_of_everything())
+
+    device, host = glances(diagnosis)
+    assert device.heading == "Device 0 at a glance"
+    assert [(label, value) for label, value, _ in device.rows] == [
+        ("device ratio", "55.0 %"),
+        ("device to host", "5.50"),
+        ("host overlap", "0.0 %"),
+        ("matrix work", "30.0 %"),
+        ("vector work", "9.0 %"),
+        ("communication", "5.0 %"),
+        ("copies", "10.0 %"),
+        ("other work", "1.0 %"),
+        ("idle", "45.0 %"),
+        ("low precision", "66.7 %"),
+    ]
+    assert host.heading == "The host at a glance"
+    for report in (
+        text_report(diagnosis, width=140, colour=False, top=5),
+        markdown_report(diagnosis, top=5),
+        html_report([diagnosis], [None]).decode(),
+    ):
+        assert "Device 0 at a glance" in report
+        assert "products, convolutions and attention, 50 ns of it together with vector work" in report
+    summary = json_report(diagnosis)["summary"]
+    assert summary["devices"][0]["matrix_ns"] == 300
+    assert summary["devices"][0]["device_ratio"] == 0.55
+    assert summary["host"]["window_ns"] == 1000
+
+
+def test_without_a_device_the_hosts_causes_say_as_much() -> None:
+    recording = Recording()
+    recording.operator(0, 10, "aten::mm")
+    diagnosis = diagnose(recording.trace())
+
+    assert glances(diagnosis) == ()
+    assert json_report(diagnosis)["summary"]["devices"] == []
+    assert json_report(diagnosis)["summary"]["host"]["compute_ns"] == 10
