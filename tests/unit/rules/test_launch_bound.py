@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
 from stepscope.diagnosis.rules import launch_bound as rule
 from stepscope.trace import Trace
 from tests.simulator.programs import backward_thread, input_bound_training, item_every_step, launch_bound_training
@@ -60,7 +64,9 @@ def test_the_saving_is_the_late_time_with_its_latency() -> None:
     assert figures_of(finding) == [
         ("share of the step lost to late launches", 0.17, "share", 0.05),
         ("launches per step", 4.0, "count", None),
+        ("kernels per step", 4.0, "count", None),
         ("median length of the device's work", 115.0, "ns", None),
+        ("median length of a launch call", 2.0, "ns", None),
         ("lost while dispatching operators", 0.1, "share", None),
         ("lost to Python between operators", 0.05, "share", None),
     ]
@@ -80,6 +86,46 @@ def test_a_simulated_machine() -> None:
     assert finding.saving_ns_per_step == true_idle_ns(machine, LAUNCHING) // 4 > 0
     assert figures_of(finding)[1] == ("launches per step", 40.0, "count", None)
     assert places_of(finding) == [("model.py", 30, "forward")]
+
+
+def stepping(
+    kernels: Sequence[str] = "ab",
+    later: Sequence[str] = "ab",
+    *,
+    rows: int = 4,
+    wait: bool = False,
+    graph: bool = False,
+) -> Trace:
+    """Two steps of 1000 ns whose kernels of 10 ns each come 90 ns late; the second step's may be others."""
+    recording = Recording()
+    for step, names in enumerate((kernels, later)):
+        recording.step(1000 * step, 1000, step)
+        for number, name in enumerate(names):
+            begin, correlation = 1000 * step + 100 * number, 10 * step + number
+            shapes = f"[[{4 if step == 0 else rows}, 8]]"
+            recording.operator(begin + 1, 95, "aten::mm", input_shapes=shapes)
+            recording.launch(begin + 90, 2, correlation, kind="graph_launch" if graph else "launch")
+            for part in range(4 if graph else 1):
+                recording.work(begin + 100 + 2 * part, 2 if graph else 10, name, correlation)
+        if wait:
+            recording.launch(1000 * step + 98, 2, 500 + step, name="cudaStreamSynchronize", kind="synchronise")
+    return recording.trace()
+
+
+@pytest.mark.parametrize(
+    ("trace", "text"),
+    [
+        (stepping(), "All steps launch the same kernels, and nothing waits inside them"),
+        (stepping(later="abc"), "here steps launch different kernels"),
+        (stepping(rows=5), "here input shapes differ from step to step"),
+        (stepping(wait=True), "here the host waits for the device inside the step"),
+        (stepping(graph=True), "Much is launched as graphs already"),
+        (stepping(("triton_poi_fused_add_0",) * 2, ("triton_poi_fused_add_0",) * 2), "The code is compiled already"),
+        (late_launches(), "compile the model, so that a step is launched as a graph"),
+    ],
+)
+def test_the_remedy_follows_from_what_steps_launch(trace: Trace, text: str) -> None:
+    assert text in the_finding(rule, trace).remedy.text
 
 
 def test_the_threshold_decides() -> None:

@@ -14,8 +14,10 @@ Recording stacks and shapes slows the host; a step that is launch-bound by a few
 none without it. Idle time that belongs to the optimizer, to copies or to loading data is told by other rules.
 
 # What to do
-Launch less often: `torch.compile` fuses operators, `mode="reduce-overhead"` or CUDA graphs launch a step at once,
-larger batches give each launch more to do.
+Launch less often. Where every step launches the same kernels on inputs of the same shapes, and the host waits for
+nothing in between, the step can be recorded as a graph and launched at once. Otherwise `torch.compile` fuses operators
+into fewer kernels, and larger batches give each launch more to do. The finding says what the trace shows of
+this, and whether code is compiled or launched as graphs already.
 
 # Reference
 PyTorch, "Accelerating PyTorch with CUDA Graphs"; TraceLens counts kernels under 10 us as short.
@@ -30,6 +32,7 @@ import polars as pl
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.trace.intervals import Times
 
 ID: Final = "launch-bound"
 TITLE: Final = "The host launches work too slowly"
@@ -37,11 +40,31 @@ THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost t
 
 _LATE: Final = ("dispatch", "python")
 
-_DISPATCH: Final = Remedy(
+_GRAPH: Final = Remedy(
+    "All steps launch the same kernels, and nothing waits inside them: compile the model so that they are launched as "
+    "a graph, or raise the batch size.",
+    'model = torch.compile(model, mode="reduce-overhead")   # CUDA graphs: one launch for many kernels',
+)
+_UNKNOWN: Final = Remedy(
     "Launch fewer, larger pieces of work: compile the model, so that a step is launched as a graph, or raise the batch "
     "size.",
     'model = torch.compile(model, mode="reduce-overhead")   # CUDA graphs: one launch for many kernels',
 )
+_COMPILE: Final = Remedy(
+    "Launch fewer, larger kernels: compile the model, which fuses operators, or raise the batch size. A graph needs "
+    "equal steps in which nothing waits: {hindrance}.",
+    'model = torch.compile(model)                           # later, with equal shapes: mode="reduce-overhead"',
+)
+_COMPILED: Final = Remedy(
+    "The code is compiled already: let it be launched as a graph, and raise the batch size.",
+    'model = torch.compile(model, mode="reduce-overhead")   # CUDA graphs of the compiled kernels',
+)
+_GRAPHED: Final = Remedy(
+    "Much is launched as graphs already: record more of the step in one graph, and raise the batch size.",
+    "# record the whole step, with sampling or the optimizer, in one graph instead of one for each part",
+)
+_COMPILED_KERNEL: Final = r"^triton_|^triton__|^Cijk_.*_torch_compile|CompiledFxGraph"
+_MANY: Final = 0.5
 _PYTHON: Final = Remedy(
     "Most of it is Python between operators: move what does not depend on the batch out of the step, do the rest with "
     "tensor operators, or let a background thread prepare it while the device works.",
@@ -66,7 +89,9 @@ def check(view: View) -> RuleResult:
     limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
         return RuleResult()
-    launches = view.work.filter(pl.col("launch").is_not_null())["launch"].n_unique() / view.step_count
+    launched = view.work.filter(pl.col("launch").is_not_null())
+    launches = launched["launch"].n_unique() / view.step_count
+    calls = view.trace.launches[launched["launch"].unique()]
     many = "1 launch" if round(launches) == 1 else f"{launches:,.0f} launches"
     blamed = mine.filter(pl.col("slice") >= 0)
     finding = view.finding(
@@ -80,16 +105,79 @@ def check(view: View) -> RuleResult:
             (
                 Figure("share of the step lost to late launches", view.share(cost), "share", limit),
                 Figure("launches per step", launches, "count"),
+                Figure(
+                    "kernels per step", view.work.filter(pl.col("kind") == "compute").height / view.step_count, "count"
+                ),
                 Figure("median length of the device's work", _median(view.work["duration_ns"]), "ns"),
+                Figure("median length of a launch call", _median(calls["duration_ns"]), "ns"),
                 Figure("lost while dispatching operators", _share(view, mine, "dispatch"), "share"),
                 Figure("lost to Python between operators", _share(view, mine, "python"), "share"),
             ),
             view.longest(mine, "late launch"),
         ),
-        remedy=_PYTHON if _share(view, mine, "python") > _share(view, mine, "dispatch") else _DISPATCH,
+        remedy=_PYTHON
+        if _share(view, mine, "python") > _share(view, mine, "dispatch")
+        else _fewer_launches(view, launched, calls),
         where=view.locations(blamed) if blamed.height else (),
     )
     return RuleResult((finding,))
+
+
+def _fewer_launches(view: View, launched: pl.DataFrame, calls: pl.DataFrame) -> Remedy:
+    """The remedy that fits what the steps launch."""
+    graphs = calls.select((pl.col("kind") == "graph_launch").sum()).item() if calls.height else 0
+    if graphs and launched.filter(pl.col("launch").is_duplicated()).height >= _MANY * launched.height:
+        return _GRAPHED
+    if launched["name"].str.contains(_COMPILED_KERNEL).sum() >= _MANY * launched.height:
+        return _COMPILED
+    if view.complete_steps.height < 2:
+        return _UNKNOWN
+    hindrance = _hindrance(view, launched)
+    if hindrance is None:
+        return _GRAPH
+    return Remedy(_COMPILE.text.format(hindrance=hindrance), _COMPILE.code)
+
+
+def _hindrance(view: View, launched: pl.DataFrame) -> str | None:
+    """What keeps the steps from being launched as a graph; None where nothing in the trace does."""
+    begins = view.complete_steps["start_ns"].to_numpy()
+    ends = begins + view.complete_steps["duration_ns"].to_numpy()
+    times, names = launched["launch_start_ns"].to_numpy(), launched["name"]
+    kernels = [
+        names.filter(pl.Series((times >= begin) & (times < end))).to_list()
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+    if any(each != kernels[0] for each in kernels[1:]):
+        return "here steps launch different kernels"
+    if _varies(view, begins, ends):
+        return "here input shapes differ from step to step"
+    if _waits_inside(view, begins, ends, times):
+        return "here the host waits for the device inside the step"
+    return None
+
+
+def _varies(view: View, begins: Times, ends: Times) -> bool:
+    """Whether input shapes of the operators differ from step to step."""
+    operators = view.operators.filter(pl.col("input_shapes").is_not_null() & pl.col("parent").is_null())
+    start = operators["start_ns"].to_numpy()
+    shapes = [
+        operators["input_shapes"].filter(pl.Series((start >= begin) & (start < end))).sort().to_list()
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+    return any(each != shapes[0] for each in shapes[1:])
+
+
+def _waits_inside(view: View, begins: Times, ends: Times, times: Times) -> bool:
+    """Whether in most steps the host waits between the first launch and the last."""
+    copied = view.work.filter(pl.col("kind") == "copy_out")["launch"].drop_nulls()
+    calls = view.trace.launches.with_row_index("launch")
+    waits = calls.filter((pl.col("kind") == "synchronise") | pl.col("launch").is_in(copied.implode()))
+    waiting = waits["start_ns"].to_numpy()
+    count = 0
+    for begin, end in zip(begins, ends, strict=True):
+        mine = times[(times >= begin) & (times < end)]
+        count += bool(mine.size and ((waiting > mine.min()) & (waiting < mine.max())).any())
+    return count > _MANY * len(begins)
 
 
 def _share(view: View, pieces: pl.DataFrame, cause: str) -> float:
