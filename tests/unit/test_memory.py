@@ -212,9 +212,9 @@ def test_what_operators_allocate_per_call_and_step() -> None:
             "operator_name": "aten::zeros",
             "calls": 6,
             "calls_per_step": 3.0,
-            "bytes_per_call": 424,
-            "bytes_allocated": 6 * 424,
-            "bytes_per_step": 3 * 424,
+            "per_call_bytes": 424,
+            "per_step_bytes": 3 * 424,
+            "allocated_bytes": 6 * 424,
             "largest_bytes": 400,
             "peak_bytes": 424,
         }

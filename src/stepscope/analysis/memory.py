@@ -196,7 +196,7 @@ def allocation_table(memory: DeviceMemory, by: str = "operator") -> pl.DataFrame
 
     Returns:
         The grouping's columns, then calls (of operators that allocated; blocks where no operators were recorded),
-        calls_per_step, bytes_per_call, bytes_allocated, bytes_per_step, largest_bytes (of one block), peak_bytes (alive
+        calls_per_step, per_call_bytes, per_step_bytes, allocated_bytes, largest_bytes (of one block), peak_bytes (alive
         at the peak).
 
     Raises:
@@ -208,22 +208,22 @@ def allocation_table(memory: DeviceMemory, by: str = "operator") -> pl.DataFrame
         pl.when(pl.col("operator_row") >= 0).then(pl.col("operator_row")).otherwise(-1 - pl.col("row").cast(pl.Int64))
     )
     table = rows.group_by(columns).agg(
-        calls=caller.n_unique(), bytes_allocated=pl.col("bytes").sum(), largest_bytes=pl.col("bytes").max()
+        calls=caller.n_unique(), allocated_bytes=pl.col("bytes").sum(), largest_bytes=pl.col("bytes").max()
     )
     peak = alive_table(memory, by).select(*columns, peak_bytes="bytes")
     table = table.join(peak, on=columns, how="full", coalesce=True, nulls_equal=True)
-    table = table.with_columns(pl.col("calls", "bytes_allocated", "largest_bytes", "peak_bytes").fill_null(0))
+    table = table.with_columns(pl.col("calls", "allocated_bytes", "largest_bytes", "peak_bytes").fill_null(0))
     count = memory.step_count
     return table.select(
         *columns,
         "calls",
         calls_per_step=pl.col("calls") / count,
-        bytes_per_call=pl.col("bytes_allocated") // pl.max_horizontal(pl.col("calls"), 1),
-        bytes_allocated="bytes_allocated",
-        bytes_per_step=pl.col("bytes_allocated") // count,
+        per_call_bytes=pl.col("allocated_bytes") // pl.max_horizontal(pl.col("calls"), 1),
+        per_step_bytes=pl.col("allocated_bytes") // count,
+        allocated_bytes="allocated_bytes",
         largest_bytes="largest_bytes",
         peak_bytes="peak_bytes",
-    ).sort(["bytes_allocated", "peak_bytes", *columns], descending=[True, True, *[False] * len(columns)])
+    ).sort(["allocated_bytes", "peak_bytes", *columns], descending=[True, True, *[False] * len(columns)])
 
 
 def _columns(by: str) -> Sequence[str]:

@@ -14,6 +14,7 @@ from typing import Final
 
 from stepscope.commands import (
     attach,
+    batch_size,
     cache,
     diagnose,
     environment,
@@ -22,6 +23,7 @@ from stepscope.commands import (
     idle,
     kernels,
     lines,
+    memory,
     modules,
     operators,
     query,
@@ -53,6 +55,8 @@ COMMANDS: Final[tuple[ModuleType, ...]] = (
     roofline,
     lines,
     modules,
+    memory,
+    batch_size,
     query,
     export,
     telemetry,

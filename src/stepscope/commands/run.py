@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stepscope.commands import _output
 from stepscope.commands._agents import add_record_flags, record_options
 from stepscope.commands._parser import CommandParser
+from stepscope.commands.batch_size import add_model_options, batch_sizes
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.format import printable
 
@@ -33,6 +34,7 @@ examples:
   stepscope run torchrun --nproc-per-node 2 train.py         every rank, into one run
   stepscope run --steps 10 --stacks --exit-after train.py    more of it, and end the program then
   stepscope run --serve --name long train.py                 then, at any time: stepscope attach long
+  stepscope run --batch-sizes 8,16,32 --batch-flag batch-size train.py    how large a batch should be
   stepscope diagnose NAME --html report.html                 the run again, later
 """
 
@@ -66,6 +68,16 @@ def prepare_parser(parser: CommandParser) -> None:
         help="what the program logs, and how busy the machine is, for the whole run (default: yes)",
     )
     add_record_flags(what)
+    batch = parser.add_argument_group("how large a batch should be")
+    batch.add_argument(
+        "--batch-sizes", metavar="SIZES", type=batch_sizes, help="run once for each size, such as 8,16,32"
+    )
+    batch.add_argument(
+        "--batch-flag",
+        metavar="NAME",
+        help="the program's own option for it: batch-size adds --batch-size 8, data.batch= adds data.batch=8",
+    )
+    add_model_options(batch)
     after = parser.add_argument_group("the run and its diagnosis")
     after.add_argument("--name", metavar="NAME", help="of the run (default: the program's name and the time)")
     after.add_argument("--folder", metavar="DIR", help="make the run's folder in DIR instead of the user's data folder")
@@ -86,6 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html == "-":
         raise UsageError("standard output is the program's: write the page to a file")
     command = command_of(arguments.program)
+    if arguments.batch_sizes or arguments.batch_flag:
+        return _run_sizes(arguments, command)
     options = _options(arguments)
     manifest = RunManifest.begin(command, time.time(), options=options.to_json(), redact=arguments.redact)
     folder = RunFolder.create(Path(arguments.folder) if arguments.folder else None, arguments.name, manifest)
@@ -100,6 +114,42 @@ def run(arguments: argparse.Namespace) -> int:
         if folder.traces() and not arguments.no_diagnose:
             _quietly(lambda: _diagnose(arguments, folder))
     return code
+
+
+def _run_sizes(arguments: argparse.Namespace, command: Sequence[str]) -> int:
+    """Run the program once for each batch size; 0 where that tells how a step grows with the batch."""
+    from stepscope.capture.batch_runs import INTERRUPTED, record_sizes
+    from stepscope.capture.launch import environment_of, run_program
+    from stepscope.capture.manifest import RunManifest
+    from stepscope.capture.run_folder import RunFolder
+    from stepscope.capture.runs import RunIndex
+    from stepscope.commands.batch_size import measurements_of_run, write_model
+
+    if not arguments.batch_sizes or len(set(arguments.batch_sizes)) < 2:
+        raise UsageError("it takes two different batch sizes or more: --batch-sizes 8,16,32 --batch-flag batch-size")
+    if not arguments.batch_flag:
+        raise UsageError("--batch-flag names the program's own option for the batch size, such as batch-size")
+    options = _options(arguments)
+    manifest = RunManifest.begin(list(command), time.time(), options=options.to_json(), redact=arguments.redact)
+    folder = RunFolder.create(Path(arguments.folder) if arguments.folder else None, arguments.name, manifest)
+    _quietly(lambda: RunIndex().add(folder))
+    environment = environment_of(folder, options, os.environ)
+    runs = record_sizes(command, arguments.batch_flag, arguments.batch_sizes, folder, environment, run_program, _say)
+    failed = next((each.exit_code for each in runs if each.exit_code), 0)
+    with _on_standard_error():
+        folder.write_manifest(manifest.ended(time.time(), failed, folder.recordings()))
+        _quietly(lambda: RunIndex().add(folder))
+        _say(f"run {folder.name}: {len([each for each in runs if each.traces])} of {len(runs)} sizes; {folder.path}")
+        if runs[-1].exit_code == INTERRUPTED:
+            return INTERRUPTED
+        arguments.window = arguments.no_cache = None
+        arguments.steps = None  # of the trace: those that are to be recorded are known
+        write_model(measurements_of_run(arguments, folder.path), arguments)
+    return 0
+
+
+def _say(sentence: str) -> None:
+    print(f"stepscope: {printable(sentence)}", file=sys.stderr, flush=True)
 
 
 def what_was_recorded(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -1,0 +1,143 @@
+"""`stepscope memory`, `stepscope run --batch-sizes` and `stepscope batch-size` as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulator.allocator import training
+
+REPOSITORY = Path(__file__).parents[2]
+SAMPLE = REPOSITORY / "src/stepscope/data/gpt2_per_token_loss_cpu.json.gz"
+PROGRAM = """
+import argparse, torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int)
+size = parser.parse_args().batch_size
+if size > 1000:
+    raise SystemExit("out of memory")
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = []
+for step in range(20):
+    loss = model(torch.randn(size, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def stepscope(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "STEPSCOPE_DATA_DIR": str(folder / "data"),
+        "STEPSCOPE_CACHE_DIR": str(folder / "cache"),
+        "PYTHONPATH": str(REPOSITORY / "src"),
+        "COLUMNS": "160",
+    }
+    command = [sys.executable, "-m", "stepscope", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_screen_of_a_trace(tmp_path: Path) -> None:
+    done = stepscope(tmp_path, "memory", str(SAMPLE))
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("The host's memory\n  peak ")
+    assert "Alive at the peak, by category\n" in done.stdout
+    assert "Allocated in the steps, by operator\n" in done.stdout
+    assert "per_token_loss" in done.stdout
+
+
+def test_what_operators_allocate(tmp_path: Path) -> None:
+    done = stepscope(tmp_path, "memory", str(SAMPLE), "--by", "operator", "--format", "json")
+
+    rows = {row["operator_name"]: row for row in json.loads(done.stdout)}
+    # The loss of each token needs the gradient of all logits, forward and backward, layer by layer.
+    largest = max(rows.values(), key=lambda row: row["per_step_bytes"])
+    assert largest["per_call_bytes"] * largest["calls"] == pytest.approx(
+        largest["allocated_bytes"], abs=largest["calls"]
+    )
+    assert largest["calls_per_step"] >= 64
+
+
+def test_levels_over_time_as_csv(tmp_path: Path) -> None:
+    done = stepscope(tmp_path, "memory", str(SAMPLE), "--over-time", "--format", "csv")
+
+    assert done.stdout.splitlines()[0] == "device,start_ns,allocated_bytes,reserved_bytes"
+
+
+def test_a_snapshot_that_ran_out_of_memory(tmp_path: Path) -> None:
+    training(60, capacity=6 << 20).dump(tmp_path / "snapshot.pickle")
+
+    shown = stepscope(tmp_path, "memory", "snapshot.pickle")
+    told = json.loads(stepscope(tmp_path, "memory", "snapshot.pickle", "--format", "json").stdout)
+    diagnosed = stepscope(tmp_path, "diagnose", "snapshot.pickle")
+
+    assert "failed    400.0 KiB asked for at train.py:10, 0 B were free" in shown.stdout
+    assert told["devices"][0]["out_of_memory"][0]["asked_bytes"] == 400 << 10
+    assert "1. device 0 ran out of memory: 400.0 KiB were asked for while 5.5 MiB were held" in diagnosed.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("memory", str(SAMPLE), "--device", "7"), "no memory events of device '7'; it has some of cpu"),
+        (("memory", str(SAMPLE), "--format", "csv"), "--format csv goes with --by or --over-time"),
+        (("memory", str(SAMPLE), "--sort", "bytes"), "--sort goes with --by or --over-time"),
+        (("batch-size", str(SAMPLE)), "does not say its batch size: --batch 8,16,32 says it"),
+        (("batch-size", str(SAMPLE), "--batch", "8,16"), "--batch names 2 sizes, but there are 1 traces"),
+        (("batch-size", str(SAMPLE), "--batch", "8"), "it takes two different batch sizes or more"),
+        (("batch-size", str(SAMPLE), "--batch", "8,x"), "'8,x' is no list of batch sizes"),
+        (("batch-size", str(SAMPLE), "--memory-limit", "much"), "'much' is no amount of memory"),
+        (("batch-size", str(SAMPLE), "--keep-free", "100%"), "'100%' is no share of the memory"),
+        (("run", "--batch-sizes", "8,16", "train.py"), "--batch-flag names the program's own option"),
+        (("run", "--batch-flag", "batch", "train.py"), "it takes two different batch sizes or more"),
+        (("run", "--batch-sizes", "8,8", "--batch-flag", "batch", "train.py"), "it takes two different batch sizes"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    done = stepscope(tmp_path, *words)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_batch_sizes_are_recorded_and_those_that_fail_are_left_out(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    options = ("--batch-sizes", "16,64,2000", "--batch-flag", "batch-size", "--name", "sizes", "--no-telemetry")
+
+    done = stepscope(tmp_path, "run", *options, "--warmup", "2", "train.py")
+    again = stepscope(tmp_path, "batch-size", "sizes", "--memory-limit", "1GiB", "--format", "json")
+
+    assert done.returncode == 0
+    assert done.stdout == ""
+    assert "batch size 2000: the program ended with exit code 1 before steps were recorded" in done.stderr
+    assert "2 of 3 sizes" in done.stderr
+    assert "The fastest of the measured sizes is" in done.stderr
+    told = json.loads(again.stdout)
+    assert [row["batch_size"] for row in told["measurements"]] == [16, 64]
+    # 64 floats of input, output, square and gradients of each: more memory with a larger batch.
+    assert told["memory"]["slope"] >= 64 * 4
+    assert told["capacity_bytes"] == 1 << 30
+    assert told["largest_batch"] > 1000
+
+
+def test_an_option_that_the_program_does_not_have(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(PROGRAM)
+
+    done = stepscope(tmp_path, "run", "--batch-sizes", "8,16", "--batch-flag", "size", "train.py")
+
+    assert done.returncode == 2
+    assert "batch size 16: the program ended with exit code 2 before steps were recorded" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("stepscope: it takes two different batch sizes or more")
