@@ -32,6 +32,7 @@ class Reading(NamedTuple):
     time_ns: int
     thread_processor_ns: int
     process_processor_ns: int
+    thread_system_ns: int | None
     thread_waiting_ns: int | None
     context_switches: int | None
     involuntary_switches: int | None
@@ -57,16 +58,17 @@ class Counters:
 
     def read(self) -> Reading:
         """The counters now."""
-        usage, faults = _usage()
+        usage = _usage()
         core = self._current_core()
         return Reading(
             time_ns=time.perf_counter_ns(),
             thread_processor_ns=time.thread_time_ns(),
             process_processor_ns=time.process_time_ns(),
+            thread_system_ns=usage.system_ns,
             thread_waiting_ns=self._waiting_ns(),
-            context_switches=usage[0] + usage[1] if usage else None,
-            involuntary_switches=usage[1] if usage else None,
-            minor_faults=faults,
+            context_switches=usage.switches,
+            involuntary_switches=usage.involuntary,
+            minor_faults=usage.faults,
             core=core,
             clock_mhz=self._clock_mhz(core),
             pressure_ns=self._pressure_ns(),
@@ -147,6 +149,7 @@ def _difference(index: int, before: Reading, now: Reading, collector_ns: int) ->
         index=index,
         duration_ns=now.time_ns - before.time_ns,
         thread_processor_ns=since("thread_processor_ns"),
+        thread_system_ns=since("thread_system_ns"),
         thread_waiting_ns=since("thread_waiting_ns"),
         process_processor_ns=since("process_processor_ns"),
         context_switches=since("context_switches"),
@@ -244,18 +247,26 @@ def _place(where: tuple[str, int, str] | None) -> dict[str, Any]:
     }
 
 
-def _usage() -> tuple[tuple[int, int] | None, int | None]:
-    """(voluntary and involuntary switches of the thread), minor faults of the process."""
+class _Usage(NamedTuple):
+    """What the operating system accounts: of the thread, and page faults of the process."""
+
+    system_ns: int | None = None
+    switches: int | None = None
+    involuntary: int | None = None
+    faults: int | None = None
+
+
+def _usage() -> _Usage:
     try:
         import resource
     except ImportError:  # Windows
-        return None, None
+        return _Usage()
     of_thread = getattr(resource, "RUSAGE_THREAD", None)
-    process = resource.getrusage(resource.RUSAGE_SELF)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     if of_thread is None:
-        return None, process.ru_minflt
+        return _Usage(faults=faults)
     thread = resource.getrusage(of_thread)
-    return (thread.ru_nvcsw, thread.ru_nivcsw), process.ru_minflt
+    return _Usage(round(thread.ru_stime * 1e9), thread.ru_nvcsw + thread.ru_nivcsw, thread.ru_nivcsw, faults)
 
 
 def _core_reader() -> Callable[[], int | None]:

@@ -16,6 +16,8 @@ from stepscope.capture.environment_processor import usable_cores
 Value = str | int | float | bool | None
 
 _ALLOCATORS: Final = ("jemalloc", "tcmalloc", "mimalloc", "tbbmalloc", "hoard")
+_CARD_CLASSES: Final = ("0x0302", "0x1200")
+"""PCI classes of 3D controllers and of processing accelerators."""
 _LONGEST_MAPS: Final = 4 << 20
 
 
@@ -48,6 +50,8 @@ def process_figures(machine: Machine | None = None) -> dict[str, Value]:
         "usable_processors": lambda: usable_cores(machine).usable,
         "processor_quota": lambda: usable_cores(machine).quota,
         "numa_nodes": lambda: len(machine.matching("sys/devices/system/node", "node[0-9]*")) or None,
+        "numa_processors": lambda: _numa_processors(machine),
+        "device_numa_nodes": lambda: _device_nodes(machine),
         "processor_max_mhz": lambda: _thousandth(
             machine.number("sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
         ),
@@ -92,6 +96,26 @@ def _allocator(maps: Path) -> str | None:
     if preloaded is not None:
         return preloaded
     return "musl" if "/ld-musl" in text else "glibc" if "libc.so.6" in text or "/libc-2" in text else None
+
+
+def _numa_processors(machine: Machine) -> str | None:
+    """The processors of each NUMA node in the kernel's notation, such as "0-15;16-31"; None for a single node."""
+    folders = machine.matching("sys/devices/system/node", "node[0-9]*")
+    folders.sort(key=lambda folder: int(folder.name.removeprefix("node")))
+    lists = [machine.read(str(folder.relative_to(machine.root) / "cpulist")) or "" for folder in folders]
+    return ";".join(lists) if len(lists) > 1 else None
+
+
+def _device_nodes(machine: Machine) -> str | None:
+    """NUMA nodes of the machine's graphics and accelerator cards, such as "0,1"; None where none tells one."""
+    nodes = set()
+    for folder in machine.matching("sys/bus/pci/devices", "*"):
+        place = folder.relative_to(machine.root)
+        if (machine.read(f"{place}/class") or "").startswith(_CARD_CLASSES):
+            node = machine.number(f"{place}/numa_node")
+            if node is not None and node >= 0:
+                nodes.add(node)
+    return ",".join(map(str, sorted(nodes))) or None
 
 
 def _thousandth(value: int | None) -> float | None:

@@ -1,0 +1,84 @@
+"""# What it finds
+Checkpoints that are saved or loaded while steps run.
+
+# Why it costs time
+Saving copies every parameter and the optimizer's state to the host, packs them and writes a file; the training
+thread does nothing else meanwhile, and the device is idle.
+
+# How it is measured
+Idle time of the device, or without one time of the main thread, inside `torch.save`, `torch.load`,
+`safetensors` or `torch.distributed.checkpoint`. stepscope's own recordings name these calls; others show them
+where Python frames were recorded.
+
+# Known false positives
+A few recorded steps that happen to hold a checkpoint which comes once in thousands of steps: the finding says
+how many of the recorded steps hold one.
+
+# What to do
+Save more rarely, or let a background thread write a copy while training goes on.
+
+# Reference
+PyTorch's documentation of `torch.distributed.checkpoint.async_save`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.host_counts import whole
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "checkpoint-in-step"
+TITLE: Final = "Steps wait for checkpoints"
+THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost to saving or loading checkpoints")}
+
+
+def check(view: View) -> RuleResult:
+    """Sum the pieces whose cause is a checkpoint."""
+    pieces = view.pieces.filter(pl.col("cause") == "checkpoint")
+    cost = int(pieces["duration_ns"].sum())
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if not cost or view.share(cost) < limit:
+        return RuleResult()
+    holding = _steps_with(view, pieces)
+    figures = [
+        Figure("share of the step lost to checkpoints", view.share(cost), "share", limit),
+        Figure("time lost per step", view.per_step(cost), "ns"),
+        Figure("recorded steps that hold one", holding, "count"),
+        Figure("recorded steps", view.step_count, "count"),
+    ]
+    saved_bytes = whole(view, "checkpoint_bytes")
+    if saved_bytes:
+        figures.append(Figure("bytes written per step", saved_bytes // view.step_count, "bytes"))
+    finding = view.finding(
+        ID,
+        f"{view.share(cost):.0%} of the step goes to checkpoints, in {holding} of {view.step_count} recorded steps",
+        cost,
+        basis="time in checkpoints, as if they were saved outside the steps or very rarely",
+        confidence="high" if holding >= 2 else "low",
+        evidence=Evidence(tuple(figures), view.longest(pieces, "saving or loading a checkpoint")),
+        remedy=Remedy(
+            "Save every so many steps that a checkpoint's time does not matter, and write it in the background: "
+            "the step then only waits for the copy.",
+            "if step % 1000 == 0:\n"
+            '    torch.distributed.checkpoint.async_save(state, checkpoint_id=f"step-{step}")\n'
+            "# without torch.distributed, copy first and write in a thread:\n"
+            '    copy = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}\n'
+            "    threading.Thread(target=torch.save, args=(copy, path)).start()",
+        ),
+        where=view.locations(pieces),
+    )
+    return RuleResult((finding,))
+
+
+def _steps_with(view: View, pieces: pl.DataFrame) -> int:
+    """How many complete steps hold such a piece."""
+    starts = view.complete_steps["start_ns"].to_numpy()
+    if not len(starts):
+        return 1
+    return len(np.unique(np.searchsorted(starts, pieces["start_ns"].to_numpy(), side="right")))

@@ -1,0 +1,185 @@
+"""# What it finds
+Aids for finding faults that were left on: autograd's anomaly detection, blocking launches, deterministic filling.
+
+# Why it costs time
+Anomaly detection takes a Python traceback for each operator of the forward pass and searches every gradient for
+NaN. With `CUDA_LAUNCH_BLOCKING=1` the host waits for each kernel before it goes on, so nothing overlaps.
+Deterministic algorithms fill every new tensor before it is used.
+
+# How it is measured
+Anomaly detection: the checks for NaN stand in the trace right under the autograd engine's nodes; the traceback is
+what operators that make nodes take longer than the same operators elsewhere. Blocking launches: most launch calls
+end after their kernel; a step would take the host's other time, or the device's work if that is longer.
+Deterministic filling: the `aten::fill_` inside `aten::empty`.
+
+# Known false positives
+Anomaly detection: an operator whose node-making calls are larger than its others looks slowed down.
+
+# What to do
+Turn them off when the fault is found.
+
+# Reference
+PyTorch: torch.autograd.set_detect_anomaly, torch.utils.deterministic.fill_uninitialized_memory; CUDA environment
+variables."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.backward import backward_source
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
+
+ID: Final = "debug-mode"
+TITLE: Final = "A debugging aid is on"
+THRESHOLDS: Final = {
+    "share": Threshold(0.02, "share", "share of the step that the aid costs"),
+    "checked": Threshold(0.5, "share", "autograd nodes searched for NaN, or launches that wait for their kernel"),
+}
+
+_ENGINE: Final = r"^autograd::engine::evaluate_function"
+_CHECKS: Final = ("aten::isnan", "aten::any", "aten::is_nonzero", "aten::item")
+_LAUNCH_NS: Final = 10_000
+"""What a launch takes that does not wait, at most."""
+
+
+def check(view: View) -> RuleResult:
+    """Look for each aid's own traces."""
+    found = (_anomaly(view), _blocking(view), _filling(view))
+    return RuleResult(tuple(finding for finding in found if finding is not None))
+
+
+def _anomaly(view: View) -> Finding | None:
+    nodes = view.operators.filter(pl.col("name").str.contains(_ENGINE))["row"].to_numpy()
+    if not len(nodes):
+        return None
+    parent = pl.col("parent").cast(pl.Int64)
+    checks = view.operators.filter(pl.col("name").is_in(_CHECKS) & parent.is_in(nodes.tolist()))
+    searched = checks["parent"].n_unique() / len(nodes)
+    most, limit = view.threshold(ID, THRESHOLDS, "checked"), view.threshold(ID, THRESHOLDS, "share")
+    if checks.is_empty() or searched < most:
+        return None
+    searching = view.cost_ns(checks["row"].to_numpy())
+    makers, excess = _slowed(view)
+    cost = searching + int(excess.sum())
+    if not cost or view.share(cost) < limit:
+        return None
+    slices = np.concatenate([view.slices_of_operators(makers), view.slices_of_operators(checks["row"].to_numpy())])
+    weights = np.concatenate([excess, np.maximum(checks["duration_ns"].to_numpy(), 1)])
+    return view.finding(
+        ID,
+        f"autograd's anomaly detection is on and takes {view.share(cost):.0%} of the step",
+        cost,
+        basis="checks for NaN, and what node-making operators take longer than the same operators elsewhere",
+        confidence="high",
+        evidence=Evidence(
+            (
+                Figure("share of the step that anomaly detection costs", view.share(cost), "share", limit),
+                Figure("autograd nodes searched for NaN", searched, "share", most),
+                Figure("searching for NaN, per step", view.per_step(searching), "ns"),
+                Figure("tracebacks of the forward pass, per step", view.per_step(int(excess.sum())), "ns"),
+            )
+        ),
+        remedy=Remedy(
+            "Turn anomaly detection off; turn it on for a few steps when a NaN has to be found.",
+            "torch.autograd.set_detect_anomaly(False)      # or remove the call, and detect_anomaly()",
+        ),
+        where=view.locations_of(slices, weights),
+    )
+
+
+def _slowed(view: View) -> tuple[Rows, Rows]:
+    """Forward operators that made autograd nodes, and how much longer each took than is usual for its name.
+
+    Where a name has no calls that make no node, the others' median excess is taken.
+    """
+    operators = view.operators.with_columns(own=view.operator_costs["host_self_ns"].gather(view.operators["row"]))
+    caused = backward_source(view.trace)
+    makers = np.unique(caused[operators["row"].to_numpy()])
+    makers = makers[makers >= 0]
+    is_maker = pl.col("row").is_in(makers.tolist())
+    usual = operators.filter(~is_maker).group_by("name").agg(usual=pl.col("own").median())
+    made = operators.filter(is_maker).join(usual, on="name", how="left", maintain_order="left")
+    excess = pl.col("own") - pl.col("usual")
+    typical = made.select(excess.median()).item()
+    made = made.with_columns(excess=pl.coalesce(excess, pl.min_horizontal(pl.lit(typical), "own")).clip(lower_bound=0))
+    return made["row"].to_numpy(), made["excess"].fill_null(0).cast(pl.Int64).to_numpy()
+
+
+def _blocking(view: View) -> Finding | None:
+    if view.device is None:
+        return None
+    calls = view.trace.launches.with_row_index("launch").filter(pl.col("kind") == "launch")
+    pairs = view.work.filter(pl.col("kind") == "compute").join(
+        calls.select("launch", call_start="start_ns", call_ns="duration_ns"), on="launch", how="inner"
+    )
+    long = pairs.filter(pl.col("duration_ns") > _LAUNCH_NS)
+    waits = pl.col("call_start") + pl.col("call_ns") >= pl.col("start_ns") + pl.col("duration_ns")
+    waiting = pairs.filter(waits)
+    most, limit = view.threshold(ID, THRESHOLDS, "checked"), view.threshold(ID, THRESHOLDS, "share")
+    share_of_long = long.filter(waits).height / long.height if long.height else 0.0
+    if not share_of_long or share_of_long < most or waiting.height < most * pairs.height:
+        return None
+    blocked = int(waiting.select((pl.col("call_ns") - _LAUNCH_NS).clip(lower_bound=0).sum()).item())
+    busy = int(view.work["duration_ns"].sum())
+    cost = view.length_ns - max(view.length_ns - blocked, min(busy, view.length_ns))
+    if cost <= 0 or view.share(cost) < limit:
+        return None
+    named = next((name for name in view.program.environment if name.endswith("_LAUNCH_BLOCKING")), None)
+    slices = view.activity.slices_of("launches")[waiting["launch"].to_numpy().astype(np.int64)]
+    return view.finding(
+        ID,
+        f"the host waits for each kernel it launches ({named or 'CUDA_LAUNCH_BLOCKING'}), "
+        f"which costs {view.share(cost):.0%} of the step",
+        cost,
+        basis="the step, less the longer of the host's time outside waiting launches and the device's work",
+        confidence="high" if named else "medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step that blocking launches cost", view.share(cost), "share", limit),
+                Figure("launches that end after their kernel", share_of_long, "share", most),
+                Figure("time in waiting launches per step", view.per_step(blocked), "ns"),
+            )
+        ),
+        remedy=Remedy(
+            "Do not set the variable; it only serves to find the operator that failed.",
+            f"unset {named or 'CUDA_LAUNCH_BLOCKING'}",
+        ),
+        where=view.locations_of(slices, waiting["call_ns"].to_numpy()),
+    )
+
+
+def _filling(view: View) -> Finding | None:
+    names = view.trace.operators["name"]
+    fills = view.operators.filter((pl.col("name") == "aten::fill_") & pl.col("parent").is_not_null())
+    around = names.gather(fills["parent"])
+    fills = fills.filter(around.str.contains(r"^aten::(?:empty|resize)"))
+    cost = view.cost_ns(fills["row"].to_numpy())
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if not cost or view.share(cost) < limit:
+        return None
+    rows = fills["row"].to_numpy()
+    return view.finding(
+        ID,
+        f"deterministic algorithms fill every new tensor, which takes {view.share(cost):.0%} of the step",
+        cost,
+        basis="time to fill tensors that are written anyway",
+        confidence="high",
+        evidence=Evidence(
+            (
+                Figure("share of the step that filling costs", view.share(cost), "share", limit),
+                Figure("tensors filled per step", fills.height / view.step_count, "count"),
+            )
+        ),
+        remedy=Remedy(
+            "Keep the deterministic algorithms if you need them, and leave out the filling: it only makes reads of "
+            "uninitialised memory repeatable.",
+            "torch.utils.deterministic.fill_uninitialized_memory = False",
+        ),
+        where=view.locations_of(view.slices_of_operators(rows), np.maximum(fills["duration_ns"].to_numpy(), 1)),
+    )

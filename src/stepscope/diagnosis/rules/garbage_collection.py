@@ -1,0 +1,125 @@
+"""# What it finds
+Steps that stop for Python's garbage collector.
+
+# Why it costs time
+The collector looks through every object that it tracks, and everything else on the thread waits meanwhile. A program
+that holds millions of objects (a dataset in lists and dictionaries, large models, compiled code) pays for all of them
+in every full collection, and a call of `gc.collect()` is always a full one.
+
+# How it is measured
+Idle time of the device, or without one time of the main thread, while the collector ran. stepscope's own recordings
+know each of its runs from Python itself; in others only calls of `gc.collect` are seen, where Python frames were
+recorded.
+
+# Known false positives
+A few recorded steps may hold a full collection that comes once in hundreds of steps.
+
+# What to do
+Remove `gc.collect()` from the step: objects are freed without it as soon as nothing refers to them. Where the
+collector runs by itself, freeze what lives for the whole program before the first step, and collect at a moment of
+your own.
+
+# Reference
+Ascend's profiler advisor reports collections from 1 ms on; Python's documentation of `gc.freeze`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from stepscope.diagnosis.finding import Evidence, Figure, Location, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+from stepscope.program_facts import PauseFacts
+
+ID: Final = "garbage-collection"
+TITLE: Final = "Steps stop for Python's garbage collector"
+THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost to garbage collection")}
+
+
+def check(view: View) -> RuleResult:
+    """Sum the pieces whose cause is garbage collection."""
+    pieces = view.pieces.filter(pl.col("cause") == "garbage_collection")
+    cost = int(pieces["duration_ns"].sum())
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if not cost or view.share(cost) < limit:
+        return RuleResult()
+    runs = _runs(view)
+    pauses = _pauses(view)
+    called_ns = sum(pause.duration_ns for pause in pauses if pause.called)
+    is_called = called_ns > sum(pause.duration_ns for pause in pauses) / 2 if pauses else True
+    finding = view.finding(
+        ID,
+        f"{view.share(cost):.0%} of the step goes to "
+        + ("gc.collect(), which the program calls" if is_called else "Python's garbage collector"),
+        cost,
+        basis="time in the garbage collector" if view.device is None else "idle time while the collector ran",
+        confidence="high" if is_called or runs >= view.step_count else "medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step lost to garbage collection", view.share(cost), "share", limit),
+                Figure("time lost per step", view.per_step(cost), "ns"),
+                Figure("collections per step", runs / view.step_count, "count"),
+                Figure("longest collection", int(_annotated(view)["duration_ns"].to_numpy().max(initial=0)), "ns"),
+            ),
+            view.longest(pieces, "collecting garbage"),
+        ),
+        remedy=_called() if is_called else _by_itself(),
+        where=_where(pauses) or view.locations(pieces),
+    )
+    return RuleResult((finding,))
+
+
+def _annotated(view: View) -> pl.DataFrame:
+    """The collector's runs in the span that are told of as such."""
+    rows = view.trace.annotations.filter(pl.col("name").str.starts_with("Garbage collection"))
+    return rows.filter(pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left"))
+
+
+def _runs(view: View) -> int:
+    found = _annotated(view).height
+    if found:
+        return found
+    frames = view.trace.frames.filter(pl.col("name").str.contains(r"built-in function (?:gc\.)?collect>"))
+    return frames.filter(pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")).height
+
+
+def _pauses(view: View) -> list[PauseFacts]:
+    """The recorder's notes of the runs in the span."""
+    origin_ns = view.trace.metadata.origin_unix_ns or 0
+    span = view.span
+    return [
+        pause for pause in view.program.pauses if span.start_ns <= pause.start_unix_ns - origin_ns < span.end_ns
+    ]  # fmt: skip
+
+
+def _where(pauses: list[PauseFacts]) -> tuple[Location, ...]:
+    """The lines that call the collector; where it runs by itself, the lines that make objects and so set it off."""
+    total = sum(pause.duration_ns for pause in pauses)
+    places: dict[tuple[str, int, str], int] = {}
+    for pause in pauses:
+        if pause.file is not None and pause.line is not None:
+            place = (pause.file, pause.line, pause.function or "")
+            places[place] = places.get(place, 0) + pause.duration_ns
+    costly = sorted(places.items(), key=lambda item: -item[1])[:3]
+    return tuple(Location(*place, share=ns / total, exact_line=True) for place, ns in costly if ns > 0)
+
+
+def _called() -> Remedy:
+    return Remedy(
+        "Do not call gc.collect() in the step: Python frees objects as soon as nothing refers to them, and the "
+        "collector only looks for cycles. Where it is there against growing memory, find what holds it; once an epoch "
+        "is enough.",
+        "# remove from the step: gc.collect()\nfor epoch in range(epochs):\n    train(epoch)\n    gc.collect()",
+    )
+
+
+def _by_itself() -> Remedy:
+    return Remedy(
+        "Take what lives as long as the program out of the collector's sight before the first step, and keep "
+        "long-lived records in arrays or tensors instead of Python objects.",
+        "import gc\n\ngc.collect()\ngc.freeze()          # after building model and dataset, before the first step\n"
+        "# or, so that all ranks stop at the same time:\ngc.disable()\nif step % 500 == 0:\n    gc.collect()",
+    )

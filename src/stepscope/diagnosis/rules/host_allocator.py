@@ -1,0 +1,82 @@
+"""# What it finds
+Steps that spend their time getting memory from the operating system, on the host.
+
+# Why it costs time
+The C library gives large blocks back to the system as soon as they are freed, and asks for them again at the next
+tensor of that size. Each page must then be mapped and zeroed anew, and the computation runs through cold memory.
+
+# How it is measured
+Time the thread that takes the steps spent in the operating system, in recorded steps in which the process had to
+map many pages (minor page faults); both as the operating system counted them, while no other allocator was loaded.
+
+# Known false positives
+A first epoch that fills a cache, or a program that keeps what it allocates. Reading files takes time in the
+operating system too; a step that does so beside many page faults looks the same.
+
+# What to do
+Keep freed blocks in the process: load jemalloc or tcmalloc, or tell the C library not to give memory back. Where
+you can, write into tensors that exist (`out=`, in-place operators).
+
+# Reference
+PyTorch, "Performance tuning guide: use jemalloc or tcmalloc"; mallopt(3).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.host_counts import host_counts, host_work_ns
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "host-allocator"
+TITLE: Final = "The host's memory comes from the operating system anew in each step"
+THRESHOLDS: Final = {
+    "share": Threshold(0.05, "share", "share of the step that the thread spent in the operating system"),
+    "faults": Threshold(2000, "count", "pages mapped per step that are many"),
+    "fault_ns": Threshold(2000, "ns", "longest time in the operating system that one mapped page explains"),
+}
+
+
+def check(view: View) -> RuleResult:
+    """Hold the time in the operating system and the page faults of the counted steps against their thresholds."""
+    counts = host_counts(view)
+    allocator = view.program.process.get("allocator")
+    if counts is None or allocator not in ("glibc", "musl", None):
+        return RuleResult()
+    system = counts.total(lambda step: step.thread_system_ns)
+    faults = counts.per_step(lambda step: step.minor_faults)
+    least = view.threshold(ID, THRESHOLDS, "faults")
+    if not system or faults is None or faults < least:
+        return RuleResult()
+    explained = min(system, int(faults * len(counts.steps) * view.threshold(ID, THRESHOLDS, "fault_ns")))
+    cost = min(int(counts.share(explained) * view.length_ns), host_work_ns(view))
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if not cost or view.share(cost) < limit:
+        return RuleResult()
+    rows = view.operators["row"].to_numpy()
+    allocated = view.operator_costs["bytes_allocated"].to_numpy()[rows]
+    rows, allocated = rows[allocated > 0], allocated[allocated > 0]
+    finding = view.finding(
+        ID,
+        f"{view.share(cost):.0%} of the step goes to the operating system, which maps {faults:,.0f} pages a step",
+        cost,
+        basis="time of the main thread in the operating system, as far as page faults explain it",
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("pages mapped per step", faults, "count", least),
+                Figure("share of the step in the operating system", counts.share(system), "share", limit),
+                Figure("bytes allocated per step", int(allocated.sum()) // view.step_count, "bytes"),
+            )
+        ),
+        remedy=Remedy(
+            "Let the process keep the memory that it frees: with another allocator, or by telling the C library so.",
+            "LD_PRELOAD=libjemalloc.so.2 python train.py      # or libtcmalloc.so.4\n"
+            "# without installing anything, for glibc:\n"
+            "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 MALLOC_TOP_PAD_=268435456 python train.py",
+        ),
+        where=view.locations_of(view.slices_of_operators(rows), allocated) if len(rows) else (),
+    )
+    return RuleResult((finding,))

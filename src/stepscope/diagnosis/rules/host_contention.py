@@ -1,0 +1,116 @@
+"""# What it finds
+The thread that takes the steps could run and is not let: other programs, or a container's quota, have the processor.
+
+# Why it costs time
+A thread that launches work late lets the device run empty, and on a CPU it simply does not compute. Each time it is put
+aside it also loses its caches, and often its core.
+
+# How it is measured
+The operating system counts, for each recorded step, how long the thread was ready and waited for a processor
+(`/proc/thread-self/schedstat`). With a device, that share of its idle time for the host's own work. Loading data and
+waiting for the device do not count, because a sleeping thread is not ready.
+
+# Known false positives
+What else ran on the machine while this was recorded belongs to the machine, not to the program: record again on a quiet
+one before you change the program. Where the program itself runs more threads than there are processors,
+thread-oversubscription says so instead.
+
+# What to do
+Stop what else runs, give the job processors of its own, or raise the container's quota.
+
+# Reference
+Linux documentation: sched-stats, "time spent waiting on a runqueue"; pressure stall information.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.host_counts import HostCounts, host_counts, host_work_ns, whole
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "host-contention"
+TITLE: Final = "The launching thread waits for a processor"
+THRESHOLDS: Final = {
+    "share": Threshold(0.1, "share", "share of the step in which the thread was ready and did not run"),
+    "steps": Threshold(3, "count", "counted steps needed to tell"),
+}
+
+
+def check(view: View) -> RuleResult:
+    """Hold the time that the thread waited for a processor against the step."""
+    counts = host_counts(view)
+    if counts is None or len(counts.steps) < view.threshold(ID, THRESHOLDS, "steps"):
+        return RuleResult()
+    waited = counts.total(lambda step: step.thread_waiting_ns)
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    threads, usable = view.program.torch.get("threads"), whole(view, "usable_processors")
+    own_doing = isinstance(threads, int) and usable is not None and threads > usable
+    if not waited or own_doing:
+        return RuleResult()
+    share = counts.share(waited)
+    cost = min(int(share * view.length_ns), int(view.length_ns))
+    if view.device is not None:
+        cost = int(share * host_work_ns(view))
+    if view.share(cost) < limit:
+        return RuleResult()
+    throttled = counts.total(lambda step: step.throttled_ns) or 0
+    by_quota = throttled > waited / 2
+    finding = view.finding(
+        ID,
+        f"{view.share(cost):.0%} of the step is lost because "
+        + ("the container's quota stops the program" if by_quota else "the launching thread waits for a processor"),
+        cost,
+        basis="time the thread was ready and not running, by the operating system's count"
+        if view.device is None
+        else "of the device's idle time for the host's work, the share in which the thread was ready and not running",
+        confidence="high" if view.device is None else "medium",
+        evidence=Evidence(
+            (*_figures(view, counts, share, limit), Figure("throttled per step", throttled // len(counts.steps), "ns"))
+        ),
+        remedy=_quota() if by_quota else _others(),
+    )
+    return RuleResult((finding,))
+
+
+def _figures(view: View, counts: HostCounts, share: float, limit: float) -> tuple[Figure, ...]:
+    """What the operating system counted besides, as far as it did."""
+    figures = [Figure("share of the step in which the thread was ready and did not run", share, "share", limit)]
+    for name, value, unit in (
+        ("times a step it was put aside", counts.per_step(lambda step: step.involuntary_switches), "count"),
+        ("tasks of the machine or container waited, per step", counts.per_step(lambda step: step.pressure_ns), "ns"),
+    ):
+        if value is not None:
+            figures.append(Figure(name, value, "ns" if unit == "ns" else "count"))
+    cores = [step.core for step in counts.steps if step.core is not None]
+    if len(cores) > 1:
+        moves = sum(first != second for first, second in pairwise(cores))
+        figures.append(Figure("steps that ended on another core than the one before", moves, "count"))
+    clocks = [step.clock_mhz for step in counts.steps if step.clock_mhz]
+    highest = view.program.process.get("processor_max_mhz")
+    if clocks and isinstance(highest, (int, float)) and highest:
+        figures.append(
+            Figure("clock as a share of the processor's highest", sum(clocks) / len(clocks) / highest, "share")
+        )
+    return tuple(figures)
+
+
+def _others() -> Remedy:
+    return Remedy(
+        "Find what else runs on these processors, and keep it away: stop it, lower its priority, or give this job "
+        "processors of its own.",
+        "top -H                                   # who runs\n"
+        "renice +19 PROCESS                       # or let the others give way\n"
+        "taskset -c 0-7 python train.py           # or keep to processors that are free",
+    )
+
+
+def _quota() -> Remedy:
+    return Remedy(
+        "The container's quota is used up before its period ends: raise it, or run fewer threads and loader workers.",
+        "docker run --cpus 8 ...                  # Kubernetes: resources.limits.cpu\n"
+        "torch.set_num_threads(4)                 # no more threads than the quota's processors",
+    )

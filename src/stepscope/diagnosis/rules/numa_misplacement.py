@@ -1,0 +1,99 @@
+"""# What it finds
+A program that runs on processors far from its device, or that wanders between the machine's memory nodes.
+
+# Why it costs time
+On a machine with several NUMA nodes each device hangs on one of them. Launches, copies and pinned buffers from another
+node cross the link between the sockets, with a longer delay and less bandwidth.
+
+# How it is measured
+The core on which each recorded step ended, against the node of the machine's cards; and whether the steps' cores
+belong to several nodes. A note: what the distance costs cannot be told from one recording. Only where the device is
+idle for the host's work, or copies from the host are exposed.
+
+# Known false positives
+Machines with cards on several nodes: only steps on a node without any card are told.
+
+# What to do
+Keep each rank to the processors of its device's node.
+
+# Reference
+NVIDIA Nsight Systems and the ROCm tuning guides recommend binding to the device's node; `nvidia-smi topo -m`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
+from stepscope.diagnosis.host_counts import host_counts, host_work_ns
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "numa-misplacement"
+TITLE: Final = "The program runs far from its device"
+THRESHOLDS: Final = {
+    "steps": Threshold(0.5, "share", "steps that ended on a node without the device"),
+    "share": Threshold(0.05, "share", "share of the step that the device waits for the host or its copies"),
+}
+_LARGEST_LIST: Final = 4096
+
+
+def check(view: View) -> RuleResult:
+    """Compare the nodes of the steps' cores with those of the cards."""
+    counts, nodes = host_counts(view), _nodes(view)
+    devices = {
+        int(one) for one in str(view.program.process.get("device_numa_nodes") or "").split(",") if one.isdecimal()
+    }
+    if counts is None or view.device is None or len(nodes) < 2 or not devices:
+        return RuleResult()
+    where = [_node_of(step.core, nodes) for step in counts.steps if step.core is not None]
+    known = [node for node in where if node is not None]
+    if not known:
+        return RuleResult()
+    far = sum(node not in devices for node in known) / len(known)
+    most, limit = view.threshold(ID, THRESHOLDS, "steps"), view.threshold(ID, THRESHOLDS, "share")
+    suffers = view.share(host_work_ns(view) + view.exposed_ns(("copy_in",)))
+    if not far or far < most or suffers < limit:
+        return RuleResult()
+    node = min(devices)
+    note = Finding(
+        ID,
+        f"{far:.0%} of the steps ran on a memory node without the device",
+        "note",
+        0,
+        0.0,
+        "what the distance costs cannot be told from one recording",
+        "medium",
+        Evidence(
+            (
+                Figure("steps that ended on a node without the device", far, "share", most),
+                Figure("share of the step that the device waits for the host or its copies", suffers, "share", limit),
+                Figure("nodes that the steps ran on", len(set(known)), "count"),
+            )
+        ),
+        Remedy(
+            "Keep the process to the processors and the memory of its device's node.",
+            f"numactl --cpunodebind={node} --membind={node} python train.py\n"
+            "# with several ranks: torchrun --numa-binding=node ... (PyTorch 2.9 and later)",
+        ),
+    )
+    return RuleResult((note,))
+
+
+def _nodes(view: View) -> list[list[tuple[int, int]]]:
+    """The ranges of processors of each node."""
+    text = str(view.program.process.get("numa_processors") or "")[:_LARGEST_LIST]
+    nodes = []
+    for part in text.split(";") if text else ():
+        ends = [one.strip().partition("-") for one in part.split(",")]
+        pairs = [(first, last or first) for first, _, last in ends]
+        nodes.append([(int(first), int(last)) for first, last in pairs if first.isdecimal() and last.isdecimal()])
+    return nodes
+
+
+def _node_of(core: int, nodes: list[list[tuple[int, int]]]) -> int | None:
+    """The node of a processor; None where no node has it."""
+    for number, ranges in enumerate(nodes):
+        if any(first <= core <= last for first, last in ranges):
+            return number
+    return None

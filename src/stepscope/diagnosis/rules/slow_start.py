@@ -1,0 +1,97 @@
+"""# What it finds
+A program that takes long until its first step.
+
+# Why it costs time
+Every start pays for it: imports, building the model, loading weights, compiling. While you try things out, and when
+jobs are restarted or scaled often, it is a large part of the time. It makes no step slower, so the finding is a note.
+
+# How it is measured
+From the start of the process, as the operating system knows it, to the end of the first step that was seen; and the
+time that torch.compile took until then, as torch itself keeps it. Known only for programs that `stepscope run`
+started.
+
+# Known false positives
+A long evaluation before training counts as part of the start.
+
+# What to do
+Keep the compiler's cache between runs, load weights straight to the device, and prepare data once.
+
+# Reference
+PyTorch: "Compile time caching in torch.compile".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "slow-start"
+TITLE: Final = "The program takes long to its first step"
+THRESHOLDS: Final = {
+    "start": Threshold(60_000_000_000, "ns", "time to the first step that is long"),
+    "steps": Threshold(100, "count", "steps that the start must outweigh"),
+}
+
+
+def check(view: View) -> RuleResult:
+    """Hold the time to the first step against the threshold, and against the steps themselves."""
+    first = view.program.start.get("first_step_ns")
+    limit = view.threshold(ID, THRESHOLDS, "start")
+    if first is None or first < limit or first < view.threshold(ID, THRESHOLDS, "steps") * view.step_ns:
+        return RuleResult()
+    imported = view.program.start.get("torch_imported_ns")
+    recording = view.program.start.get("recording_ns", first)
+    begun_ns = (view.trace.metadata.origin_unix_ns or 0) - recording
+    early = [
+        each
+        for each in view.program.compilations
+        if each.duration_ns and each.start_unix_ns is not None and each.start_unix_ns <= begun_ns + first
+    ]
+    compiling = sum(each.duration_ns or 0 for each in early)
+    figures = [Figure("time to the first step", first, "ns", limit), Figure("one step", view.step_ns, "ns")]
+    if imported is not None:
+        figures.append(Figure("until torch was imported", imported, "ns"))
+    if early:
+        figures.append(Figure("of it compiling", compiling, "ns"))
+    places = sorted(early, key=lambda each: -(each.duration_ns or 0))[:3]
+    where = tuple(
+        Location(each.file, each.line, each.function, min((each.duration_ns or 0) / max(compiling, 1), 1.0))
+        for each in places
+        if each.file is not None and each.line is not None and each.duration_ns
+    )
+    by_compiler = compiling > first / 3
+    note = Finding(
+        ID,
+        f"the first step ended after {first / 1e9:,.0f} s"
+        + (f", {compiling / 1e9:,.0f} s of them compiling" if early else ""),
+        "note",
+        0,
+        0.0,
+        "the start makes no step slower",
+        "high",
+        Evidence(tuple(figures)),
+        _compiler() if by_compiler else _other(),
+        where if by_compiler else (),
+    )
+    return RuleResult((note,))
+
+
+def _compiler() -> Remedy:
+    return Remedy(
+        "Most of it is compilation: keep the compiler's cache where it survives the job, and compile the block that "
+        "repeats instead of the whole model.",
+        'os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/a/folder/that/stays"\n'
+        "for block in model.blocks:\n    block.compile()        # the same code is compiled once",
+    )
+
+
+def _other() -> Remedy:
+    return Remedy(
+        "See what the program does before its first step: imports, weights, data.",
+        "python -X importtime train.py 2> imports.txt\n"
+        'with torch.device("cuda"):\n    model = Model()        # made on the device, not on the host and copied\n'
+        'state = torch.load(path, map_location="cuda", mmap=True)',
+    )

@@ -1,0 +1,87 @@
+"""# What it finds
+More computing threads than there are processors for them.
+
+# Why it costs time
+An operator on the CPU is cut into one piece for each thread, and ends when the last piece does. With more threads than
+processors some pieces wait for others to finish; each operator then costs several changes of threads, and the thread
+that takes the steps sleeps most of the time.
+
+# How it is measured
+torch's threads times the ranks on the machine, against the processors that the process may use (affinity and the
+container's quota). The cost is the time that the thread slept within its operators, as the operating system
+counted it: with one thread a processor it works through its own piece and hardly sleeps.
+
+# Known false positives
+Operators that wait for something else, such as collectives over the network, make the thread sleep too.
+
+# What to do
+Set the number of threads to the processors that the process may use, divided by the ranks on the machine.
+
+# Reference
+PyTorch, "Performance tuning guide" and "CPU threading"; OMP_NUM_THREADS.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.host_counts import HOST_WORK, host_counts, host_work_ns, whole
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "thread-oversubscription"
+TITLE: Final = "More computing threads than processors"
+THRESHOLDS: Final = {
+    "share": Threshold(0.05, "share", "share of the step that the thread slept within its operators"),
+    "excess": Threshold(1.0, "count", "computing threads for each usable processor, above which there are too many"),
+}
+
+
+def check(view: View) -> RuleResult:
+    """Compare threads with processors, and sum the time in which the main thread slept for the others."""
+    threads, usable = view.program.torch.get("threads"), whole(view, "usable_processors")
+    counts = host_counts(view)
+    if not isinstance(threads, int) or isinstance(threads, bool) or not usable or counts is None:
+        return RuleResult()
+    ranks = whole(view, "local_world_size") or 1
+    excess = view.threshold(ID, THRESHOLDS, "excess")
+    if threads < 2 or threads * ranks / usable <= excess or view.device is not None:
+        return RuleResult()
+    ran = counts.total(lambda step: step.thread_processor_ns)
+    waited = counts.total(lambda step: step.thread_waiting_ns)
+    if ran is None or waited is None:
+        return RuleResult()
+    # What the thread spends on data or synchronisation it may sleep as well.
+    elsewhere = max(view.length_ns - host_work_ns(view), 0)
+    slept = max(counts.share(max(counts.length_ns - ran - waited, 0)) * view.length_ns - elsewhere, 0)
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if not slept or view.share(slept) < limit:
+        return RuleResult()
+    wanted = max(usable // ranks, 1)
+    finding = view.finding(
+        ID,
+        f"{threads * ranks} computing threads share {usable} processors, and the main thread sleeps "
+        f"{view.share(slept):.0%} of the step",
+        slept,
+        basis="time the main thread slept within operators, by the operating system's count",
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("computing threads for each usable processor", threads * ranks / usable, "count", excess),
+                Figure("share of the step that the thread slept", view.share(slept), "share", limit),
+                Figure("torch's threads in each rank", threads, "count"),
+                Figure("ranks on the machine", ranks, "count"),
+                Figure("usable processors", usable, "count"),
+                Figure("changes of thread per step", counts.per_step(lambda step: step.context_switches) or 0, "count"),
+                Figure("time waited for a processor per step", waited / len(counts.steps), "ns"),
+            )
+        ),
+        remedy=Remedy(
+            f"Use {wanted} {'thread' if wanted == 1 else 'threads'} in each rank, as many as it has processors; "
+            "set it before the first operator.",
+            f"torch.set_num_threads({wanted})\n# or, for every library: OMP_NUM_THREADS={wanted} python train.py",
+        ),
+        where=view.locations(view.pieces.filter(view.pieces["cause"].is_in(HOST_WORK))),
+    )
+    return RuleResult((finding,))
