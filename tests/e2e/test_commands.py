@@ -291,7 +291,7 @@ class TestDiagnose:
 
 
 class TestTables:
-    @pytest.mark.parametrize("command", ["steps", "idle", "operators", "kernels"])
+    @pytest.mark.parametrize("command", ["steps", "idle", "operators", "kernels", "roofline"])
     def test_the_formats_agree(self, command: str, run: Stepscope, gpu: Path, tmp_path: Path) -> None:
         rows = run(command, gpu, "--format", "json").json()
         assert rows
@@ -343,6 +343,19 @@ class TestTables:
         assert slowest[0]["duration_ns"] == max(row["duration_ns"] for row in rows)
         fastest = run("steps", gpu, "--sort", "duration_ns", "--ascending", "--format", "json").json()
         assert fastest[0]["duration_ns"] == min(row["duration_ns"] for row in rows)
+
+    def test_input(self, run: Stepscope, gpu: Path, tmp_path: Path) -> None:
+        assert run("input", gpu).out == "There are no functions of an input pipeline in this trace.\n"
+        stage = {"stage": "collate", "name": "join", "file": "data.py", "line": 30, "calls": 2, "total_ns": 5_000_000}
+        event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 1}
+        document = {"traceEvents": [event], "stepscope": {"input_stages": [{**stage, "in_workers": True}]}}
+        trace = tmp_path / "measured.json"
+        trace.write_text(json.dumps(document))
+
+        [row] = run("input", trace, "--format", "json").json()
+
+        assert (row["stage"], row["function"], row["line"], row["runs_in"]) == ("collate", "join", 30, "workers")
+        assert (row["calls"], row["total_ns"], row["mean_ns"], row["share"]) == (2, 5_000_000, 2_500_000, 1.0)
 
     def test_idle(self, run: Stepscope, gpu: Path) -> None:
         idle_ns = run("diagnose", gpu, "--json", "-").json()["devices"][0]["idle_ns"]
@@ -715,6 +728,8 @@ class TestHostileTraces:
             ["steps", "T"],
             ["operators", "T"],
             ["kernels", "T"],
+            ["roofline", "T"],
+            ["roofline", "T", "--tensor-cores"],
             ["idle", "T", "--pieces"],
             ["query", "T"],
             ["query", "T", "select name, file, function from frames"],
@@ -754,7 +769,7 @@ class TestHostileTraces:
     def test_names_of_a_megabyte(self, run: Stepscope, tmp_path: Path) -> None:
         name = "A" * 1_000_000
         trace = write_events(tmp_path / "t.json", device_steps(name, frame=f"{name}.py(1): {name}", operator=name))
-        for command in ("operators", "kernels"):
+        for command in ("operators", "kernels", "roofline"):
             outcome = run(command, trace)
             assert outcome.code == 0
             assert len(outcome.out) < 10_000
@@ -774,7 +789,7 @@ class TestHostileTraces:
     )
     def test_a_single_event(self, event: dict[str, Any], run: Stepscope, tmp_path: Path) -> None:
         trace = write_events(tmp_path / "t.json", [event])
-        for command in ("steps", "idle", "operators", "kernels", "query"):
+        for command in ("steps", "idle", "operators", "kernels", "roofline", "query"):
             assert run(command, trace).code == 0
         outcome = run("diagnose", trace, "--json", "-", "--html", tmp_path / "r.html")
         assert outcome.code == 0

@@ -90,8 +90,10 @@ def _definite(machine: Machine, stack: list[Slice], copies: dict[int, str]) -> s
     copy_name = copies.get(slice_.correlation or 0, "")
     if name.startswith("enumerate(DataLoader)"):
         return "input"
-    if name.startswith("Optimizer.step#"):
+    if name.startswith(("Optimizer.step#", "torch/optim/")):
         return "optimizer"
+    if name.startswith("stepscope.logging#"):
+        return "logging"
     if name.startswith(("torch/_dynamo/", "torch/_inductor/")):
         return "compilation"
     if name in ("cudaMalloc", "cudaFree"):

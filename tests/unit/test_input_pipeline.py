@@ -11,7 +11,7 @@ from tests.unit.recording import Recording
 from tests.unit.rules.loaders import ALONE, MS, facts
 
 FETCH = "torch/utils/data/_utils/fetch.py(25): fetch"
-COLUMNS = ["stage", "function", "file", "line", "runs_in", "calls", "total_ns", "self_ns", "mean_ns"]
+COLUMNS = ["stage", "function", "file", "line", "calls", "total_ns", "self_ns", "mean_ns", "runs_in"]
 
 
 def by_frames() -> Trace:
@@ -34,7 +34,7 @@ def test_without_anything_there_is_nothing() -> None:
     table = input_table(Trace.from_tables({}))
 
     assert table.is_empty()
-    assert table.columns == [*COLUMNS, "share", "processor_ns"]
+    assert set(table.columns) == {*COLUMNS, "share", "processor_ns"}
 
 
 def test_frames_inside_the_loader_by_stage() -> None:
@@ -67,9 +67,9 @@ def test_measured_stages_come_first_and_items_contain_their_transforms() -> None
     table = input_table(recording.trace())
 
     assert table.select(*COLUMNS, "processor_ns").rows() == [
-        ("transform", "Blur.__call__", "data.py", 20, "workers", 16, 40 * MS, 40 * MS, 2_500_000, 40 * MS),
-        ("item", "Images.__getitem__", "data.py", 10, "workers", 16, 60 * MS, 20 * MS, 3_750_000, 48 * MS),
-        ("collate", "join", "data.py", 30, "workers", 2, 10 * MS, 10 * MS, 5 * MS, 10 * MS),
+        ("transform", "Blur.__call__", "data.py", 20, 16, 40 * MS, 40 * MS, 2_500_000, "workers", 40 * MS),
+        ("item", "Images.__getitem__", "data.py", 10, 16, 60 * MS, 20 * MS, 3_750_000, "workers", 48 * MS),
+        ("collate", "join", "data.py", 30, 2, 10 * MS, 10 * MS, 5 * MS, "workers", 10 * MS),
     ]
 
 

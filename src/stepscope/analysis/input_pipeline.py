@@ -26,12 +26,12 @@ INPUT_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "function": pl.String,
     "file": pl.String,
     "line": pl.Int64,
-    "runs_in": pl.String,  # "main process" or "workers"
     "calls": pl.Int64,
     "total_ns": pl.Int64,  # by the clock, with the functions it calls
     "self_ns": pl.Int64,  # without those that have a row of their own
-    "mean_ns": pl.Int64,  # total_ns of one call
     "share": pl.Float64,  # self_ns of all self_ns, 0 to 1
+    "mean_ns": pl.Int64,  # total_ns of one call
+    "runs_in": pl.String,  # "main process" or "workers"
     "processor_ns": pl.Int64,  # of total_ns, on a processor
 }
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from stepscope.diagnosis.rules import exposed_copy as rule
-from stepscope.trace import Trace
+from stepscope.program_facts import LoaderFacts, ProgramFacts
+from stepscope.trace import Metadata, Trace
 from tests.simulator import Machine
 from tests.simulator.device import Queue
 from tests.simulator.host import Host
@@ -113,3 +116,30 @@ def test_the_threshold_decides() -> None:
     assert len(asked(rule, by_hand(), share=0.08).findings) == 1
     assert asked(rule, by_hand(), share=0.081).findings == ()
     assert len(asked(rule, recorded(item_every_step()), share=0.0001).findings) == 1
+
+
+def copied(memory: str, *, kind: str = "copy_in", pins: bool | None = None) -> Trace:
+    """A copy of 100 of 1000 ns that nothing overlaps, in a program whose loader pins its batches or not."""
+    loaders = () if pins is None else (LoaderFacts(pin_memory=pins),)
+    recording = Recording(metadata=Metadata(program=ProgramFacts(loaders=loaders)))
+    recording.step(0, 1000, 1)
+    recording.launched(5, 10, 890, "gemm", 101)
+    recording.launched(20, 900, 100, f"Memcpy ({memory})", 102, kind=kind, bytes=4096)
+    return recording.trace()
+
+
+@pytest.mark.parametrize(
+    ("trace", "text", "code"),
+    [
+        (copied("Pageable -> Device"), "Load batches into pinned memory", "pin_memory=True"),
+        (copied("Pageable -> Device", pins=False), "Load batches into pinned memory", "non_blocking=True"),
+        (copied("Pageable -> Device", pins=True), "The loaders pin their batches, but", "def pin_memory(self)"),
+        (copied("Pinned -> Device", pins=True), "The memory is pinned already", "wait_stream(copying)"),
+        (copied("Device -> Pageable", kind="copy_out"), "Most of it is copied to the host", "host.copy_(tensor"),
+    ],
+)
+def test_the_remedy_is_what_is_not_done_yet(trace: Trace, text: str, code: str) -> None:
+    remedy = the_finding(rule, trace).remedy
+
+    assert remedy.text.startswith(text)
+    assert code in remedy.code

@@ -3,12 +3,11 @@ Copies between host and device that nothing else overlaps.
 
 # Why it costs time
 A copy from ordinary (pageable) memory goes through a staging buffer and holds the host until it is done. A blocking
-copy
-stands between two steps; a pinned, asynchronous one runs while the device computes.
+copy stands between two steps; a pinned, asynchronous one runs while the device computes.
 
 # How it is measured
 Time when the device copies from or to the host and computes nothing, plus idle time while the launching thread was
-inside a copy to the device.
+inside a copy to the device. The recorder tells whether the loaders pin their batches, which decides on the remedy.
 
 # Known false positives
 The first copy of a step cannot overlap with anything if the whole step depends on it and only one batch is in flight.
@@ -70,11 +69,43 @@ def check(view: View) -> RuleResult:
             ),
             view.longest(copies, "copy"),
         ),
-        remedy=Remedy(
-            "Load batches into pinned memory and copy them without waiting.",
-            "loader = DataLoader(dataset, ..., pin_memory=True)\n"
-            "for batch in loader:\n    batch = batch.to(device, non_blocking=True)",
-        ),
+        remedy=_remedy(view, copies, pageable),
         where=view.locations_of(slices, calls["duration_ns"].to_numpy()),
     )
     return RuleResult((finding,))
+
+
+def _remedy(view: View, copies: pl.DataFrame, pageable: pl.DataFrame) -> Remedy:
+    """What to change, by the direction of the copies, the memory they use and what the loaders do."""
+    durations = copies.group_by("kind").agg(pl.col("duration_ns").sum())
+    outward = durations.sort("duration_ns", descending=True)["kind"][0] == "copy_out" if durations.height else False
+    if outward:
+        return Remedy(
+            "Most of it is copied to the host: copy less, less often, or without waiting into pinned memory.",
+            "host = torch.empty_like(tensor, device='cpu', pin_memory=True)      # once\n"
+            "host.copy_(tensor, non_blocking=True)      # read it after the next synchronisation",
+        )
+    if not pageable.height:
+        return Remedy(
+            "The memory is pinned already: copy the next batch while this one computes.",
+            "copying = torch.cuda.Stream()\n"
+            "with torch.cuda.stream(copying):\n"
+            "    following = next(batches).to(device, non_blocking=True)\n"
+            "train(batch)\n"
+            "torch.cuda.current_stream().wait_stream(copying)\n"
+            "batch = following",
+        )
+    if view.program.loaders and all(loader.pin_memory for loader in view.program.loaders):
+        return Remedy(
+            "The loaders pin their batches, but what is copied is not in pinned memory: something made between loading "
+            "and copying, or a class of batch that lacks pin_memory().",
+            "class Batch:\n"
+            "    def pin_memory(self):\n"
+            "        self.inputs = self.inputs.pin_memory()\n"
+            "        return self",
+        )
+    return Remedy(
+        "Load batches into pinned memory and copy them without waiting.",
+        "loader = DataLoader(dataset, ..., pin_memory=True)\n"
+        "for batch in loader:\n    batch = batch.to(device, non_blocking=True)",
+    )
