@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -116,6 +118,15 @@ class UserCode:
 
     def __contains__(self, file: str | None) -> bool:
         return _is_users(self, file)
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str]) -> UserCode:
+        """What the variables STEPSCOPE_USER_CODE and STEPSCOPE_NOT_USER_CODE say; patterns stand apart as in PATH."""
+        also, not_those = (
+            tuple(part for part in variables.get(name, "").split(os.pathsep) if part.strip("/ "))
+            for name in ("STEPSCOPE_USER_CODE", "STEPSCOPE_NOT_USER_CODE")
+        )
+        return cls(also, not_those)
 
 
 DEFAULT_USER_CODE: Final = UserCode()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
-from stepscope.analysis.naming import is_user_file
+from stepscope.analysis.naming import UserCode
 from stepscope.capture.module_calls import CallNotes, call_code, named_calls
 from stepscope.line_records import LineRecords, Location, ThreadLines
 
@@ -162,10 +162,14 @@ class _Places:
 
 
 class _UserFiles(dict[str, bool]):
-    """Whether a code's file is the user's, worked out once for each."""
+    """Whether a code's file is the user's, as the environment says, worked out once for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._user_code = UserCode.from_environment(os.environ)
 
     def __missing__(self, file: str) -> bool:
-        found = is_user_file(file) and not file.startswith(_OWN_FOLDER)
+        found = file in self._user_code and not file.startswith(_OWN_FOLDER)
         self[file] = found
         return found
 

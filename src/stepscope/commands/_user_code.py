@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,10 +32,11 @@ def add_user_code_options(parser: argparse.ArgumentParser) -> None:
 
 
 def user_code_from(arguments: argparse.Namespace) -> UserCode:
-    """What the options say."""
+    """What the options and the environment say."""
     from stepscope.analysis.naming import UserCode
 
-    return UserCode(tuple(arguments.user_code), tuple(arguments.not_user_code))
+    always = UserCode.from_environment(os.environ)
+    return UserCode((*always.also, *arguments.user_code), (*always.not_those, *arguments.not_user_code))
 
 
 def _pattern(text: str) -> str:

@@ -62,7 +62,7 @@ class FlameGraph {
       button.dataset.tip = label;
       button.setAttribute("aria-label", label);
       button.tabIndex = -1;
-      button.textContent = this.data.names[name];
+      button.textContent = this.data.names[name].replace(/^.*\/(?=[^/]+\/[^/]+:\d+ )/, "…/");
       button.className = `flame-${FLAME_KINDS[kinds[name]]}${found.has(index) ? " found" : ""}${below.has(index) && index !== this.focus ? " around" : ""}`;
       Object.assign(button.style, { left: `${100 * left}%`, width: `${100 * width}%`, top: `${this.row[index] * FLAME_ROW}px` });
       deepest = Math.max(deepest, this.row[index]);
