@@ -21,6 +21,7 @@ from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
     from stepscope.analysis.flame import FlameGraph
+    from stepscope.analysis.memory_picture import MemoryPicture
     from stepscope.analysis.picture import StepPicture
     from stepscope.analysis.telemetry_plots import TelemetryPicture
     from stepscope.diagnosis.diagnosis import Diagnosis
@@ -99,7 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
     results.sort(key=lambda result: _order(result[0]))
     diagnoses = [result[0] for result in results]
     pictures, plots = [result[1] for result in results], [result[2] for result in results]
-    _write_reports(arguments, diagnoses, pictures, plots, [result[3] for result in results])
+    flames, memories = [result[3] for result in results], [result[4] for result in results]
+    _write_reports(arguments, diagnoses, pictures, plots, flames, memories)
     return _judged(arguments.fail_on, diagnoses)
 
 
@@ -156,8 +158,8 @@ def _traces(arguments: argparse.Namespace) -> Iterator[Trace]:
 
 def _diagnosed(
     arguments: argparse.Namespace, trace: Trace, settings: dict[str, float]
-) -> tuple[Diagnosis, StepPicture | None, TelemetryPicture | None, FlameGraph | None]:
-    """One trace's diagnosis and, for HTML, picture, its run's telemetry, flame graph; none keeps the trace's tables."""
+) -> tuple[Diagnosis, StepPicture | None, TelemetryPicture | None, FlameGraph | None, tuple[MemoryPicture, ...]]:
+    """One trace's diagnosis and, for HTML, picture, telemetry, flame graph, memory; none keeps the trace's tables."""
     from stepscope.diagnosis import diagnose
     from stepscope.report.redact import Redactor
 
@@ -172,10 +174,20 @@ def _diagnosed(
     picture = _picture(trace, diagnosis) if arguments.html else None
     plots = _telemetry(trace) if arguments.html else None
     flame = _flame(trace, arguments) if arguments.html else None
+    memory = _memory(trace, arguments) if arguments.html else ()
     if arguments.redact:
         redactor = Redactor.of(diagnosis, local_names())
-        return redactor.redact(diagnosis), redactor.redact(picture), redactor.redact(plots), redactor.redact(flame)
-    return diagnosis, picture, plots, flame
+        memory = tuple(redactor.redact(each) for each in memory)
+        drawn = redactor.redact(picture), redactor.redact(plots), redactor.redact(flame), memory
+        return redactor.redact(diagnosis), *drawn
+    return diagnosis, picture, plots, flame, memory
+
+
+def _memory(trace: Trace, arguments: argparse.Namespace) -> tuple[MemoryPicture, ...]:
+    from stepscope.analysis.host import host_activity
+    from stepscope.analysis.memory_picture import memory_pictures
+
+    return memory_pictures(trace, activity=host_activity(trace, user_code_from(arguments)))
 
 
 def _flame(trace: Trace, arguments: argparse.Namespace) -> FlameGraph:
@@ -249,6 +261,7 @@ def _write_reports(
     pictures: Sequence[StepPicture | None],
     plots: Sequence[TelemetryPicture | None],
     flames: Sequence[FlameGraph | None],
+    memories: Sequence[tuple[MemoryPicture, ...]],
 ) -> None:
     top = arguments.top if arguments.top is not None else _TEXT_ROWS
     if arguments.json:
@@ -262,7 +275,7 @@ def _write_reports(
     if arguments.html:
         from stepscope.report.html import html_report
 
-        _output.write_output(arguments.html, html_report(diagnoses, pictures, plots, flames))
+        _output.write_output(arguments.html, html_report(diagnoses, pictures, plots, flames, memories))
     if "-" not in (arguments.json, arguments.markdown, arguments.html):
         from stepscope.report.text import text_reports
 

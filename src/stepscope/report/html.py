@@ -17,6 +17,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from stepscope.analysis.flame import FlameGraph
+from stepscope.analysis.memory_picture import MemoryPicture
 from stepscope.analysis.picture import StepPicture
 from stepscope.analysis.telemetry_plots import TelemetryPicture
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis
@@ -24,6 +25,7 @@ from stepscope.diagnosis.finding import Figure, Finding, Interval, Location
 from stepscope.report.format import cell, count, duration, printable, share, size
 from stepscope.report.glance import glances
 from stepscope.report.html_flame import flame_view, graphs_or_none
+from stepscope.report.html_memory import memories_or_none, memory_view
 from stepscope.report.html_picture import View, cause_view, picture_view
 from stepscope.report.html_telemetry import pictures_or_none, telemetry_view
 from stepscope.report.tables import heading, showing
@@ -56,12 +58,14 @@ def html_report(
     pictures: Sequence[StepPicture | None],
     telemetry: Sequence[TelemetryPicture | None] | None = None,
     flames: Sequence[FlameGraph | None] | None = None,
+    memories: Sequence[Sequence[MemoryPicture]] | None = None,
 ) -> bytes:
     """The report of one trace or of several ranks, each with the picture of a typical step where there is one.
 
     Args:
         telemetry: what each rank's program logged and sampled, where it did.
         flames: each rank's flame graph, where there is one.
+        memories: each rank's devices' memory over time.
 
     Raises:
         ValueError: there is no diagnosis, or not one picture (or None) for each.
@@ -70,7 +74,8 @@ def html_report(
         raise ValueError("a report needs at least one diagnosis")
     plots = pictures_or_none(telemetry, len(diagnoses))
     graphs = graphs_or_none(flames, len(diagnoses))
-    together = zip(diagnoses, pictures, plots, graphs, strict=True)
+    held = memories_or_none(memories, len(diagnoses))
+    together = zip(diagnoses, pictures, plots, graphs, held, strict=True)
     ranks = [_rank(number, *each) for number, each in enumerate(together)]
     return page(
         "report.html.j2",
@@ -114,6 +119,7 @@ def _rank(
     picture: StepPicture | None,
     telemetry: TelemetryPicture | None,
     flame: FlameGraph | None,
+    memories: Sequence[MemoryPicture],
 ) -> View:
     path = printable(diagnosis.metadata.path)
     return {
@@ -134,6 +140,7 @@ def _rank(
         "steps": _steps(diagnosis, picture) if diagnosis.steps.height else None,
         "telemetry": None if telemetry is None else telemetry_view(telemetry),
         "flame": None if flame is None or not flame.frames else flame_view(flame),
+        "memory": [memory_view(each) for each in memories],
         "tables": [
             _top("operators", diagnosis.operators, diagnosis.operator_count),
             _top("kernels", diagnosis.kernels, diagnosis.kernel_count),
