@@ -194,3 +194,10 @@ def test_the_user_says_which_code_is_his() -> None:
 
     assert set(also.operators()["file"]) == {"train.py"}
     assert set(none.operators()["file"]) == {None}
+
+
+def test_work_alone_has_no_place() -> None:
+    recording = Recording()
+    recording.work(10, 20, "gemm")
+
+    assert work_places(recording.trace())["phase"].to_list() == ["other"]

@@ -109,16 +109,20 @@ class Attribution:
     @cached_property
     def work_phase(self) -> npt.NDArray[np.int8]:
         """For each row of `device_work`, the index of its phase."""
-        phase = np.where(self.work_slices >= 0, self.phase[np.maximum(self.work_slices, 0)], OTHER)
+        phase = self._phase_of(self.work_slices)
         copied = (self.trace.device_work["kind"] == "copy_in").fill_null(False).to_numpy()
         outside = at(self.module, self.work_slices) < 0
         is_input = copied & outside & ((phase == OTHER) | (phase == FORWARD))
         return np.where(is_input, INPUT, phase).astype(np.int8)
 
+    def _phase_of(self, slices: Rows) -> npt.NDArray[np.int8]:
+        if not len(self.phase):  # nothing was recorded on the host
+            return np.full(len(slices), OTHER, np.int8)
+        return np.where(slices >= 0, self.phase[np.maximum(slices, 0)], OTHER).astype(np.int8)
+
     def operators(self) -> pl.DataFrame:
         """Place, module and phase of each row of `operators`, in order; columns as in ATTRIBUTION_SCHEMA."""
-        phase = np.where(self.operator_slices >= 0, self.phase[np.maximum(self.operator_slices, 0)], OTHER)
-        return self._frame(self.operator_slices, phase.astype(np.int8))
+        return self._frame(self.operator_slices, self._phase_of(self.operator_slices))
 
     def device_work(self) -> pl.DataFrame:
         """Place, module and phase of each row of `device_work`, in order; columns as in ATTRIBUTION_SCHEMA."""

@@ -38,6 +38,22 @@ def one_operator(
     return recording.trace()
 
 
+def written_out_attention() -> Trace:
+    """Two matrix products around a softmax, each of which takes 2 ms of a step of 10 ms."""
+    recording = Recording(Metadata(devices=(A100,)))
+    recording.step(0, 10 * MS, 1)
+    calls = (
+        ("aten::bmm", "[[16, 4096, 64], [16, 64, 4096]]", HALF),
+        ("aten::_softmax", "[[16, 4096, 4096], [], []]", '["c10::BFloat16", "Scalar", "Scalar"]'),
+        ("aten::bmm", "[[16, 4096, 4096], [16, 4096, 64]]", HALF),
+    )
+    for number, (name, shapes, types) in enumerate(calls):
+        start = 1_000 + 2_000 * number
+        recording.operator(start, 1_000, name, input_shapes=shapes, input_types=types)
+        recording.launched(start + 100, 10_000 + 2 * MS * number, 2 * MS, f"kernel{number}", number)
+    return recording.trace()
+
+
 FIRES: Cases = {
     "matrix product": one_operator,
     "softmax": lambda: one_operator(
@@ -56,6 +72,7 @@ SILENT: Cases = {
     "unknown operator": lambda: one_operator("mine::mm"),
     "few blocks": lambda: one_operator(grid="[16, 1, 1]"),
     "the host is late": lambda: one_operator(late=True),
+    "unfused-attention tells": written_out_attention,
     "too fast to be true": lambda: one_operator(device_ns=350_000),
 }
 

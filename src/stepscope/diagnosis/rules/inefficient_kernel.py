@@ -11,7 +11,7 @@ Operations and bytes follow from the recorded shapes and types, peaks from the m
 shows both). The saving is what the kernels take above a share of the peak that good kernels reach: of the arithmetic,
 a part of the best that was measured on such a device, of the memory's bandwidth a fixed one. Work counts only where the
 device decides on the step's length, and not where the host was late anyway. Very short kernels are left out, and those
-with too few thread blocks, which low-occupancy tells.
+with too few thread blocks, which low-occupancy tells, and attention that is written out, which unfused-attention tells.
 
 # Known false positives
 Shapes say nothing about strides: tensors that were expanded are smaller in memory than their shape. Tensors that other
@@ -32,6 +32,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.attention import written_out_attention
 from stepscope.analysis.roofline import CALL_SCHEMA, MEASURED_WRONG, WORK_KINDS, device_peaks, roofline_calls
 from stepscope.analysis.tensor_cores import is_eligible
 from stepscope.devices import USUAL_BEST_SHARE
@@ -96,6 +97,7 @@ def check(view: View) -> RuleResult:
     if view.device is None or view.work.is_empty():
         return RuleResult()
     calls = roofline_calls(view.trace, window=view.span).filter(pl.col("device") == view.device)
+    calls = calls.filter(~pl.col("row").is_in(_written_out_attention(view)))
     question = _question(view, calls)
     if calls["limit"].null_count() == calls.height:
         return RuleResult((), question)
@@ -141,6 +143,16 @@ def _groups(view: View, calls: pl.DataFrame) -> pl.DataFrame:
         )
         .sort(["lost_ns", *keys], descending=[True, *[False] * len(keys)])
     )
+
+
+def _written_out_attention(view: View) -> list[int]:
+    """Rows of operators that a fused attention would replace, which unfused-attention tells."""
+    found = written_out_attention(view.trace, view.operators["row"].to_numpy())
+    if not found:
+        return []
+    forward = np.unique(np.concatenate([each.operators for each in found]))
+    rows: list[int] = np.flatnonzero(view.inside(np.concatenate([forward, view.backward_of(forward)]))).tolist()
+    return rows
 
 
 def _judged(view: View) -> pl.DataFrame:
