@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.simulator.device import Queue
+from tests.simulator.device_faults import DEVICE_FAULTS
 from tests.simulator.host import Host
 from tests.simulator.machine import Machine
 
@@ -281,4 +282,5 @@ PROGRAMS: dict[str, Callable[[], Machine]] = {
     "item_before_optimizer_fault": lambda: _training(after_backward=_item),
     "starved_loader_fault": lambda: _training(before=_starved_loader),
     "starved_loader_clean": lambda: _training(before=_quick_loader),
+    **DEVICE_FAULTS,
 }

@@ -61,3 +61,12 @@ def engine_pauses_ns(view: View, rows: Rows) -> int:
         .clip(0, LONGEST_PAUSE_NS),
     )
     return int(following.filter(pl.col("row").is_in(pl.Series(rows).implode()))["pause"].sum())
+
+
+def outermost_in_order(view: View) -> tuple[Rows, Rows]:
+    """All outermost operators, thread by thread in order of time, and each one's position there; -1 for others."""
+    table = view.trace.operators.with_row_index("row").filter(pl.col("parent").is_null()).sort("lane", "row")
+    ordered: Rows = table["row"].to_numpy().astype(np.int64)
+    position = np.full(view.trace.operators.height, -1, np.int64)
+    position[ordered] = np.arange(len(ordered))
+    return ordered, position

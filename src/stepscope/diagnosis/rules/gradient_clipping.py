@@ -42,6 +42,7 @@ THRESHOLDS: Final = {
     "gradients": Threshold(10, "count", "norms in a row that are those of gradients"),
     "share": Threshold(0.02, "share", "share of the step that clipping at once would save"),
 }
+REPLACES: Final = ("launch-bound",)
 
 _KEPT: Final = ("linalg_vector_norm", "norm", "sum", "mul")
 """What one call for all gradients still does for each of them on a CPU."""

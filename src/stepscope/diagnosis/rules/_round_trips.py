@@ -1,0 +1,113 @@
+"""Data that leaves the device and comes back in the same step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.traffic import VIEWS, base_name
+from stepscope.diagnosis.rules._called import outermost_in_order
+from stepscope.diagnosis.rules._copies import copies, lost_ns
+from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
+
+_SMALLEST_BYTES: Final = 64
+"""Less is a number that the program reads, not data that it works on."""
+_NO_WORK: Final = VIEWS | {
+    "to",
+    "_to_copy",
+    "copy",
+    "item",
+    "empty",
+    "empty_strided",
+    "empty_like",
+    "contiguous",
+    "clone",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrip:
+    """One copy to the host and the next one to the device on that thread.
+
+    Attributes:
+        start_ns, end_ns: from the first copy's operator to the end of the second.
+        launches: of the two copies.
+        bytes: that went out.
+        returned_bytes: that came back.
+        copy_ns: the device's time for both copies.
+        on_host: rows of the operators between them that worked on the host.
+        copying: rows of the copies' operators.
+    """
+
+    start_ns: int
+    end_ns: int
+    launches: tuple[int, int]
+    bytes: int
+    returned_bytes: int
+    copy_ns: int
+    on_host: tuple[int, ...]
+    copying: tuple[int, int]
+
+
+def round_trips(view: View) -> list[RoundTrip]:
+    """Round trips in order of time. Loading data and what the optimizer does in between ends one."""
+    found = copies(view)
+    ordered, position = outermost_in_order(view)
+    launching = np.zeros(view.trace.operators.height, np.bool_)
+    launching[_launching_rows(view)] = True
+    trips: list[RoundTrip] = []
+    for _, mine in found.group_by("lane", "step", maintain_order=True):
+        out: dict[str, int] | None = None
+        for copy in mine.iter_rows(named=True):
+            if (copy["bytes"] or 0) < _SMALLEST_BYTES:
+                continue
+            if copy["direction"] == "copy_out":
+                out = copy
+            elif out is not None:
+                between = ordered[int(position[out["row"]]) + 1 : int(position[copy["row"]])]
+                on_host = tuple(row for row in between.tolist() if _works_on_host(view, row, launching))
+                # Other data that happens to be copied later is no return, unless the host made it of what went out.
+                if copy["bytes"] == out["bytes"] or on_host:
+                    trips.append(_trip(out, copy, on_host))
+                out = None
+    return trips
+
+
+def _trip(out: dict[str, int], back: dict[str, int], on_host: tuple[int, ...]) -> RoundTrip:
+    return RoundTrip(
+        out["start_ns"],
+        back["end_ns"],
+        (out["launch"], back["launch"]),
+        out["bytes"],
+        back["bytes"],
+        out["copy_ns"] + back["copy_ns"],
+        on_host,
+        (out["row"], back["row"]),
+    )
+
+
+def _launching_rows(view: View) -> Rows:
+    """Operators that launched something, and those around them."""
+    operators = view.trace.launches["operator"].drop_nulls().to_numpy().astype(np.int64)
+    parent = view.trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    rows = np.unique(operators)
+    found = [rows]
+    while (rows := np.unique(parent[rows][parent[rows] >= 0])).size:
+        found.append(rows)
+    return np.concatenate(found)
+
+
+def _works_on_host(view: View, row: int, launching: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> bool:
+    name = view.trace.operators["name"][row]
+    return not launching[row] and base_name(name) not in _NO_WORK and name.startswith(("aten::", "torchvision::"))
+
+
+def cost_ns(view: View, trips: list[RoundTrip]) -> int:
+    """The device's idle time during the trips and after their waits, and its time for the copies."""
+    launches = [launch for trip in trips for launch in trip.launches]
+    idle = lost_ns(view, [trip.start_ns for trip in trips], [trip.end_ns for trip in trips], launches)
+    return idle + sum(trip.copy_ns for trip in trips)

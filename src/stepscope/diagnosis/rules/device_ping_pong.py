@@ -1,0 +1,77 @@
+"""# What it finds
+Data that is copied to the host and back to the device without being worked on.
+
+# Why it costs time
+Each copy waits for all work before it, and from pageable memory the host waits for the copy. The device is idle
+meanwhile, and again until the host has refilled its queues.
+
+# How it is measured
+In each step, a copy to the host and the next one to the device on the same thread that has as many bytes, with no
+operator in between that works on the host. The cost is the device's idle time from the first copy to the end of the
+second and in the refill after them, and its time for the copies.
+
+# Known false positives
+Two tensors of the same size, one of which is read while the other is input.
+
+# What to do
+Keep the tensor on the device, and pass it on from there.
+
+# Reference
+PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization"; TraceLens reports more than ten copies
+in one direction.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
+from stepscope.diagnosis.rules._round_trips import cost_ns, round_trips
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "device-ping-pong"
+TITLE: Final = "Data is copied to the host and back"
+THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost to copies there and back")}
+REPLACES: Final = ("exposed-copy", "host-synchronisation")
+
+
+def check(view: View) -> RuleResult:
+    """Weigh the round trips in which nothing happened on the host."""
+    if view.device is None:
+        return RuleResult()
+    trips = [trip for trip in round_trips(view) if not trip.on_host]
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    cost = cost_ns(view, trips) if trips else 0
+    if cost == 0 or view.share(cost) < limit:
+        return RuleResult()
+    rows = np.array([row for trip in trips for row in trip.copying], np.int64)
+    count = len(trips) / view.step_count
+    finding = view.finding(
+        ID,
+        f"{'the same data is' if count <= 1 else f'{count:,.3g} times a step data is'} copied to the host and back: "
+        f"{view.share(cost):.0%} of the step",
+        cost,
+        basis="the device's idle time from the copy to the host to the copy back and after it, and both copies",
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step lost to copies there and back", view.share(cost), "share", limit),
+                Figure("round trips per step", count, "count"),
+                Figure(
+                    "bytes there and back per step", 2 * sum(trip.bytes for trip in trips) // view.step_count, "bytes"
+                ),
+            ),
+            tuple(Interval(trip.start_ns, trip.end_ns - trip.start_ns, "to the host and back") for trip in trips[:3]),
+        ),
+        remedy=Remedy(
+            "Leave the tensor on the device; keep a copy for the host only where it is needed there.",
+            "state = state.detach()            # instead of state.cpu(), and .to(device) later",
+        ),
+        where=view.locations_of(
+            view.slices_of_operators(rows), np.maximum(view.trace.operators["duration_ns"].to_numpy()[rows], 1)
+        ),
+    )
+    return RuleResult((finding,))

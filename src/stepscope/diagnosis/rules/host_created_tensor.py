@@ -1,0 +1,138 @@
+"""# What it finds
+Tensors that are made on the host in the step and copied to the device.
+
+# Why it costs time
+`torch.zeros(...).to(device)` fills memory on the host and copies it; from pageable memory the host waits for the copy,
+and therefore for all work before it. The device could have made the tensor itself, with one short kernel and no wait.
+
+# How it is measured
+Copies to the device whose operator comes right after one that makes a tensor (zeros, ones, full, arange, rand, tensor
+and the like) on the same thread and launched nothing, outside the data loader. Their cost is the device's time for
+the copies and its idle time in the two operators and after the wait. One short kernel for each remains.
+
+# Known false positives
+Values that only the host knows must be copied: collect them in one pinned tensor and copy it without waiting.
+
+# What to do
+Pass `device=` to the function that makes the tensor, or make it once outside the loop.
+
+# Reference
+PyTorch performance tuning guide, "Create tensors directly on the target device"; PyTorch's ExtraCUDACopyPattern
+(removed in 2026).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.host import CAUSE_CODES
+from stepscope.analysis.traffic import base_name
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.rules._called import outermost_in_order
+from stepscope.diagnosis.rules._copies import copies, lost_ns
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
+
+ID: Final = "host-created-tensor"
+TITLE: Final = "Tensors are made on the host and copied to the device"
+THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost to making tensors on the host")}
+REPLACES: Final = ("exposed-copy", "host-synchronisation")
+
+SHORT_KERNEL_NS: Final = 5_000
+"""What making a tensor on the device takes at most: a kernel that fills a megabyte, or the gap of a launch."""
+
+# fmt: off
+_MAKING: Final = frozenset({
+    "zeros", "ones", "full", "arange", "rand", "randn", "randint", "randperm", "eye", "linspace", "empty", "tensor",
+    "scalar_tensor", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "tril", "triu", "fill", "zero",
+    "normal", "uniform", "lift_fresh", "detach", "bernoulli", "new_zeros", "new_ones", "new_full", "new_tensor",
+})
+# fmt: on
+_PASSING: Final = frozenset({"detach", "lift_fresh", "to"})
+
+
+def check(view: View) -> RuleResult:
+    """Pair each copy with what was made right before it."""
+    if view.device is None:
+        return RuleResult()
+    found = _made_and_copied(view)
+    if found.is_empty():
+        return RuleResult()
+    idle = lost_ns(view, found["made_ns"].to_list(), found["end_ns"].to_list(), found["launch"].to_list())
+    cost = max(idle + int(found["copy_ns"].sum()) - SHORT_KERNEL_NS * found.height, 0)
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if cost == 0 or view.share(cost) < limit:
+        return RuleResult()
+    count = found.height / view.step_count
+    makers = view.trace.operators["name"].gather(found["maker"]).value_counts(sort=True)["name"].to_list()
+    rows = found["row"].to_numpy()
+    finding = view.finding(
+        ID,
+        f"{count:,.3g} tensors a step are made on the host ({', '.join(makers[:3])}) and copied to the device",
+        cost,
+        basis="the copies and the device's idle time around them, without a short kernel for each",
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step lost to making tensors on the host", view.share(cost), "share", limit),
+                Figure("such tensors per step", count, "count"),
+                Figure("bytes copied per step", int(found["bytes"].sum() or 0) // view.step_count, "bytes"),
+            )
+        ),
+        remedy=Remedy(
+            "Make the tensor where it is used; what does not change, make once before the loop.",
+            f"mask = torch.{_function(makers[0])}(..., device=batch.device)   # instead of making it and .to(device)",
+        ),
+        where=view.locations_of(view.slices_of_operators(rows), np.maximum(found["copy_ns"].to_numpy(), 1)),
+    )
+    return RuleResult((finding,))
+
+
+def _function(maker: str) -> str:
+    name = base_name(maker)
+    return "tensor" if name in ("lift_fresh", "detach", "empty") else name
+
+
+def _made_and_copied(view: View) -> pl.DataFrame:
+    """Copies as in `copies`, with the row of the operator that made the tensor, and when that began."""
+    found = copies(view).filter(pl.col("direction") == "copy_in").unique("row", keep="first", maintain_order=True)
+    ordered, position = outermost_in_order(view)
+    names = view.trace.operators["name"]
+    launching = np.zeros(len(names), np.bool_)
+    operators = view.trace.launches["operator"].drop_nulls().to_numpy().astype(np.int64)
+    launching[operators] = True
+    kept: list[int] = []
+    makers: list[int] = []
+    for number, (row, lane) in enumerate(found.select("row", "lane").iter_rows()):
+        maker = _maker(view, ordered, int(position[row]), lane, names, launching)
+        if maker >= 0:
+            kept.append(number)
+            makers.append(maker)
+    starts = view.trace.operators["start_ns"].to_numpy()[np.array(makers, np.int64)]
+    return found[kept].with_columns(maker=pl.Series(makers, dtype=pl.UInt32), made_ns=pl.Series(starts, dtype=pl.Int64))
+
+
+def _maker(
+    view: View,
+    ordered: Rows,
+    position: int,
+    lane: int,
+    names: pl.Series,
+    launching: np.ndarray[tuple[int], np.dtype[np.bool_]],
+) -> int:
+    """The operator that made what the one at `position` copies; -1 where it came from elsewhere."""
+    lanes = view.trace.operators["lane"]
+    slices = view.slices_of_operators(ordered[max(position - 4, 0) : position])
+    causes = view.activity.cause_of(slices)
+    for back, cause in zip(range(1, len(causes) + 1), causes[::-1], strict=True):
+        row = int(ordered[position - back])
+        base = base_name(names[row])
+        if lanes[row] != lane or base not in _MAKING | _PASSING or launching[row] or cause == CAUSE_CODES["input"]:
+            return -1
+        if base not in _PASSING or base == "lift_fresh":
+            return row
+    return -1

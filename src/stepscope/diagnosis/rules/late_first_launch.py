@@ -1,0 +1,99 @@
+"""# What it finds
+A device that waits at the beginning of each step until the host launches its first work.
+
+# Why it costs time
+What the host prepares before the first launch of a step (unpacking batches, building masks, bookkeeping, schedulers)
+takes device time whenever the device has finished the step before. Nothing can hide it, for nothing is launched yet.
+
+# How it is measured
+Idle time of the device between a step's begin and its first launch, in which the launching thread was running Python or
+dispatching, or nothing of it was recorded. Loading data, logging, checkpoints, waiting and compiling have rules of
+their own and do not count.
+
+# Known false positives
+A step annotation that begins long before the program's own step does. Steps whose device work was launched before.
+
+# What to do
+Prepare the next step while the device works on this one: move the preparation behind the last launch, into the loader's
+workers, or out of the loop.
+
+# Reference
+Intel Gaudi documentation, profiling: host preparation before the first operation of a step.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "late-first-launch"
+TITLE: Final = "The device waits for the first launch of each step"
+THRESHOLDS: Final = {"share": Threshold(0.03, "share", "share of the step before its first launch")}
+REPLACES: Final = ("launch-bound", "python-in-step")
+
+_PREPARING: Final = ("python", "untraced", "dispatch")
+
+
+def check(view: View) -> RuleResult:
+    """Sum the idle pieces before each step's first launch."""
+    if view.device is None or view.complete_steps.is_empty():
+        return RuleResult()
+    pieces = _pieces(view)
+    cost = int(pieces["duration_ns"].sum())
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if cost == 0 or view.share(cost) < limit:
+        return RuleResult()
+    steps = int(pieces["launch"].n_unique())
+    finding = view.finding(
+        ID,
+        f"{view.share(cost):.0%} of the step the device waits for its first launch, while the host prepares the step",
+        cost,
+        basis="idle time between each step's begin and its first launch",
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step before its first launch", view.share(cost), "share", limit),
+                Figure("steps that begin with waiting", steps, "count"),
+                Figure("waiting per step", view.per_step(cost), "ns"),
+            ),
+            view.longest(pieces, "before the first launch"),
+        ),
+        remedy=Remedy(
+            "Prepare the next step while the device works on this one.",
+            "batch = prepare(next(batches))            # before the loop\n"
+            "for ...:\n"
+            "    loss = step(batch)                    # launches the device's work\n"
+            "    batch = prepare(next(batches))        # while the device works",
+        ),
+        where=view.locations(pieces),
+    )
+    return RuleResult((finding,))
+
+
+def _pieces(view: View) -> pl.DataFrame:
+    """The idle pieces that end in a step's first launch, as far as they lie in that step."""
+    launched = view.work.filter(pl.col("launch").is_not_null()).sort("launch_start_ns")
+    begins = view.complete_steps["start_ns"].to_numpy()
+    ends = begins + view.complete_steps["duration_ns"].to_numpy()
+    times = launched["launch_start_ns"].to_numpy()
+    first = np.searchsorted(times, begins)
+    known = first < len(times)
+    first, begins, ends = first[known], begins[known], ends[known]
+    inside = times[first] < ends
+    firsts = pl.DataFrame(
+        {"launch": launched["launch"].gather(first[inside]), "begin_ns": begins[inside]},
+        schema={"launch": pl.UInt32, "begin_ns": pl.Int64},
+    )
+    mine = view.pieces.filter(pl.col("cause").is_in(_PREPARING) & pl.col("lane").is_not_null())
+    mine = mine.join(firsts.unique("launch"), on="launch", how="inner")
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    return mine.with_columns(
+        start_ns=pl.max_horizontal("start_ns", "begin_ns"),
+        duration_ns=(end - pl.max_horizontal("start_ns", "begin_ns")).clip(lower_bound=0),
+    ).filter(pl.col("duration_ns") > 0)

@@ -1,0 +1,67 @@
+"""device-tail: steps begin or end with copies while the device computes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.diagnosis.rules import device_tail as rule
+from stepscope.trace import Trace
+from tests.simulator.programs import PROGRAMS
+from tests.unit.recording import Recording
+from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, recorded, the_finding
+
+
+def heads(*, early: bool = False) -> Trace:
+    """Two steps of 1000 ns that begin with a copy of 200 ns; with `early`, during the computation of the one before."""
+    recording = Recording()
+    for step in (0, 1):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.frame(begin, 1000, "train.py(12): step")
+        start = begin - (100 if early and step else 0)
+        recording.launch(begin + 1, 2, 10 * step, kind="copy", name="cudaMemcpyAsync")
+        recording.work(start + 10, 200, "Memcpy HtoD", 10 * step, kind="copy_in", bytes=64, queue="9")
+        recording.launched(begin + 5, begin + 210, 780, "gemm", 10 * step + 1)
+    return recording.trace()
+
+
+FIRES: Cases = {
+    "results to the host": lambda: recorded(PROGRAMS["device_tail_fault"]()),
+    "a batch to the device": heads,
+}
+SILENT: Cases = {
+    "empty": empty_trace,
+    "nothing is wrong": busy_device,
+    "no results": lambda: recorded(PROGRAMS["device_tail_clean"]()),
+    "copies in the middle": lambda: recorded(PROGRAMS["device_ping_pong_fault"]()),
+    "beside the step before": lambda: heads(early=True),
+}
+
+
+def test_copies_at_the_end_are_saved() -> None:
+    finding = the_finding(rule, recorded(PROGRAMS["device_tail_fault"]()))
+
+    assert finding.saving_ns_per_step == 250_000
+    assert finding.title == "each step ends with copies that nothing runs beside: 38% of it"
+    assert figures_of(finding)[1:] == [
+        ("copies at the beginning per step", 0, "ns", None),
+        ("copies at the end per step", 250_000, "ns", None),
+        ("bytes copied at the ends per step", 1 << 24, "bytes", None),
+    ]
+    assert places_of(finding) == [("train.py", 90, "collect")]
+    assert "host.copy_(result, non_blocking=True)" in finding.remedy.code
+
+
+def test_copies_at_the_beginning_are_saved() -> None:
+    finding = the_finding(rule, heads())
+
+    # The first step follows nothing whose end is known.
+    assert finding.saving_ns_per_step == 200 // 2
+    assert finding.title == "each step begins with copies that nothing runs beside: 10% of it"
+    assert "following.to(device, non_blocking=True)" in finding.remedy.code
+    assert places_of(finding) == [("train.py", 12, "step")]
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.37, 1), (0.38, 0)])
+def test_the_threshold_decides(share: float, count: int) -> None:
+    assert len(asked(rule, recorded(PROGRAMS["device_tail_fault"]()), share=share).findings) == count
