@@ -141,3 +141,13 @@ def test_an_option_that_the_program_does_not_have(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "batch size 16: the program ended with exit code 2 before steps were recorded" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("stepscope: it takes two different batch sizes or more")
+
+
+def test_a_snapshot_is_said_to_tell_nothing_of_time(tmp_path: Path) -> None:
+    training().dump(tmp_path / "snapshot.pickle")
+
+    done = stepscope(tmp_path, "diagnose", "snapshot.pickle")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("A memory snapshot: it tells what memory was used for, and nothing of time.\n")
+    assert "What this trace cannot answer" not in done.stdout

@@ -98,6 +98,7 @@ FULL_REPORT = {
             "saving_share": 0.3325,
             "saving_basis": "the idle time with the cause input",
             "confidence": "high",
+            "ends_run_in_ns": None,
             "evidence": {
                 "figures": [{"name": "idle, input", "value": 0.3325, "unit": "share", "threshold": 0.05}],
                 "intervals": [{"start_ns": 5, "duration_ns": 10, "what": "a wait for a batch"}],
@@ -133,6 +134,7 @@ FULL_REPORT = {
             "saving_share": 0.0,
             "saving_basis": "counted",
             "confidence": "low",
+            "ends_run_in_ns": None,
             "evidence": {"figures": [], "intervals": []},
             "where": [],
             "remedy": {"text": "Record without stacks.", "code": ""},

@@ -82,6 +82,7 @@ def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
 def _finding(finding: Finding) -> dict[str, Any]:
     keys = ("rule", "title", "severity", "saving_ns_per_step", "saving_share", "saving_basis", "confidence")
     report = {key: _plain(getattr(finding, key)) for key in keys}
+    report["ends_run_in_ns"] = finding.ends_run_in_ns
     report["evidence"] = _plain(finding.evidence)
     report["where"] = _plain(finding.where)
     report["remedy"] = _plain(finding.remedy)

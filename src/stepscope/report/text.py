@@ -55,8 +55,20 @@ def text_report(diagnosis: Diagnosis, *, width: int, colour: bool, top: int) -> 
     return _render(parts, width=width, colour=colour).rstrip("\n") + "\n"
 
 
-def text_reports(diagnoses: Sequence[Diagnosis], *, width: int, colour: bool, top: int, every: bool = False) -> str:
-    """The report of one trace, or of several ranks: a table of them, then the rank that can save most, or every one."""
+def text_reports(
+    diagnoses: Sequence[Diagnosis],
+    *,
+    width: int,
+    colour: bool,
+    top: int,
+    every: bool = False,
+    across: Sequence[Finding] = (),
+) -> str:
+    """The report of one trace, or of several ranks: a table of them, then the rank that can save most, or every one.
+
+    Args:
+        across: findings about the ranks together, which stand below the table.
+    """
     if len(diagnoses) == 1:
         return text_report(diagnoses[0], width=width, colour=colour, top=top)
     shown = list(diagnoses) if every else [max(diagnoses, key=_largest_saving_ns)]
@@ -64,6 +76,7 @@ def text_reports(diagnoses: Sequence[Diagnosis], *, width: int, colour: bool, to
         _heading(f"{len(diagnoses)} {ranks_or_traces(diagnoses)}"),
         *_plain(table_lines(rank_table(diagnoses), width=width)),
         "",
+        *_across(across),
     ]
     if not every:
         every_one = ranks_or_traces(diagnoses).removesuffix("s")
@@ -75,10 +88,26 @@ def text_reports(diagnoses: Sequence[Diagnosis], *, width: int, colour: bool, to
     return text.rstrip("\n") + "\n"
 
 
+def _across(findings: Sequence[Finding]) -> Iterator[RenderableType]:
+    """What the ranks' traces tell together."""
+    if findings:
+        yield _heading("The ranks together")
+    for finding in findings:
+        saving = f"{duration(finding.saving_ns_per_step)} per step ({share(finding.saving_share)})"
+        yield Text(printable(finding.title), style=_SEVERITY_STYLES.get(finding.severity, ""))
+        facts = [("saves", f"{saving}; {printable(finding.saving_basis)}; confidence {finding.confidence}")]
+        facts += [("where", place(location)) for location in finding.where]
+        facts += [("rule", printable(finding.rule)), ("change", printable(finding.remedy.text))]
+        yield _facts(facts)
+        yield ""
+
+
 def headline(diagnosis: Diagnosis) -> str:
     """The device, the step's time, how much of it is idle, and the biggest cause, in one sentence."""
     step = _step_sentence(diagnosis)
     device = worst_device(diagnosis)
+    if diagnosis.metadata.format == "torch_snapshot":
+        return "A memory snapshot: it tells what memory was used for, and nothing of time."
     if device is None:
         return f"No device was recorded; {step}{_host_clause(diagnosis.host)}."
     idle = f"idle {share(_idle_share(device))}, busy {share(_busy_share(device))}"

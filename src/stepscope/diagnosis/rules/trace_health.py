@@ -41,6 +41,8 @@ _PROFILE: Final = "torch.profiler.profile({}, schedule=torch.profiler.schedule(w
 
 def check(view: View) -> RuleResult:
     """Say what could not be answered, and report the profiler's overhead."""
+    if view.trace.metadata.format == "torch_snapshot":  # which is about memory alone, and has all of that
+        return RuleResult()
     questions = [*_missing_parts(view), *_missing_events(view)]
     return RuleResult(_overhead(view), tuple(questions))
 
