@@ -68,8 +68,7 @@ def stage_functions(dataset: Any, collate: Any) -> list[StageFunction]:
     The same for the same objects in every process, so that an index into it tells a stage everywhere.
     """
     inner = _innermost(dataset)
-    names = ("__getitems__", "__getitem__", "__iter__")
-    method = next((name for name in names if callable(getattr(type(inner), name, None))), "__getitem__")
+    method = _method_of(type(inner))
     found = [_described("item", getattr(type(inner), method, None), f"{type(inner).__name__}.{method}")]
     found.append(_described("collate", collate, _name_of(collate)))
     for attribute in _TRANSFORMS:
@@ -77,6 +76,13 @@ def stage_functions(dataset: Any, collate: Any) -> list[StageFunction]:
         if callable(transform) and len(found) < _MOST_TRANSFORMS:
             found.extend(_transforms(transform, inner, attribute))
     return found[: _MOST_TRANSFORMS + 2]
+
+
+def _method_of(kind: type) -> str:
+    """What torch calls of a dataset of that class to have its items."""
+    is_stream = any(base.__name__ == "IterableDataset" for base in kind.__mro__)
+    names = ("__iter__",) if is_stream else ("__getitems__", "__getitem__")
+    return next((name for name in names if callable(getattr(kind, name, None))), "__getitem__")
 
 
 def _transforms(transform: Any, holder: Any, attribute: str) -> list[StageFunction]:

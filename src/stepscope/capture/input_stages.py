@@ -328,11 +328,13 @@ def _measured_kind(kind: Any) -> Any:
         def fetch(self, index: Any) -> Any:
             row = self._stepscope_row
             before = row[STRIDE * _COLLATE + 1], row[STRIDE * _COLLATE + 2]
-            begun, processor = time.perf_counter_ns(), time.thread_time_ns()
+            calls, begun, processor = 0, time.perf_counter_ns(), time.thread_time_ns()
             try:
-                return super().fetch(index)
+                batch = super().fetch(index)
+                calls = len(index) if self.auto_collation else 1
+                return batch
             finally:
-                add_fetch(row, len(index) if self.auto_collation else 1, begun, processor, before)
+                add_fetch(row, calls, begun, processor, before)
 
     return Measured
 

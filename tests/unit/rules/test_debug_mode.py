@@ -28,7 +28,7 @@ def searching(*, checks: int = 4, slow: int = 50, check: int = 10) -> Trace:
     return recording.trace()
 
 
-def blocking(*, call: int = 60_000, named: bool = True) -> Trace:
+def blocking(*, call: int = 60_000, named: bool = True, name: str = "cudaLaunchKernel") -> Trace:
     """One step of ten kernels of 50 us, each launched by a call that waits for it, and 20 us of Python between."""
     environment = {"CUDA_LAUNCH_BLOCKING": "1"} if named else {}
     recording = Recording(Metadata(program=ProgramFacts(environment=environment)))
@@ -36,7 +36,7 @@ def blocking(*, call: int = 60_000, named: bool = True) -> Trace:
     recording.frame(0, 800_000, "train.py(20): step")
     for number in range(10):
         begin = 80_000 * number
-        recording.launch(begin, call, number + 1)
+        recording.launch(begin, call, number + 1, name=name)
         recording.work(begin + 8_000, 50_000, "gemm", number + 1)
     return recording.trace()
 
@@ -58,6 +58,7 @@ SILENT: Cases = {
     "nothing is wrong": busy_device,
     "one node searched by the program itself": lambda: searching(checks=1),
     "launches that do not wait": lambda: blocking(call=5_000),
+    "another runtime's calls": lambda: blocking(name="runFunction"),
     "little filling": lambda: filling(19),
 }
 

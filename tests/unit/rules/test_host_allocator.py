@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import msgspec
+
 from stepscope.diagnosis.rules import host_allocator as rule
+from stepscope.program_facts import StepFacts
 from stepscope.trace import Trace
 from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, the_finding
 from tests.unit.rules.host_steps import counted
@@ -15,6 +19,16 @@ def mapping(allocator: str | None = "glibc", **more: Any) -> Trace:
     return counted(process={"allocator": allocator}, **more)
 
 
+def memory_taken_in_once() -> Trace:
+    """One of four steps maps all the pages."""
+    trace = mapping()
+    program = trace.metadata.program
+    assert program is not None
+    steps = (program.steps[0], *(StepFacts(index=number, duration_ns=1000, minor_faults=0) for number in (1, 2, 3)))
+    program = msgspec.structs.replace(program, steps=steps)
+    return dataclasses.replace(trace, metadata=dataclasses.replace(trace.metadata, program=program))
+
+
 FIRES: Cases = {"glibc": mapping, "not known": lambda: mapping(None)}
 SILENT: Cases = {
     "empty": empty_trace,
@@ -22,6 +36,7 @@ SILENT: Cases = {
     "another allocator": lambda: mapping("jemalloc"),
     "few pages": lambda: mapping(minor_faults=1999),
     "little time": lambda: mapping(thread_system_ns=49),
+    "memory taken in once": memory_taken_in_once,
     "nothing counted": lambda: mapping(thread_system_ns=None),
 }
 

@@ -44,6 +44,7 @@ THRESHOLDS: Final = {
 
 _ENGINE: Final = r"^autograd::engine::evaluate_function"
 _CHECKS: Final = ("aten::isnan", "aten::any", "aten::is_nonzero", "aten::item")
+_LAUNCH_CALL: Final = r"^(?:cuda|hip|cu)\w*Launch\w*Kernel"
 _LAUNCH_NS: Final = 10_000
 """What a launch takes that does not wait, at most."""
 
@@ -114,7 +115,7 @@ def _slowed(view: View) -> tuple[Rows, Rows]:
 def _blocking(view: View) -> Finding | None:
     if view.device is None:
         return None
-    calls = view.trace.launches.with_row_index("launch").filter(pl.col("kind") == "launch")
+    calls = view.trace.launches.with_row_index("launch").filter(pl.col("name").str.contains(_LAUNCH_CALL))
     pairs = view.work.filter(pl.col("kind") == "compute").join(
         calls.select("launch", call_start="start_ns", call_ns="duration_ns"), on="launch", how="inner"
     )

@@ -45,12 +45,14 @@ def check(view: View) -> RuleResult:
     allocator = view.program.process.get("allocator")
     if counts is None or allocator not in ("glibc", "musl", None):
         return RuleResult()
-    system = counts.total(lambda step: step.thread_system_ns)
-    faults = counts.per_step(lambda step: step.minor_faults)
     least = view.threshold(ID, THRESHOLDS, "faults")
-    if not system or faults is None or faults < least:
+    # A program that takes in its memory once has many faults in a few steps only.
+    many = [step for step in counts.steps if (step.minor_faults or 0) >= least]
+    if not many or 2 * len(many) < len(counts.steps):
         return RuleResult()
-    explained = min(system, int(faults * len(counts.steps) * view.threshold(ID, THRESHOLDS, "fault_ns")))
+    faults = sum(step.minor_faults or 0 for step in many) / len(many)
+    system = sum(step.thread_system_ns or 0 for step in many)
+    explained = min(system, int(faults * len(many) * view.threshold(ID, THRESHOLDS, "fault_ns")))
     cost = min(int(counts.share(explained) * view.length_ns), host_work_ns(view))
     limit = view.threshold(ID, THRESHOLDS, "share")
     if not cost or view.share(cost) < limit:
