@@ -13,7 +13,11 @@ US = 1_000
 
 
 def repeated(
-    durations_us: tuple[int, ...] = (10,) * 10 + (200, 300), grids: int = 1, shapes: int = 1, kind: str = "compute"
+    durations_us: tuple[int, ...] = (10,) * 10 + (200, 300),
+    grids: int = 1,
+    shapes: int = 1,
+    kind: str = "compute",
+    call: str = "launch",
 ) -> Trace:
     """One kernel again and again in a step of 1000 us, launched ahead."""
     recording = Recording()
@@ -21,15 +25,20 @@ def repeated(
     recording.frame(0, 1000 * US, "train.py(12): step")
     start = 100 * US
     for number, duration_us in enumerate(durations_us):
-        recording.operator(number * US, 900, "aten::mm", input_shapes=f"[[{number % shapes}]]")
-        grid = f"[{number % grids}, 1, 1]"
-        recording.launched(number * US + 100, start, duration_us * US, "gemm", number, grid=grid, kind=kind)
+        known = {"input_shapes": f"[[{number % shapes}]]"} if shapes else {}
+        recording.operator(number * US, 900, "aten::mm", **known)
+        recording.launch(number * US + 100, 2, number, kind=call)
+        recording.work(start, duration_us * US, "gemm", number, grid=f"[{number % grids}, 1, 1]", kind=kind)
         start += duration_us * US
     recording.work(start, 1000 * US - start, "end", None)
     return recording.trace()
 
 
-FIRES: Cases = {"two of twelve": repeated, "one of many": lambda: repeated((10,) * 20 + (300,))}
+FIRES: Cases = {
+    "two of twelve": repeated,
+    "one of many": lambda: repeated((10,) * 20 + (300,)),
+    "in a graph": lambda: repeated(shapes=0, call="graph_launch"),
+}
 SILENT: Cases = {
     "empty": empty_trace,
     "nothing is wrong": busy_device,
@@ -37,6 +46,7 @@ SILENT: Cases = {
     "few calls": lambda: repeated((10,) * 8 + (200, 300)),
     "other grids": lambda: repeated(grids=12),
     "other shapes": lambda: repeated(shapes=12),
+    "unknown shapes": lambda: repeated(shapes=0),
     "communication waits": lambda: repeated(kind="communication"),
     "little": lambda: repeated((1,) * 10 + (10, 15)),
 }

@@ -7,7 +7,7 @@ container on the same device, another queue's kernels, a clock that drops for he
 the host when it is touched, or values that make the algorithm take longer.
 
 # How it is measured
-Computation of the same name, grid, block and operator shapes; within graphs also of the same place in the graph. The
+Computation of the same name, grid, block and operator shapes; of graphs that of the same place in the graph. The
 standard deviation against the mean, for kernels that ran often enough. The saving is what they took above their median,
 where the device decides on the step's length.
 
@@ -82,15 +82,16 @@ def check(view: View) -> RuleResult:
 
 
 def _alike(view: View) -> pl.DataFrame:
-    """Computation with what makes it the same work: its operator's shapes, and its place among a launch's works."""
+    """Computation with what makes it the same work: its operator's shapes, or its place among a graph's works."""
     shapes = view.trace.operators.select(input_shapes="input_shapes").with_row_index("operator")
-    launching = view.trace.launches.select(operator="operator").with_row_index("launch")
+    launching = view.trace.launches.select(operator="operator", launch_kind="kind").with_row_index("launch")
     return (
         view.work.with_columns(decides=pl.Series(decides(view)))
         .with_columns(place=pl.when(pl.col("launch").is_not_null()).then(pl.int_range(pl.len()).over("launch")))
         .filter(pl.col("kind") == "compute")
         .join(launching, on="launch", how="left", maintain_order="left")
         .join(shapes, on="operator", how="left", maintain_order="left")
+        .filter(pl.col("input_shapes").is_not_null() | (pl.col("launch_kind") == "graph_launch"))
     )
 
 
