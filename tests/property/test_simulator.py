@@ -352,6 +352,19 @@ LARGEST_CAUSE = {
     "item_before_optimizer_fault": "optimizer",
     "starved_loader_fault": "input",
     "starved_loader_clean": None,
+    "placement_clean": None,
+    "host_created_tensor_fault": "launch_latency",
+    "host_created_tensor_clean": None,
+    "device_ping_pong_fault": "launch_latency",
+    "device_ping_pong_clean": None,
+    "cpu_fallback_fault": "dispatch",
+    "cpu_fallback_clean": None,
+    "late_first_launch_fault": "python",
+    "late_first_launch_clean": None,
+    "device_tail_fault": "launch_latency",
+    "device_tail_clean": None,
+    "gradient_clipping_fault": "launch_latency",
+    "gradient_clipping_clean": None,
 }
 
 

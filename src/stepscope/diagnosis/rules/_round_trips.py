@@ -59,6 +59,7 @@ def round_trips(view: View) -> list[RoundTrip]:
     ordered, position = outermost_in_order(view)
     launching = np.zeros(view.trace.operators.height, np.bool_)
     launching[_launching_rows(view)] = True
+    durations = view.trace.operators["duration_ns"].to_numpy()
     trips: list[RoundTrip] = []
     for _, mine in found.group_by("lane", "step", maintain_order=True):
         out: dict[str, int] | None = None
@@ -70,6 +71,8 @@ def round_trips(view: View) -> list[RoundTrip]:
             elif out is not None:
                 between = ordered[int(position[out["row"]]) + 1 : int(position[copy["row"]])]
                 on_host = tuple(row for row in between.tolist() if _works_on_host(view, row, launching))
+                worked = sum(durations[row] for row in on_host)
+                on_host = on_host if worked >= _WORKING_SHARE * (copy["start_ns"] - out["start_ns"]) else ()
                 # Other data that happens to be copied later is no return, unless the host made it of what went out.
                 if copy["bytes"] == out["bytes"] or on_host:
                     trips.append(_trip(out, copy, on_host))

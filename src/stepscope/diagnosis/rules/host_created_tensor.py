@@ -47,7 +47,7 @@ SHORT_KERNEL_NS: Final = 5_000
 
 # fmt: off
 _MAKING: Final = frozenset({
-    "zeros", "ones", "full", "arange", "rand", "randn", "randint", "randperm", "eye", "linspace", "empty", "tensor",
+    "zeros", "ones", "full", "arange", "rand", "randn", "randint", "randperm", "eye", "linspace", "tensor",
     "scalar_tensor", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "tril", "triu", "fill", "zero",
     "normal", "uniform", "lift_fresh", "detach", "bernoulli", "new_zeros", "new_ones", "new_full", "new_tensor",
 })
@@ -94,7 +94,7 @@ def check(view: View) -> RuleResult:
 
 def _function(maker: str) -> str:
     name = base_name(maker)
-    return "tensor" if name in ("lift_fresh", "detach", "empty") else name
+    return "tensor" if name in ("lift_fresh", "detach") else name
 
 
 def _made_and_copied(view: View) -> pl.DataFrame:
