@@ -16,17 +16,15 @@ from stepscope.trace.nesting import Rows
 
 _SMALLEST_BYTES: Final = 64
 """Less is a number that the program reads, not data that it works on."""
+# fmt: off
 _NO_WORK: Final = VIEWS | {
-    "to",
-    "_to_copy",
-    "copy",
-    "item",
-    "empty",
-    "empty_strided",
-    "empty_like",
-    "contiguous",
-    "clone",
+    "to", "_to_copy", "copy", "item", "empty", "empty_strided", "empty_like", "contiguous", "clone", "lift_fresh",
+    "zeros", "ones", "full", "arange", "tensor", "scalar_tensor", "select", "slice",
 }
+# fmt: on
+"""Operators between two copies that say nothing about the host's working on what was copied."""
+_WORKING_SHARE: Final = 0.1
+"""Of the time between two copies that operators on the host must take, or they are not what it is spent on."""
 
 
 @dataclass(frozen=True, slots=True)
