@@ -165,8 +165,15 @@ def test_several_ranks_stand_in_one_report() -> None:
         "schema": 1,
         "stepscope": stepscope.__version__,
         "ranks": [EMPTY_REPORT, FULL_REPORT],
+        "across_ranks": [],
     }
     assert json_reports([full()]) == FULL_REPORT
+
+
+def test_findings_about_the_ranks_together_stand_beside_them() -> None:
+    about = full().findings[0]
+
+    assert json_reports([empty(), full()], [about])["across_ranks"] == [FULL_REPORT["findings"][0]]
 
 
 def test_numbers_without_a_value_are_null_and_nested_values_plain() -> None:

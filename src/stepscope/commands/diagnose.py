@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.telemetry_plots import TelemetryPicture
     from stepscope.diagnosis.diagnosis import Diagnosis
     from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.ranks import RankRecord
     from stepscope.trace import Trace, Window
 
 NAME: Final = "diagnose"
@@ -101,7 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     diagnoses = [result[0] for result in results]
     pictures, plots = [result[1] for result in results], [result[2] for result in results]
     flames, memories = [result[3] for result in results], [result[4] for result in results]
-    _write_reports(arguments, diagnoses, pictures, plots, flames, memories)
+    across = _across(arguments, [result[5] for result in results if result[5] is not None])
+    _write_reports(arguments, diagnoses, pictures, plots, flames, memories, across)
     return _judged(arguments.fail_on, diagnoses)
 
 
@@ -158,9 +160,20 @@ def _traces(arguments: argparse.Namespace) -> Iterator[Trace]:
 
 def _diagnosed(
     arguments: argparse.Namespace, trace: Trace, settings: dict[str, float]
-) -> tuple[Diagnosis, StepPicture | None, TelemetryPicture | None, FlameGraph | None, tuple[MemoryPicture, ...]]:
-    """One trace's diagnosis and, for HTML, picture, telemetry, flame graph, memory; none keeps the trace's tables."""
+) -> tuple[
+    Diagnosis,
+    StepPicture | None,
+    TelemetryPicture | None,
+    FlameGraph | None,
+    tuple[MemoryPicture, ...],
+    RankRecord | None,
+]:
+    """One trace's diagnosis; for HTML, picture, telemetry, flame graph, memory; what other ranks are held against.
+
+    None keeps the trace's tables.
+    """
     from stepscope.diagnosis import diagnose
+    from stepscope.diagnosis.ranks import rank_record
     from stepscope.report.redact import Redactor
 
     diagnosis = diagnose(
@@ -175,12 +188,21 @@ def _diagnosed(
     plots = _telemetry(trace) if arguments.html else None
     flame = _flame(trace, arguments) if arguments.html else None
     memory = _memory(trace, arguments) if arguments.html else ()
+    record = rank_record(trace) if (trace.metadata.world_size or 1) > 1 else None
     if arguments.redact:
         redactor = Redactor.of(diagnosis, local_names())
         memory = tuple(redactor.redact(each) for each in memory)
         drawn = redactor.redact(picture), redactor.redact(plots), redactor.redact(flame), memory
-        return redactor.redact(diagnosis), *drawn
-    return diagnosis, picture, plots, flame, memory
+        return redactor.redact(diagnosis), *drawn, redactor.redact(record)
+    return diagnosis, picture, plots, flame, memory, record
+
+
+def _across(arguments: argparse.Namespace, records: Sequence[RankRecord]) -> tuple[Finding, ...]:
+    """What the ranks' traces tell together, of the rules that are asked."""
+    from stepscope.diagnosis.ranks import across_ranks
+
+    found = across_ranks(records)
+    return tuple(finding for finding in found if arguments.rule is None or finding.rule in arguments.rule)
 
 
 def _memory(trace: Trace, arguments: argparse.Namespace) -> tuple[MemoryPicture, ...]:
@@ -262,16 +284,17 @@ def _write_reports(
     plots: Sequence[TelemetryPicture | None],
     flames: Sequence[FlameGraph | None],
     memories: Sequence[tuple[MemoryPicture, ...]],
+    across: Sequence[Finding],
 ) -> None:
     top = arguments.top if arguments.top is not None else _TEXT_ROWS
     if arguments.json:
         from stepscope.report.json_report import json_bytes, json_reports
 
-        _output.write_output(arguments.json, json_bytes(json_reports(diagnoses)))
+        _output.write_output(arguments.json, json_bytes(json_reports(diagnoses, across)))
     if arguments.markdown:
         from stepscope.report.markdown import markdown_reports
 
-        _output.write_output(arguments.markdown, markdown_reports(diagnoses, top=top).encode())
+        _output.write_output(arguments.markdown, markdown_reports(diagnoses, top=top, across=across).encode())
     if arguments.html:
         from stepscope.report.html import html_report
 
@@ -280,7 +303,9 @@ def _write_reports(
         from stepscope.report.text import text_reports
 
         width, colour = _output.width(), _output.colour()
-        _output.print_text(text_reports(diagnoses, width=width, colour=colour, top=top, every=arguments.verbose))
+        _output.print_text(
+            text_reports(diagnoses, width=width, colour=colour, top=top, every=arguments.verbose, across=across)
+        )
 
 
 def _judged(limit: float | None, diagnoses: Sequence[Diagnosis]) -> int:

@@ -17,11 +17,20 @@ from stepscope.diagnosis.finding import Finding
 SCHEMA: Final = 1
 
 
-def json_reports(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
-    """The report of one trace, or of several as {"schema", "stepscope", "ranks": [a report each]}."""
+def json_reports(diagnoses: Sequence[Diagnosis], across: Sequence[Finding] = ()) -> dict[str, Any]:
+    """The report of one trace, or of several as {"schema", "stepscope", "ranks": [a report each], "across_ranks"}.
+
+    Args:
+        across: findings about the ranks together.
+    """
     if len(diagnoses) == 1:
         return json_report(diagnoses[0])
-    return {"schema": SCHEMA, "stepscope": __version__, "ranks": [json_report(diagnosis) for diagnosis in diagnoses]}
+    return {
+        "schema": SCHEMA,
+        "stepscope": __version__,
+        "ranks": [json_report(diagnosis) for diagnosis in diagnoses],
+        "across_ranks": [_finding(finding) for finding in across],
+    }
 
 
 def json_report(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -31,14 +31,16 @@ from stepscope.report.text import (
 _SPECIAL = re.compile(r"([\\`*_\[\]#|~!$])")
 
 
-def markdown_reports(diagnoses: Sequence[Diagnosis], *, top: int) -> str:
-    """The report of one trace, or of several ranks: a table of them first."""
+def markdown_reports(diagnoses: Sequence[Diagnosis], *, top: int, across: Sequence[Finding] = ()) -> str:
+    """The report of one trace, or of several ranks: a table of them first, then the findings about all together."""
     if len(diagnoses) == 1:
         return markdown_report(diagnoses[0], top=top)
     parts = [
         f"# stepscope: {len(diagnoses)} {ranks_or_traces(diagnoses)}\n",
         "\n".join(_table(rank_table(diagnoses))) + "\n",
     ]
+    for number, finding in enumerate(across, start=1):
+        parts.append("\n".join(_finding(number, finding, diagnoses[0])))
     parts += [f"# {escape(rank_name(diagnosis))}\n\n{markdown_report(diagnosis, top=top)}" for diagnosis in diagnoses]
     return "\n".join(parts)
 

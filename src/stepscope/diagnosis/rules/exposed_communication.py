@@ -28,9 +28,11 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.communication import collectives, exposed_on_host
 from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
 
 ID: Final = "exposed-communication"
 TITLE: Final = "Communication between ranks is not overlapped"
@@ -41,14 +43,13 @@ def check(view: View) -> RuleResult:
     """Add exposed collectives and idle time spent waiting for other ranks."""
     exposed = view.exposed_ns(("communication",)) if view.device is not None else 0
     waiting = view.pieces.filter(pl.col("cause") == "communication")
-    cost = exposed + int(waiting["duration_ns"].sum())
+    on_host = exposed_on_host(view.trace, view.span) if view.device is None else 0
+    cost = exposed + max(int(waiting["duration_ns"].sum()), on_host)
     limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
         return RuleResult()
-    work = view.work.filter(pl.col("kind") == "communication") if view.device is not None else view.trace.device_work
+    work, slices, weights = _collectives(view)
     total = int(work["duration_ns"].sum())
-    calls = work.filter(pl.col("launch").is_not_null())
-    slices = view.activity.slices_of("launches")[calls["launch"].to_numpy().astype(np.int64)]
     finding = view.finding(
         ID,
         f"{view.share(cost):.0%} of the step goes to communication that no computation overlaps",
@@ -59,21 +60,43 @@ def check(view: View) -> RuleResult:
             (
                 Figure("share of the step lost to communication", view.share(cost), "share", limit),
                 Figure("communication in all per step", total // view.step_count, "ns"),
-                Figure("share of it that is exposed", exposed / total if total else 0.0, "share"),
+                Figure(
+                    "share of it that is exposed", min((exposed or on_host) / total, 1.0) if total else 0.0, "share"
+                ),
                 Figure("collectives per step", work.height / view.step_count, "count"),
             ),
             view.longest(work, "collective"),
         ),
-        remedy=Remedy(
-            "Overlap gradients' communication with the backward pass, and send less often or less.",
-            "model = DistributedDataParallel(model, bucket_cap_mb=50, gradient_as_bucket_view=True,\n"
-            "                                static_graph=True)\n"
-            "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
-            "model.register_comm_hook(None, default_hooks.bf16_compress_hook)   # half the bytes",
-        ),
-        where=view.locations_of(slices, calls["duration_ns"].to_numpy()),
+        remedy=_remedy(view),
+        where=view.locations_of(slices, weights),
     )
     return RuleResult((finding,), _straggler_question(view))
+
+
+def _collectives(view: View) -> tuple[pl.DataFrame, Rows, Rows]:
+    """The span's collectives with start_ns and duration_ns, slices that stand for them, and these slices' weights."""
+    if view.device is None:
+        found = collectives(view.trace, window=view.span)
+        return found, view.slices_of_operators(found["row"].to_numpy()), found["duration_ns"].to_numpy()
+    work = view.work.filter(pl.col("kind") == "communication")
+    calls = work.filter(pl.col("launch").is_not_null())
+    slices = view.activity.slices_of("launches")[calls["launch"].to_numpy().astype(np.int64)]
+    return work, slices, calls["duration_ns"].to_numpy()
+
+
+def _remedy(view: View) -> Remedy:
+    """Without what the recording knows to be set already."""
+    facts = next(iter(view.program.data_parallel), None)
+    has_views = facts is not None and facts.gradient_as_bucket_view
+    views = "" if has_views else ", gradient_as_bucket_view=True"
+    return Remedy(
+        "Overlap gradients' communication with the backward pass, and send less often or less.",
+        f"model = DistributedDataParallel(model, bucket_cap_mb=50{views}, static_graph=True)\n"
+        "with model.no_sync():                                # all but the last of several small batches\n"
+        "    loss(model(batch)).backward()\n"
+        "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+        "model.register_comm_hook(None, default_hooks.bf16_compress_hook)   # half the bytes",
+    )
 
 
 def _straggler_question(view: View) -> tuple[NotAnswered, ...]:
@@ -83,7 +106,7 @@ def _straggler_question(view: View) -> tuple[NotAnswered, ...]:
         NotAnswered(
             "Do ranks wait for a slow one inside the collectives, or for the network?",
             "one rank's trace does not show when the others arrived",
-            "record every rank of the same steps, and compare when each rank's collectives begin",
+            "record every rank of the same steps, and diagnose their traces together: stepscope diagnose FOLDER",
             ID,
         ),
     )

@@ -1,0 +1,158 @@
+"""Collectives between ranks: what they move, when a rank comes to them, and how fast the data goes."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+import polars as pl
+
+from stepscope.analysis.shapes import elements, listed_shapes, shapes_of
+from stepscope.trace import Trace, Window
+from stepscope.trace.intervals import union
+
+COLLECTIVE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "row": pl.Int64,  # in device_work, or in operators where the collective runs on the host
+    "on_device": pl.Boolean,
+    "kind": pl.String,  # one of KINDS
+    "group": pl.String,  # of ranks, "" where unknown
+    "ranks": pl.Int64,  # in the group; null where unknown
+    "bytes": pl.Int64,  # of the message of one rank; null where unknown
+    "start_ns": pl.Int64,
+    "duration_ns": pl.Int64,
+    "launch": pl.Int64,  # row in launches; null on the host
+}
+
+KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_receive",
+                "barrier", "other")  # fmt: skip
+
+_KIND_PATTERNS: Final = (
+    ("all_reduce", r"all_?reduce"),
+    ("reduce_scatter", r"reduce_?scatter"),
+    ("all_gather", r"all_?gather"),
+    ("all_to_all", r"all_?to_?all"),
+    ("barrier", r"barrier"),
+    ("broadcast", r"broadcast"),
+    ("send_receive", r"send|recv"),
+    ("reduce", r"reduce"),
+)
+_TYPE_BYTES: Final = {
+    "float": 4, "half": 2, "bfloat16": 2, "double": 8, "long": 8, "int": 4, "byte": 1, "char": 1, "bool": 1, "short": 2,
+}  # fmt: skip
+_ON_HOST: Final = (
+    r"^c10d::(?:allreduce_|_?allgather_|_?allgather_base_|reduce_scatter_|_reduce_scatter_base_|alltoall_"
+    r"|alltoall_base_|broadcast_|reduce_|send|recv_|barrier)$"
+)
+_HOST_BACKEND: Final = r"^(?:gloo|mpi|ucc):"
+_DEFAULT_BYTES: Final = 4
+
+
+@lru_cache(maxsize=4096)
+def kind_of(name: str) -> str:
+    """Which of KINDS a collective's name says."""
+    return next((kind for kind, pattern in _KIND_PATTERNS if re.search(pattern, name, re.IGNORECASE)), "other")
+
+
+def collectives(trace: Trace, *, device: str | None = None, window: Window | None = None) -> pl.DataFrame:
+    """Every collective of a rank, in order of time: those of a device, or else those that its host runs.
+
+    Args:
+        device: whose; of all devices by default.
+        window: only those that start in it.
+
+    Returns:
+        Columns as in COLLECTIVE_SCHEMA.
+    """
+    work = trace.device_work.with_row_index("row").filter(pl.col("kind") == "communication")
+    if device is not None:
+        work = work.filter(pl.col("device") == device)
+    rows = _of_device(trace, work) if work.height else _of_host(trace)
+    if window is not None:
+        rows = rows.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
+    return rows.sort("start_ns", "row")
+
+
+def bus_bytes(kind: str, message: int, ranks: int) -> float:
+    """Bytes that each rank's link carries for a message, as NCCL's tests count them.
+
+    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+    """
+    if ranks < 2:
+        return float(message)
+    factor = 2 * (ranks - 1) / ranks if kind == "all_reduce" else 1.0
+    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
+        factor = (ranks - 1) / ranks
+    return message * factor
+
+
+def _of_device(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    messages = _messages_by_launch(trace)
+    rows = []
+    columns = ("row", "name", "collective", "group", "group_size", "message_elements", "message_type", "start_ns",
+               "duration_ns", "launch")  # fmt: skip
+    for row, name, collective, group, ranks, count, kind, start, duration, launch in work.select(columns).iter_rows():
+        size = None if count is None else count * _TYPE_BYTES.get((kind or "").lower().removeprefix("c10::"), 4)
+        size = size if size is not None else messages.get(launch)
+        rows.append((row, True, kind_of(collective or name), group or "", ranks, size, start, duration, launch))
+    return pl.DataFrame(rows, schema=dict(COLLECTIVE_SCHEMA), orient="row")
+
+
+def _messages_by_launch(trace: Trace) -> dict[int, int]:
+    """For launches inside a c10d operator, the bytes of its first tensors; nothing where shapes were not recorded."""
+    operators = trace.operators.with_row_index("operator").filter(
+        pl.col("name").str.contains(_ON_HOST) | (pl.col("name") == "record_param_comms")
+    )
+    if operators.is_empty():
+        return {}
+    sizes = {row: _bytes(shapes, types) for row, shapes, types in
+             operators.select("operator", "input_shapes", "input_types").iter_rows()}  # fmt: skip
+    calls = trace.launches.with_row_index("launch").select("launch", "operator").drop_nulls()
+    return {launch: sizes[operator] for launch, operator in calls.iter_rows() if sizes.get(operator)}
+
+
+def exposed_on_host(trace: Trace, window: Window) -> int:
+    """Nanoseconds in which collectives of the host's own backend run and no operator computes, on any thread."""
+    running = trace.annotations.filter(pl.col("name").str.contains(_HOST_BACKEND) & (pl.col("kind") == "host"))
+    if running.is_empty():
+        return 0
+    operators = trace.operators.with_row_index("row")
+    inner = operators.filter(~pl.col("row").is_in(operators["parent"].drop_nulls().unique().implode()))
+    inner = inner.filter(~pl.col("name").str.contains(r"^c10d::|^record_param_comms$"))
+    waiting, computing = (
+        union(table["start_ns"].to_numpy(), (table["start_ns"] + table["duration_ns"]).to_numpy()).clip(
+            window.start_ns, window.end_ns
+        )
+        for table in (running, inner)
+    )
+    return waiting.total_ns - waiting.overlap_ns(computing)
+
+
+def _of_host(trace: Trace) -> pl.DataFrame:
+    """The operators that begin collectives; where the backend noted how long each ran, until its end."""
+    operators = trace.operators.with_row_index("row").filter(pl.col("name").str.contains(_ON_HOST))
+    running = trace.annotations.filter(pl.col("name").str.contains(_HOST_BACKEND) & (pl.col("kind") == "host"))
+    ends: dict[str, list[tuple[int, int]]] = {}
+    for name, start, duration in running.sort("start_ns").select("name", "start_ns", "duration_ns").iter_rows():
+        ends.setdefault(kind_of(name), []).append((start, duration))
+    numbers: dict[str, int] = {}
+    rows = []
+    columns = ("row", "name", "input_shapes", "input_types", "start_ns", "duration_ns")
+    for row, name, shapes, types, start, duration in operators.sort("start_ns").select(columns).iter_rows():
+        kind = kind_of(name)
+        number = numbers[kind] = numbers.get(kind, -1) + 1
+        noted = ends.get(kind, [])
+        length = duration
+        if len(noted) == operators.filter(pl.col("name") == name).height:
+            length = max(noted[number][0] + noted[number][1] - start, duration)
+        size = _bytes(shapes, types) or None
+        rows.append((row, False, kind, "", trace.metadata.world_size, size, start, length, None))
+    return pl.DataFrame(rows, schema=dict(COLLECTIVE_SCHEMA), orient="row")
+
+
+def _bytes(shapes: str | None, types: str | None) -> int:
+    """Bytes of a collective's tensors; their type is not recorded for lists, where four bytes a number are taken."""
+    listed = listed_shapes(shapes) or shapes_of(shapes)[:1]
+    count = sum(elements(shape) for shape in listed if shape)
+    half = types is not None and ('["c10::BFloat16"' in types or '["c10::Half"' in types)
+    return count * (2 if half else _DEFAULT_BYTES)

@@ -1,0 +1,179 @@
+"""What several ranks' traces tell together: which rank the others wait for, and how fast data moves between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.causes import CAUSES
+from stepscope.analysis.communication import bus_bytes, collectives, exposed_on_host
+from stepscope.analysis.ranks import RankCollectives, matched_collectives
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
+from stepscope.diagnosis.rules import late_rank, slow_transfer
+from stepscope.diagnosis.view import View, severity
+from stepscope.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What is kept of one rank's trace to hold it against the others'.
+
+    Attributes:
+        name: of the rank, such as "rank 3".
+        causes: time per step by cause: of the device's idle time, or of the host's where there is no device.
+        places: the user's lines of each cause.
+        exposed_ns: time per step in which the rank only communicates.
+        on_device: whether a device runs its collectives.
+    """
+
+    name: str
+    ranks: int
+    step_ns: int
+    steps: int
+    collectives: RankCollectives
+    causes: dict[str, int]
+    places: dict[str, tuple[Location, ...]]
+    exposed_ns: int
+    on_device: bool
+
+
+def rank_record(trace: Trace, view: View | None = None) -> RankRecord:
+    """What `across_ranks` needs of one trace, without its tables."""
+    view = view or View(trace)
+    found = collectives(trace, device=view.device, window=view.device_span)
+    numbers = view.steps["index"].to_numpy()
+    step = np.searchsorted(view.steps["start_ns"].to_numpy(), found["start_ns"].to_numpy(), side="right") - 1
+    number = np.where(step >= 0, numbers[np.maximum(step, 0)], -1) if len(numbers) else np.zeros(found.height, np.int64)
+    table = found.select("kind", "group", "bytes", "start_ns", "duration_ns").with_columns(
+        step=pl.Series(number, dtype=pl.Int64)
+    )
+    sums = view.pieces.group_by("cause").agg(ns=pl.col("duration_ns").sum())
+    causes = {cause: ns // view.step_count for cause, ns in sums.iter_rows()}
+    places = {cause: view.locations(view.pieces.filter(pl.col("cause") == cause)) for cause in causes}
+    waiting = causes.get("communication", 0)
+    exposed = view.exposed_ns(("communication",)) // view.step_count if view.device is not None else 0
+    if view.device is None:
+        waiting = max(waiting, exposed_on_host(trace, view.span) // view.step_count)
+    rank = trace.metadata.rank
+    return RankRecord(
+        name=f"rank {rank}" if rank is not None else trace.metadata.path,
+        ranks=trace.metadata.world_size or 2,
+        step_ns=view.step_ns,
+        steps=view.step_count,
+        collectives=RankCollectives(table, trace.metadata.origin_unix_ns or 0),
+        causes=causes,
+        places=places,
+        exposed_ns=exposed + waiting,
+        on_device=bool(found["on_device"].any()),
+    )
+
+
+def diagnose_ranks(traces: Sequence[Trace]) -> tuple[Finding, ...]:
+    """Findings about ranks together: of each rank's trace of the same steps. See the rules late-rank, slow-transfer."""
+    return across_ranks([rank_record(trace) for trace in traces])
+
+
+def across_ranks(records: Sequence[RankRecord]) -> tuple[Finding, ...]:
+    """As `diagnose_ranks`, from what was kept of each trace; the one that saves most first."""
+    if len(records) < 2:
+        return ()
+    matched = matched_collectives([record.collectives for record in records])
+    if matched.is_empty():
+        return ()
+    found = [_late(records, matched), _slow(records, matched)]
+    findings = [finding for finding in found if finding is not None]
+    return tuple(sorted(findings, key=lambda finding: -finding.saving_ns_per_step))
+
+
+def _steps(matched: pl.DataFrame) -> int:
+    return max(matched["step"].n_unique(), 1)
+
+
+def _late(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | None:
+    """The rank that the others wait for most."""
+    by_rank = matched.group_by("last").agg(late=pl.col("late_ns").sum()).sort("late", "last", descending=[True, False])
+    last, late = by_rank.row(0)
+    total = int(matched["late_ns"].sum())
+    others = [record for place, record in enumerate(records) if place != last]
+    step_ns = max(record.step_ns for record in records)
+    exposed = max(record.exposed_ns for record in others)
+    saved = min(late // _steps(matched), exposed, step_ns)
+    limit = late_rank.THRESHOLDS["share"].value
+    times = late_rank.THRESHOLDS["times"].value
+    missing = max(record.ranks for record in records) > len(records)  # one that is not here may be the last
+    if missing or saved <= 0 or saved / step_ns < limit or late < times * total:
+        return None
+    slow = records[last]
+    cause, more = _own_cause(slow, others)
+    why = f", where {CAUSES.get(cause, 'the host computed')} {more / 1e6:,.1f} ms longer" if cause else ""
+    share = saved / step_ns
+    return Finding(
+        late_rank.ID,
+        f"the other ranks wait {saved / 1e6:,.1f} ms a step for {slow.name}{why}",
+        severity(share),
+        saved,
+        share,
+        "how much later it comes to each collective than the rank before it, as far as the others only communicate",
+        "medium",
+        Evidence(
+            (
+                Figure("share of the step that ranks wait for the last one", share, "share", limit),
+                Figure("share of the waiting that this rank causes", late / max(total, 1), "share", times),
+                Figure("collectives that were compared per step", matched.height / _steps(matched), "count"),
+                Figure("longest wait", int(matched["waiting_ns"].to_numpy().max()), "ns"),
+            )
+        ),
+        Remedy(
+            f"Look into what holds {slow.name} up: its data, its host or its device.",
+            f"stepscope diagnose TRACE_OF_{slow.name.upper().replace(' ', '_')}",
+        ),
+        slow.places.get(cause, ()) if cause else (),
+    )
+
+
+def _own_cause(slow: RankRecord, others: Sequence[RankRecord]) -> tuple[str, int]:
+    """What takes the late rank's time that it does not take the others', and how much more; "" where nothing does."""
+    more = {
+        cause: ns - sum(other.causes.get(cause, 0) for other in others) // len(others)
+        for cause, ns in slow.causes.items()
+        if cause not in ("communication", "dependency")
+    }
+    cause = max(more, key=lambda name: more[name], default="")
+    return (cause, more[cause]) if cause and more[cause] > 0 else ("", 0)
+
+
+def _slow(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | None:
+    """Whether data moves slowly once all ranks are there."""
+    rate, fewest, limit = (slow_transfer.THRESHOLDS[name].value for name in ("bytes_per_second", "bytes", "share"))
+    large = matched.filter((pl.col("bytes") >= fewest) & (pl.col("kind") != "send_receive"))
+    if large.is_empty() or not all(record.on_device for record in records):
+        return None  # a host's network has no rate that could be expected
+    ranks = max(record.ranks for record in records)
+    carried = sum(bus_bytes(kind, size, ranks) for kind, size in large.select("kind", "bytes").iter_rows())
+    taken = int(large["transfer_ns"].sum())
+    step_ns = max(record.step_ns for record in records)
+    exposed = min(record.exposed_ns for record in records)
+    saved = min(int(max(taken - carried / rate * 1e9, 0)) // _steps(matched), exposed, step_ns)
+    if saved <= 0 or saved / step_ns < limit:
+        return None
+    reached, share = carried / max(taken, 1) * 1e9, saved / step_ns
+    return Finding(
+        slow_transfer.ID,
+        f"data moves at {reached / 1e9:,.2f} GB/s once all ranks are there, below the {rate / 1e9:,.0f} expected",
+        severity(share),
+        saved,
+        share,
+        "from the last rank's arrival to the end, less what the same bytes need at the expected rate",
+        "medium",
+        Evidence(
+            (
+                Figure("bytes in a second on each link", reached, "bytes", rate),
+                Figure("share of the step that transfers at the expected rate would save", share, "share", limit),
+                Figure("transfers of 1 MiB or more per step", large.height / _steps(matched), "count"),
+            )
+        ),
+        slow_transfer.REMEDY,
+    )

@@ -1,0 +1,80 @@
+"""# What it finds
+A model in `nn.DataParallel`: one process that drives several devices.
+
+# Why it costs time
+In every step the model is copied to all devices, the batch is cut up, results and gradients are collected on the first
+device, and one Python process launches the work of all of them while the interpreter lets only one thread run.
+
+# How it is measured
+The operators that copy the model (Broadcast), cut the batch (Scatter) and collect (Gather, ReduceAddCoalesced) and
+their gradients' counterparts: the device's time for them and its idle time before them.
+
+# Known false positives
+None known. With one device there is nothing to copy, and nothing is reported.
+
+# What to do
+`DistributedDataParallel`, one process a device.
+
+# Reference
+PyTorch's documentation of nn.DataParallel, which recommends DistributedDataParallel even on one machine.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "data-parallel"
+TITLE: Final = "One process drives several devices with DataParallel"
+THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step that copying and collecting costs")}
+REPLACES: Final = ("exposed-communication",)
+
+_NAMES: Final = (
+    r"^(?:autograd::engine::evaluate_function: )?(?:Broadcast|Scatter|Gather|ReduceAddCoalesced)(?:Backward)?$"
+)
+_MODEL: Final = "Broadcast"
+
+
+def check(view: View) -> RuleResult:
+    """Sum what DataParallel does around the model."""
+    found = view.operators.filter(pl.col("name").str.contains(_NAMES))
+    if view.device is None or not found["name"].str.contains(_MODEL).any():
+        return RuleResult()
+    rows = view.outermost(found["row"].to_numpy())
+    cost = view.cost_ns(rows)
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if cost == 0 or view.share(cost) < limit:
+        return RuleResult()
+    devices = view.trace.device_work["device"].n_unique()
+    durations = view.trace.operators["duration_ns"].to_numpy()[rows]
+    finding = view.finding(
+        ID,
+        f"DataParallel copies the model to {devices} devices and collects from them in every step: "
+        f"{view.share(cost):.0%} of it",
+        cost,
+        basis="the busiest device's time for copying the model, cutting the batch and collecting, and idle time before "
+        "that",
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step that copying and collecting costs", view.share(cost), "share", limit),
+                Figure("devices", devices, "count"),
+                Figure("copies and collections per step", len(rows) / view.step_count, "count"),
+            )
+        ),
+        remedy=Remedy(
+            "Run one process a device: the model stays where it is, and gradients travel during the backward pass.",
+            "# torchrun --nproc-per-node=" + str(max(devices, 2)) + " train.py\n"
+            'torch.distributed.init_process_group("nccl")\n'
+            'device = int(os.environ["LOCAL_RANK"])\n'
+            "model = torch.nn.parallel.DistributedDataParallel(model.to(device), device_ids=[device])",
+        ),
+        where=view.locations_of(view.slices_of_operators(rows), np.maximum(durations, 1)),
+    )
+    return RuleResult((finding,))

@@ -1,0 +1,68 @@
+"""# What it finds
+Gradients that DistributedDataParallel copies out of its buckets after they were reduced.
+
+# Why it costs time
+By default a gradient lives twice: in the parameter and in the bucket that travels. After the reduction every bucket is
+copied back, and all gradients are held twice.
+
+# How it is measured
+The reducer's operators that copy buckets into gradients.
+
+# Known false positives
+Code that detaches gradients in place (`gradient.detach_()`) does not work with views; `zero_grad(set_to_none=True)`
+does.
+
+# What to do
+`gradient_as_bucket_view=True`.
+
+# Reference
+PyTorch's documentation of DistributedDataParallel, gradient_as_bucket_view.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "gradient-copies"
+TITLE: Final = "Reduced gradients are copied out of their buckets"
+THRESHOLDS: Final = {"share": Threshold(0.01, "share", "share of the step that the copies cost")}
+
+_COPY: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+
+
+def check(view: View) -> RuleResult:
+    """Sum the copies from buckets."""
+    copies = view.operators.filter(pl.col("name") == _COPY)
+    rows = copies["row"].to_numpy()
+    cost = view.cost_ns(rows)
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if cost == 0 or view.share(cost) < limit:
+        return RuleResult()
+    held = max((facts.gradient_bytes or 0 for facts in view.program.data_parallel), default=0)
+    finding = view.finding(
+        ID,
+        f"{len(rows) / view.step_count:,.0f} gradients a step are copied out of the buckets they travelled in: "
+        f"{view.share(cost):.1%} of the step",
+        cost,
+        basis="the copies from buckets to gradients",
+        confidence="high",
+        evidence=Evidence(
+            (
+                Figure("share of the step that the copies cost", view.share(cost), "share", limit),
+                Figure("copies per step", len(rows) / view.step_count, "count"),
+                *([Figure("bytes of gradients that are held twice", held, "bytes")] if held else []),
+            ),
+            view.longest(copies, "copy"),
+        ),
+        remedy=Remedy(
+            "Let gradients be views of the buckets.",
+            "model = DistributedDataParallel(model, gradient_as_bucket_view=True)",
+        ),
+    )
+    return RuleResult((finding,))

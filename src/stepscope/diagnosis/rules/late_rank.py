@@ -1,0 +1,89 @@
+"""# What it finds
+Ranks that wait in collectives for one that comes later.
+
+# Why it costs time
+A collective ends when the last rank has come. If one rank is slower, by its data, its host or its device, all others
+wait for it in every step, and their traces show it as communication.
+
+# How it is measured
+From several ranks' traces: the same collectives, by group and order; clocks are put right by their ends, which nearly
+coincide. What the last rank comes later than the one before it is counted, as far as the others have nothing else to
+do; the late rank's own causes are held against the others'. From one rank's trace: collectives of one kind and size
+take as long as the fastest of them if nobody waits; what they take longer, as far as it is exposed.
+
+# Known false positives
+From one trace alone, a network that others use at times looks the same. A pipeline's stages wait for each other by
+design.
+
+# What to do
+Give every rank as much work; look into the late rank's own trace for what holds it up.
+
+# Reference
+HolisticTraceAnalysis, stragglers; TraceML names a rank from 10 % of the step on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from stepscope.analysis.communication import collectives
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "late-rank"
+TITLE: Final = "Ranks wait for one that comes late"
+THRESHOLDS: Final = {
+    "share": Threshold(0.05, "share", "share of the step that ranks wait for the last one"),
+    "times": Threshold(0.6, "share", "share of the waiting that one rank must cause to be named"),
+}
+REPLACES: Final = ("exposed-communication",)
+
+_ALIKE: Final = 4
+"""Collectives of one kind and size from which the fastest says how long they take when nobody waits."""
+_FEWEST_STEPS: Final = 2
+
+
+def check(view: View) -> RuleResult:
+    """From one rank's trace: what collectives take beyond the fastest of their kind and size."""
+    if view.device is None or view.step_count < _FEWEST_STEPS:
+        return RuleResult()
+    found = collectives(view.trace, device=view.device, window=view.device_span).filter(
+        (pl.col("kind") != "send_receive") & pl.col("bytes").is_not_null()
+    )
+    alike = found.with_columns(
+        alone=pl.col("duration_ns").min().over("kind", "group", "bytes"),
+        times=pl.len().over("kind", "group", "bytes"),
+    ).filter(pl.col("times") >= _ALIKE)
+    longer = alike.with_columns(waiting=pl.col("duration_ns") - pl.col("alone"))
+    total = int(alike["duration_ns"].sum())
+    waiting = int(longer["waiting"].sum())
+    exposed = view.exposed_ns(("communication",))
+    saved = min(waiting, exposed * waiting // max(total, 1))
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if saved <= 0 or view.share(saved) < limit:
+        return RuleResult()
+    longest = longer.sort("waiting", descending=True).head(3)
+    finding = view.finding(
+        ID,
+        f"{view.share(saved):.0%} of the step this rank waits in collectives for others that come later",
+        saved,
+        basis="what collectives take beyond the fastest of the same kind and size, as far as nothing covers it",
+        confidence="low",
+        evidence=Evidence(
+            (
+                Figure("share of the step that ranks wait for the last one", view.share(saved), "share", limit),
+                Figure("collectives that were compared per step", alike.height / view.step_count, "count"),
+                Figure("their time per step", total // view.step_count, "ns"),
+                Figure("the same if each took as long as the fastest", (total - waiting) // view.step_count, "ns"),
+            ),
+            view.longest(longest, "collective"),
+        ),
+        remedy=Remedy(
+            "Record all ranks of the same steps and diagnose them together: that names the rank that is late, and why.",
+            "stepscope diagnose RUN                  # a folder with every rank's trace",
+        ),
+    )
+    return RuleResult((finding,))

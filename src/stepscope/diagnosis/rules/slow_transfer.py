@@ -1,0 +1,107 @@
+"""# What it finds
+Collectives whose data moves slowly although every rank is there.
+
+# Why it costs time
+A link that is slower than the machine's others sets the pace of the whole group: data goes over the network instead of
+NVLink, over one network card instead of all, or through the host.
+
+# How it is measured
+Messages of 1 MiB or more: bytes that each rank's link carries (as NCCL's tests count them) over the time of the
+fastest of the same size, in which nobody waits; with several ranks' traces, over the time from the last rank's
+arrival. The time above what the expected rate needs is counted, as far as nothing covers it.
+
+# Known false positives
+Links that are no faster: set the expected rate to what the machine's link does.
+
+# What to do
+Look at what NCCL chose (`NCCL_DEBUG=INFO`); larger messages; half the bytes with 16-bit gradients.
+
+# Reference
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md: bus bandwidth.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from stepscope.analysis.communication import bus_bytes, collectives
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "slow-transfer"
+TITLE: Final = "Data between ranks moves slowly"
+THRESHOLDS: Final = {
+    "share": Threshold(0.05, "share", "share of the step that transfers at the expected rate would save"),
+    "bytes_per_second": Threshold(5e9, "bytes", "rate that each rank's link is expected to reach, in a second"),
+    "bytes": Threshold(2**20, "bytes", "message from which the rate counts"),
+}
+REPLACES: Final = ("exposed-communication",)
+
+ALIKE: Final = 4
+"""Collectives of one kind and size from which the fastest says how long they take when nobody waits."""
+
+REMEDY: Final = Remedy(
+    "See which way the data takes, and send less of it.",
+    "NCCL_DEBUG=INFO python train.py          # NVLink, PCIe, network card or sockets, and why\n"
+    "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+    "model.register_comm_hook(None, default_hooks.bf16_compress_hook)   # half the bytes",
+)
+
+
+def check(view: View) -> RuleResult:
+    """From one rank's trace: the fastest of large messages of each kind and size."""
+    if view.device is None:
+        return RuleResult()
+    fewest = view.threshold(ID, THRESHOLDS, "bytes")
+    rate = max(view.threshold(ID, THRESHOLDS, "bytes_per_second"), 1.0)
+    found = collectives(view.trace, device=view.device, window=view.device_span).filter(
+        (pl.col("bytes") >= fewest) & (pl.col("kind") != "send_receive") & (pl.col("duration_ns") > 0)
+    )
+    found = found.filter(pl.len().over("kind", "group", "bytes") >= ALIKE)
+    if found.is_empty():
+        return RuleResult()
+    ranks = view.trace.metadata.world_size or 2
+    carried = [
+        bus_bytes(kind, size, int(group or ranks))
+        for kind, size, group in found.select("kind", "bytes", "ranks").iter_rows()
+    ]
+    rows = found.with_columns(
+        carried=pl.Series(carried, dtype=pl.Float64),
+        alone=pl.col("duration_ns").min().over("kind", "group", "bytes"),
+    )
+    alone = float(rows["alone"].sum())
+    needed = float(rows["carried"].sum()) / rate * 1e9
+    total = int(rows["duration_ns"].sum())
+    exposed = view.exposed_ns(("communication",))
+    saved = max(alone - needed, 0.0) * min(exposed / max(total, 1), 1.0)
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if saved <= 0 or view.share(saved) < limit:
+        return RuleResult()
+    reached = float(rows["carried"].sum()) / max(alone, 1.0) * 1e9
+    finding = view.finding(
+        ID,
+        f"data moves at {reached / 1e9:,.1f} GB/s on each rank's link, below the {rate / 1e9:,.0f} expected",
+        saved,
+        basis="the fastest collectives of each size, less what the same bytes need at the expected rate, as far as "
+        "nothing covers them",
+        confidence="low",
+        evidence=Evidence(
+            (
+                Figure("bytes in a second on each link", reached, "bytes", rate),
+                Figure(
+                    "share of the step that transfers at the expected rate would save",
+                    view.share(saved),
+                    "share",
+                    limit,
+                ),
+                Figure("mean message", float(rows["bytes"].mean() or 0), "bytes", fewest),  # type: ignore[arg-type]
+                Figure("such messages per step", rows.height / view.step_count, "count"),
+            ),
+            view.longest(rows, "collective"),
+        ),
+        remedy=REMEDY,
+    )
+    return RuleResult((finding,))

@@ -1,0 +1,117 @@
+"""# What it finds
+Very many small collectives in a step.
+
+# Why it costs time
+Every collective has a price of its own, whatever it moves: a launch on every rank, the ranks meeting, the rounds of
+the algorithm. Gradients that are reduced one parameter at a time pay it for each.
+
+# How it is measured
+Reductions per step and the shortest of them, which is nearly all price. Collecting the same bytes in buckets of 25 MB
+leaves one for each bucket; the shortest's time for each of the others is counted as saved, as far as no computation
+covers it.
+
+# Known false positives
+Several groups of ranks, whose messages cannot be put together.
+
+# What to do
+`DistributedDataParallel` with its default buckets of 25 MB or larger ones; for own loops over parameters, one
+collective over a flat buffer.
+
+# Reference
+Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.communication import collectives, exposed_on_host
+from stepscope.diagnosis.finding import Evidence, Figure, Location, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "small-buckets"
+TITLE: Final = "Gradients are exchanged in very many small messages"
+THRESHOLDS: Final = {
+    "count": Threshold(20, "count", "reductions per step that are many"),
+    "bytes": Threshold(2**20, "bytes", "mean message that is small"),
+    "share": Threshold(0.02, "share", "share of the step that fewer messages would save"),
+}
+
+_BUCKET_BYTES: Final = 25 * 2**20
+_REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
+
+
+def check(view: View) -> RuleResult:
+    """Count reductions, and the price of those that buckets would not need."""
+    found = collectives(view.trace, device=view.device, window=view.device_span).filter(
+        pl.col("kind").is_in(_REDUCTIONS) & (pl.col("duration_ns") > 0)
+    )
+    per_step = found.height / view.step_count
+    fewest, largest, limit = (view.threshold(ID, THRESHOLDS, name) for name in ("count", "bytes", "share"))
+    mean = float(found["bytes"].mean() or 0.0)  # type: ignore[arg-type]
+    if per_step < fewest or found.is_empty() or mean > largest:
+        return RuleResult()
+    price = _price(view, found)
+    needed = max(-(-int(found["bytes"].sum() or 0) // view.step_count // _BUCKET_BYTES), 1)
+    saved = max(per_step - needed, 0) * price * view.step_count
+    on_device = view.device is not None
+    saved = min(saved, view.exposed_ns(("communication",)) if on_device else exposed_on_host(view.trace, view.span))
+    if saved <= 0 or view.share(saved) < limit:
+        return RuleResult()
+    finding = view.finding(
+        ID,
+        f"{per_step:,.0f} reductions a step"
+        + (f" of {mean / 1024:,.0f} KiB on average" if mean else "")
+        + f", which {needed} would do",
+        saved,
+        basis="the time of a short reduction for each that buckets of 25 MB do not need, as far as nothing covers it",
+        confidence="medium" if mean else "low",
+        evidence=Evidence(
+            (
+                Figure("reductions per step", per_step, "count", fewest),
+                Figure("mean message", mean, "bytes", largest),
+                Figure("time of a short one", price, "ns"),
+                Figure("share of the step that fewer messages would save", view.share(saved), "share", limit),
+            ),
+            view.longest(found, "reduction"),
+        ),
+        remedy=_remedy(view),
+        where=_places(view, found),
+    )
+    return RuleResult((finding,))
+
+
+def _price(view: View, found: pl.DataFrame) -> float:
+    """What a short reduction takes; on the host, which runs several at a time, what beginning one takes."""
+    if found["on_device"].all():
+        return float(found["duration_ns"].quantile(0.1) or 0)
+    return float(view.trace.operators["duration_ns"].to_numpy()[found["row"].to_numpy()].mean())
+
+
+def _places(view: View, found: pl.DataFrame) -> tuple[Location, ...]:
+    weights = found["duration_ns"].to_numpy()
+    if not found["on_device"].all():
+        return view.locations_of(view.slices_of_operators(found["row"].to_numpy()), weights)
+    launch = found["launch"].fill_null(-1).to_numpy()
+    slices = view.activity.slices_of("launches")
+    return view.locations_of(np.where(launch >= 0, slices[np.maximum(launch, 0)], -1), weights) if len(slices) else ()
+
+
+def _remedy(view: View) -> Remedy:
+    small = [facts for facts in view.program.data_parallel if facts.bucket_bytes and facts.bucket_bytes < _BUCKET_BYTES]
+    if small:
+        have = (small[0].bucket_bytes or 0) / 2**20
+        return Remedy(
+            f"Give DistributedDataParallel larger buckets than the {have:,.1f} MiB it has; 25 is its default.",
+            "model = DistributedDataParallel(model, bucket_cap_mb=25)",
+        )
+    return Remedy(
+        "Exchange gradients in buckets: DistributedDataParallel does, or flatten what a loop would send one by one.",
+        "model = DistributedDataParallel(model)      # buckets of 25 MB, sent while the backward pass goes on\n"
+        "flat = torch._utils._flatten_dense_tensors(gradients)   # in an own loop: one message for all\n"
+        "torch.distributed.all_reduce(flat)",
+    )

@@ -1,0 +1,129 @@
+"""# What it finds
+Matrix products of 16-bit numbers with a dimension that is no multiple of 8, such as a vocabulary of 50,257.
+
+# Why it costs time
+Tensor cores read rows in pieces of 16 bytes. A row that does not begin on such a border is read number by number, by
+slower kernels or after a copy.
+
+# How it is measured
+Matrix products by their input shapes: the device's time for those with such a dimension. Padding it to the next
+multiple of 8 lets it run as fast as the trace's aligned products of 16-bit numbers do for each multiplication, at most
+twice as fast as now; without such products a quarter is counted as saved.
+
+# Known false positives
+Very small products, which no kernel runs well. Newer libraries pad by themselves.
+
+# What to do
+Round layer sizes and vocabulary up to multiples of 8, better 64.
+
+# Reference
+NVIDIA, "Matrix Multiplication Background User's Guide"; PyTorch's MatMulDimInFP16Pattern.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.shapes import Shape, elements, shapes_of, types_of
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "unaligned-dimensions"
+TITLE: Final = "Matrix dimensions do not fit the tensor cores"
+THRESHOLDS: Final = {
+    "multiple": Threshold(8, "count", "what dimensions should be multiples of"),
+    "share": Threshold(0.02, "share", "share of the step that padding the dimensions would save"),
+}
+
+_PRODUCTS: Final = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+_NARROW: Final = ("c10::Half", "c10::BFloat16")
+_AT_MOST: Final = 0.5
+_WITHOUT_PEERS: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    row: int
+    sizes: tuple[int, int, int]
+    multiplications: int
+    device_ns: int
+
+
+def check(view: View) -> RuleResult:
+    """Compare products with awkward dimensions with the others."""
+    if view.device is None:
+        return RuleResult()
+    multiple = max(int(view.threshold(ID, THRESHOLDS, "multiple")), 1)
+    products = _products(view)
+    awkward = [product for product in products if any(size % multiple for size in product.sizes)]
+    if not awkward:
+        return RuleResult()
+    rates = [product.multiplications / product.device_ns for product in products if product not in set(awkward)]
+    rate = float(np.median(rates)) if rates else None
+    saved = sum(_saved(product, rate) for product in awkward)
+    cost = sum(product.device_ns for product in awkward)
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if saved <= 0 or view.share(saved) < limit:
+        return RuleResult()
+    worst = max(awkward, key=lambda product: product.device_ns)
+    odd = next(size for size in sorted(worst.sizes, reverse=True) if size % multiple)
+    rows = np.array([product.row for product in awkward], np.int64)
+    finding = view.finding(
+        ID,
+        f"{odd:,}, no multiple of {multiple}, slows down matrix products: {view.share(cost):.0%} of the step",
+        saved,
+        basis="up to half of these products' time, by how fast the trace's products with fitting dimensions run"
+        if rate
+        else f"{_WITHOUT_PEERS:.0%} of these products' time, an assumption: there are no others to compare with",
+        confidence="medium" if rate else "low",
+        evidence=Evidence(
+            (
+                Figure("share of the step that padding the dimensions would save", view.share(saved), "share", limit),
+                Figure("share of the step in such products", view.share(cost), "share"),
+                Figure("such products per step", len(awkward) / view.step_count, "count"),
+                Figure("dimension", odd, "count", multiple),
+                Figure("dimension rounded up to a multiple of 64", -(-odd // 64) * 64, "count"),
+            )
+        ),
+        remedy=Remedy(
+            f"Round {odd:,} up to {-(-odd // 64) * 64:,}; numbers that are added are never looked up or are masked.",
+            f"size = -(-{odd} // 64) * 64            # {-(-odd // 64) * 64}\nlayer = torch.nn.Linear(width, size)",
+        ),
+        where=view.locations_of(
+            view.slices_of_operators(rows), np.array([each.device_ns for each in awkward], np.int64)
+        ),
+    )
+    return RuleResult((finding,), ())
+
+
+def _products(view: View) -> list[_Product]:
+    """The span's products of 16-bit matrices that did some work."""
+    device = view.operator_costs["device_total_ns"].to_numpy()
+    calls = view.operators.filter(pl.col("name").is_in(_PRODUCTS)).select("row", "input_shapes", "input_types")
+    found = []
+    for row, shapes, types in calls.iter_rows():
+        matrices = [(shape, kind) for shape, kind in zip(shapes_of(shapes), types_of(types), strict=False)
+                    if len(shape) >= 2]  # fmt: skip
+        if len(matrices) < 2 or device[row] <= 0 or matrices[-1][1] not in _NARROW:
+            continue
+        sizes = _sizes(matrices[-2][0], matrices[-1][0])
+        if sizes:
+            count = elements(matrices[-2][0]) * sizes[1]
+            found.append(_Product(row, sizes, count, int(device[row])))
+    return found
+
+
+def _sizes(left: Shape, right: Shape) -> tuple[int, int, int] | None:
+    """Rows, columns and length of the sums of a product."""
+    return (left[-2], right[-1], left[-1]) if left[-1] == right[-2] else None
+
+
+def _saved(product: _Product, rate: float | None) -> float:
+    if rate is None:
+        return product.device_ns * _WITHOUT_PEERS
+    return float(np.clip(product.device_ns - product.multiplications / rate, 0.0, product.device_ns * _AT_MOST))

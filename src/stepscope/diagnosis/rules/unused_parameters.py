@@ -1,0 +1,87 @@
+"""# What it finds
+DistributedDataParallel that looks for unused parameters in every step, where all are used.
+
+# Why it costs time
+With `find_unused_parameters=True` every forward pass ends with a walk through the whole graph of the loss, on the
+host, and every backward pass with one more reduction that tells ranks what the others used.
+
+# How it is measured
+The end of DistributedDataParallel's forward pass after its last operator, in which the graph is walked through; only
+where the recording knows that the setting is on and no parameter stayed without a gradient.
+
+# Known false positives
+Models whose steps use different parts: one recorded step may use all parameters, another not.
+
+# What to do
+Leave `find_unused_parameters` off; where the same parameters are unused in every step, `static_graph=True`.
+
+# Reference
+PyTorch's documentation of DistributedDataParallel, find_unused_parameters and static_graph.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "unused-parameters"
+TITLE: Final = "Unused parameters are looked for where there are none"
+THRESHOLDS: Final = {"share": Threshold(0.01, "share", "share of the step that the search costs")}
+
+_FORWARD: Final = "DistributedDataParallel.forward"
+
+
+def check(view: View) -> RuleResult:
+    """Sum the walks through the graph."""
+    looking = [facts for facts in view.program.data_parallel if facts.find_unused_parameters]
+    if not looking or any(facts.unused_parameters for facts in looking):
+        return RuleResult()
+    walks = _walks(view)
+    cost = int(walks["duration_ns"].sum())
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if cost == 0 or view.share(cost) < limit:
+        return RuleResult()
+    finding = view.finding(
+        ID,
+        f"{view.share(cost):.1%} of the step goes into looking for parameters that were not used: all of them are",
+        cost,
+        basis="the end of each forward pass after its last operator, in which the graph is walked through",
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step that the search costs", view.share(cost), "share", limit),
+                Figure("searches per step", walks.height / view.step_count, "count"),
+                Figure("parameters without a gradient", looking[0].unused_parameters or 0, "count"),
+            ),
+            view.longest(walks, "search"),
+        ),
+        remedy=Remedy(
+            "Do not look for unused parameters.",
+            "model = DistributedDataParallel(model)          # find_unused_parameters=False is the default",
+        ),
+    )
+    return RuleResult((finding,))
+
+
+def _walks(view: View) -> pl.DataFrame:
+    """The stretches at the end of each forward pass in which no operator runs: columns start_ns, duration_ns."""
+    tables = (view.trace.annotations, view.trace.operators)
+    columns = ["lane", "start_ns", "duration_ns"]
+    ends = pl.concat([table.filter(pl.col("name") == _FORWARD).select(columns) for table in tables])
+    starts, lanes = view.trace.operators["start_ns"].to_numpy(), view.trace.operators["lane"].to_numpy()
+    finished = starts + view.trace.operators["duration_ns"].to_numpy()
+    names = (view.trace.operators["name"] != _FORWARD).to_numpy()
+    rows = []
+    for lane, start, duration in ends.unique().sort("start_ns").iter_rows():
+        if not view.span.start_ns <= start < view.span.end_ns:
+            continue
+        inside = finished[names & (lanes == lane) & (starts >= start) & (finished <= start + duration)]
+        last = int(np.max(inside, initial=start))
+        rows.append((last, start + duration - last))
+    return pl.DataFrame(rows, schema={"start_ns": pl.Int64, "duration_ns": pl.Int64}, orient="row")

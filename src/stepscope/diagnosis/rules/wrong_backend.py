@@ -1,0 +1,85 @@
+"""# What it finds
+Devices that exchange data through the host: the gloo or MPI backend where a device has one of its own.
+
+# Why it costs time
+gloo copies every tensor to the host, sends it over the host's network and copies it back, while the device waits.
+NCCL (RCCL on AMD) goes from device to device over NVLink or the network card.
+
+# How it is measured
+Collectives that run on the host in a program whose work is on a device: the device's time for their copies and its
+idle time before and in them. What the device's own backend would take, at 10 GB/s, is taken off.
+
+# Known false positives
+A small group for host data beside a device's own: its collectives cost little and are not reported.
+
+# What to do
+`init_process_group("nccl")`, or "cpu:gloo,cuda:nccl" for both kinds of tensors.
+
+# Reference
+PyTorch's documentation, "Which backend to use?"; the TensorBoard plugin recommends NCCL from compute capability 3.5.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from stepscope.analysis.communication import collectives
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "wrong-backend"
+TITLE: Final = "Devices exchange data through the host"
+THRESHOLDS: Final = {
+    "share": Threshold(0.02, "share", "share of the step that the device's own backend would save"),
+    "bytes_per_second": Threshold(10e9, "bytes", "what the device's own backend moves in a second, taken as slow"),
+}
+
+_HOST_BACKENDS: Final = ("gloo", "mpi")
+_HOST_OPERATOR: Final = r"^(?:gloo|mpi):"
+
+
+def check(view: View) -> RuleResult:
+    """Cost of collectives on the host for a device's data."""
+    if view.device is None or view.work.filter(pl.col("kind") == "communication").height:
+        return RuleResult()
+    backends = {facts.backend or "" for facts in view.program.data_parallel} | {view.trace.metadata.backend or ""}
+    through_host = view.operators.filter(pl.col("name").str.contains(_HOST_OPERATOR))
+    if through_host.is_empty() and not any(name in _HOST_BACKENDS for name in backends):
+        return RuleResult()
+    found = collectives(view.trace, window=view.span)
+    waiting = view.pieces.filter(pl.col("cause") == "communication")
+    rows = found["row"].to_numpy()
+    cost = view.cost_ns(rows) + int(waiting["duration_ns"].sum())
+    rate = view.threshold(ID, THRESHOLDS, "bytes_per_second")
+    moved = int(found["bytes"].sum() or 0)
+    saved = cost - moved / max(rate, 1.0) * 1e9
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    if saved <= 0 or view.share(saved) < limit:
+        return RuleResult()
+    finding = view.finding(
+        ID,
+        f"the device's data goes through the host to the other ranks: {view.share(cost):.0%} of the step",
+        saved,
+        basis="the device's time for the collectives' copies and its idle time in them, less the bytes at 10 GB/s",
+        confidence="medium",
+        evidence=Evidence(
+            (
+                Figure("share of the step that the device's own backend would save", view.share(saved), "share", limit),
+                Figure("collectives on the host per step", found.height / view.step_count, "count"),
+                Figure("bytes per step", moved // view.step_count, "bytes"),
+                Figure(
+                    "share of the step waiting for other ranks", view.share(int(waiting["duration_ns"].sum())), "share"
+                ),
+            ),
+            view.longest(found, "collective"),
+        ),
+        remedy=Remedy(
+            "Let the devices talk to each other: NCCL, which is RCCL on AMD.",
+            'torch.distributed.init_process_group("nccl")            # or "cpu:gloo,cuda:nccl"',
+        ),
+        where=view.locations_of(view.slices_of_operators(rows), found["duration_ns"].to_numpy()),
+    )
+    return RuleResult((finding,))

@@ -1,0 +1,100 @@
+"""What several ranks' traces tell together."""
+
+from __future__ import annotations
+
+from stepscope.analysis.ranks import RankCollectives, matched_collectives
+from stepscope.diagnosis.ranks import diagnose_ranks
+from stepscope.trace import Metadata, Trace
+from tests.unit.recording import Recording
+
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+STEPS = 3
+
+
+def rank(
+    number: int,
+    arrival_ns: int,
+    *,
+    clock_ns: int = 0,
+    loading_ns: int = 0,
+    elements: int = 64,
+    world: int = 2,
+    scale: int = 1,
+) -> Trace:
+    """Steps of 1,000 ns times the scale: this rank comes to the reduction at one time, and all leave it at 700."""
+    metadata = Metadata(path=f"rank{number}.json", rank=number, world_size=world, origin_unix_ns=10_000 + clock_ns)
+    recording = Recording(metadata=metadata)
+    for step in range(STEPS):
+        begin = 1000 * scale * step
+        recording.step(begin, 1000 * scale, step)
+        recording.frame(begin, 990 * scale, "train.py(12): step")
+        if loading_ns:
+            recording.annotation(begin + 2, loading_ns, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+        recording.launched(begin + loading_ns + 3, begin + loading_ns + 10, 80 * scale, "gemm", 10 * step + 101)
+        recording.launched(
+            begin + arrival_ns * scale - 5, begin + arrival_ns * scale, (700 - arrival_ns) * scale, ALL_REDUCE,
+            10 * step + 102, queue="24", kind="communication", message_elements=elements, message_type="Float",
+            collective="allreduce", group="0", group_size=world,
+        )  # fmt: skip
+        recording.launched(begin + 720 * scale, begin + 730 * scale, 200 * scale, "optimizer", 10 * step + 103)
+    return recording.trace()
+
+
+def test_nothing_is_told_of_one_rank_or_none() -> None:
+    assert diagnose_ranks([]) == ()
+    assert diagnose_ranks([rank(0, 100)]) == ()
+    assert matched_collectives([]).is_empty()
+
+
+def test_the_rank_that_comes_last_is_named_with_what_held_it_up() -> None:
+    [finding] = diagnose_ranks([rank(0, 100), rank(1, 500, loading_ns=400)])
+
+    assert (finding.rule, finding.saving_ns_per_step) == ("late-rank", 400)
+    assert finding.title.startswith("the other ranks wait 0.0 ms a step for rank 1, where the host was loading data")
+    assert [(place.file, place.line) for place in finding.where] == [("train.py", 12)]
+    assert finding.evidence.figures[1].value == 1.0
+
+
+def test_clocks_are_put_right_by_the_ends() -> None:
+    same = diagnose_ranks([rank(0, 100), rank(1, 500, loading_ns=400)])
+
+    assert diagnose_ranks([rank(0, 100), rank(1, 500, clock_ns=123_456_789, loading_ns=400)]) == same
+
+
+def test_ranks_that_come_together_wait_for_nobody() -> None:
+    assert diagnose_ranks([rank(0, 100), rank(1, 110)]) == ()
+
+
+def test_a_rank_that_is_not_here_may_be_the_last() -> None:
+    assert diagnose_ranks([rank(0, 100, world=8), rank(1, 500, world=8)]) == ()
+
+
+def test_collectives_match_by_step_and_order() -> None:
+    traces = [rank(0, 100), rank(1, 500)]
+    tables = []
+    for trace in traces:
+        work = trace.device_work.filter(trace.device_work["kind"] == "communication")
+        table = work.select("start_ns", "duration_ns", "group").with_columns(step=work["start_ns"] // 1000)
+        columns = table.with_columns(kind=table["group"].replace("0", "all_reduce"), bytes=table["step"] * 0 + 256)
+        tables.append(RankCollectives(columns))
+
+    matched = matched_collectives(tables)
+
+    assert matched["step"].to_list() == [0, 1, 2]
+    assert matched["last"].to_list() == [1, 1, 1]
+    assert matched["late_ns"].to_list() == [400, 400, 400]
+    assert matched["transfer_ns"].to_list() == [200, 200, 200]
+
+
+def test_slow_data_is_told_apart_from_late_ranks() -> None:
+    # 1 MiB in 2 ms after both have come; at 5 GB/s it would take 209,715 ns.
+    traces = [rank(number, 500, elements=2**18, scale=10_000) for number in (0, 1)]
+
+    [finding] = diagnose_ranks(traces)
+
+    assert (finding.rule, finding.saving_ns_per_step) == ("slow-transfer", 2_000_000 - 209_716)
+    assert finding.title == "data moves at 0.52 GB/s once all ranks are there, below the 5 expected"
+
+
+def test_fast_data_is_not_slow() -> None:
+    assert diagnose_ranks([rank(number, 500, elements=2**18) for number in (0, 1)]) == ()
