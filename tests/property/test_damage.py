@@ -65,7 +65,8 @@ def test_the_undamaged_document_is_read_without_a_warning() -> None:
         trace = read_trace(EVERY_KIND.text, pieces=pieces)
         assert trace.warnings == ()
         assert trace.metadata.events == len(EVERY_KIND.events)
-        assert all(not frame.is_empty() for frame in tables(trace).values())
+        # Lines and modules come from the file that a recording of stepscope's keeps beside its trace.
+        assert [name for name, frame in tables(trace).items() if frame.is_empty()] == ["lines", "modules"]
         assert (trace.metadata.rank, trace.metadata.world_size) == (1, 2)
 
 
