@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -24,6 +25,8 @@ _METHODS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("tqdm.std", "tqdm", "set_postfix", PREFIX + "tqdm"),
     ("tqdm.std", "tqdm", "set_description", PREFIX + "tqdm"),
     ("rich.console", "Console", "print", PREFIX + "rich"),
+    ("rich.live", "Live", "refresh", PREFIX + "rich"),
+    ("rich.progress", "Progress", "update", PREFIX + "rich"),
     ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", PREFIX + "tensorboard"),
     ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalars", PREFIX + "tensorboard"),
     ("torch.utils.tensorboard.writer", "SummaryWriter", "add_histogram", PREFIX + "tensorboard"),
@@ -54,6 +57,7 @@ class LoggingCalls:
                 owner = getattr(sys.modules.get(module), kind, None)
                 if owner is not None and method in vars(owner):
                     self._wrap(owner, method, name, mark)
+            self._wrap(os, "fsync", PREFIX + "file", mark)
             if not _has_compiled():  # code that was compiled with a print in it would be compiled anew
                 self._wrap(builtins, "print", PREFIX + "print", mark)
 

@@ -119,3 +119,47 @@ def test_the_thresholds_decide() -> None:
     assert asked(rule, steps(), share=0.1).findings
     assert asked(rule, steps(), share=0.11).findings == ()
     assert asked(rule, steps(every=4), steps=0.25).findings
+
+
+def reading(count: int, *, gradient: bool = False, lines: bool = True) -> Trace:
+    """Two steps of 1000 ns: a metric of 300 ns reads `count` values at its second line; it may be trained on."""
+    recording = Recording()
+    for number in range(2):
+        begin = 1000 * number
+        recording.step(begin, 1000, number)
+        place = {"source_file": "train.py", "source_function": "score"}
+        recording.operator(begin, 500, "aten::mm")
+        recording.operator(begin + 620, 5, "aten::mul", source_line=29, sequence_number=number, **place)
+        if gradient:
+            node = {"sequence_number": number, "forward_thread": 1}
+            recording.operator(begin + 950, 20, "autograd::engine::evaluate_function: MulBackward0", **node)
+        for index in range(count):
+            recording.operator(begin + 700 + 10 * index, 5, "aten::item", source_line=30, **place)
+        if lines:
+            recording.line(begin, 600, "train.py(12): step")
+            recording.line(begin + 600, 100, "train.py(29): score")
+            recording.line(begin + 700, 200, "train.py(30): score")
+            recording.line(begin + 900, 100, "train.py(12): step")
+    return recording.trace()
+
+
+FIRES["a metric that reads value after value"] = lambda: reading(10)
+SILENT["a few values are read"] = lambda: reading(4)
+
+
+def test_a_metric_that_reads_values_counts_whole() -> None:
+    finding = the_finding(rule, reading(10))
+
+    assert finding.evidence.figures[0].value == 0.3
+    assert finding.evidence.figures[1].value == 10.0
+    assert finding.title.startswith("30% of the step goes to reading values one by one for metrics, called 10 times")
+    assert [(place.line, place.function) for place in finding.where] == [(30, "score"), (29, "score")]
+
+
+def test_of_a_function_that_takes_part_in_the_training_only_the_line_counts() -> None:
+    assert the_finding(rule, reading(10, gradient=True)).evidence.figures[0].value == 0.2
+
+
+def test_the_number_of_reads_decides() -> None:
+    assert asked(rule, reading(4), reads=4).findings
+    assert asked(rule, reading(10), reads=11).findings == ()

@@ -19,19 +19,20 @@ def crowd(*, processors: int = 2, waiting_ms: int = 20, processor_ms: int = 40) 
 def bursts(waits: list[int] | None = None) -> Trace:
     """Two workers make a batch in 80 ms for every 60 ms of computation, but one batch of four was late."""
     program = facts(workers=2, processors=4, item_ms=80, busy_ms=60, prefetch_factor=2)
-    return loading(waits or [50, 1, 1, 1], program, workers=True).trace()
+    return loading(waits or [50, 1, 1, 1] * 2, program, workers=True).trace()
 
 
 FIRES: Cases = {"too many workers": crowd, "too little ahead": bursts}
 SILENT: Cases = {
     "empty": empty_trace,
     "nothing is wrong": busy_device,
-    "no facts": lambda: loading([50, 1, 1, 1], workers=True).trace(),
+    "no facts": lambda: loading([50, 1, 1, 1] * 2, workers=True).trace(),
     "as many processors as workers": lambda: crowd(processors=8),
     "the main thread has its processor": lambda: crowd(waiting_ms=0),
     "batches are all work": lambda: crowd(processor_ms=700),
-    "every batch is late": lambda: bursts([12, 13, 14, 14]),
-    "no wait to speak of": lambda: bursts([5, 1, 1, 1]),
+    "every batch is late": lambda: bursts([12, 13, 14, 14] * 2),
+    "no wait to speak of": lambda: bursts([5, 1, 1, 1] * 2),
+    "too few batches to tell": lambda: bursts([50, 1, 1, 1]),
 }
 
 
@@ -59,7 +60,7 @@ def test_batches_that_come_in_bursts() -> None:
 
     assert finding.saving_ns_per_step == 50 * MS // 4
     assert finding.title == (
-        "2 workers make batches fast enough, but not far enough ahead: 1 of 4 batches carry 94% of the waits"
+        "2 workers make batches fast enough, but not far enough ahead: 2 of 8 batches carry 94% of the waits"
     )
     assert figures_of(finding)[1] == ("share of the waits in a quarter of the batches", 50 / 53, "share", 0.75)
     assert figures_of(finding)[3] == ("batches prefetched by each worker", 2, "count", None)

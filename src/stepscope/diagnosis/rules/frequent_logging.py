@@ -4,15 +4,16 @@ Printing, progress bars, metrics or trackers in every step that take a noticeabl
 # Why it costs time
 A line printed, a bar redrawn, a metric computed or a value sent to a tracker takes the thread that launches the work
 from tens of microseconds to milliseconds: formatting, a system call, a terminal or disk that is slow. Nobody reads a
-line for each step. A value that must come from the device first also makes the host wait for it, which
-`host-synchronisation` tells.
+line for each step. Metrics in plain Python read value after value. A value that must come from the device first also
+makes the host wait for it, which `host-synchronisation` tells.
 
 # How it is measured
 Idle time of the device (without one: the main thread's time) inside such calls, and of Python on their lines, which
 prepares what is logged. `stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights & Biases,
 MLflow, rich and torchmetrics in the trace; Python frames name those and scikit-learn's metrics, CSV writers and
-files. The finding says how often they run now and the number of steps N at which they would cost less than 1 % of the
-step. The saving is what goes when they run every N steps.
+files. A line that reads many values with `.item()` in a step measures something; where its whole function takes no
+part in the training, as a metric's, the function counts. The finding says how often they run now and the number of
+steps N at which they would cost less than 1 % of the step. The saving is what goes when they run every N steps.
 
 # Known false positives
 Output that is only collected in a file costs less than the same output on a terminal: record it where it matters.
@@ -35,7 +36,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.host import TABLES
+from stepscope.analysis.backward import backward_source
+from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.logging_calls import every_steps, outermost_logging
 from stepscope.diagnosis.threshold import Threshold
@@ -46,10 +48,13 @@ ID: Final = "frequent-logging"
 TITLE: Final = "Logging in every step takes a part of it"
 THRESHOLDS: Final = {
     "share": Threshold(0.01, "share", "share of the step spent on logging, and what it may cost at the advised rate"),
+    "reads": Threshold(8, "count", "values that a line reads with .item() in a step, from which it measures"),
     "steps": Threshold(0.5, "share", "share of the steps that log, below which the period is unknown"),
 }
 
 _KINDS: Final[tuple[tuple[str, str, str], ...]] = (
+    (r"^aten::item$", "reading values one by one for metrics", "history.append(metrics(output, target))"),
+    (r"#file", "writing to a file", "file.write(line)"),
     (r"#print|function print>", "print", "print(step, loss.item())"),
     (r"#tqdm|tqdm/", "the progress bar", "bar.set_postfix(loss=loss.item())"),
     (r"#rich|rich/", "rich", "console.print(step, loss.item())"),
@@ -68,12 +73,13 @@ _OTHER: Final = ("writing to a file", "file.write(line)")
 def check(view: View) -> RuleResult:
     """Add up the time inside outermost logging calls of the main thread."""
     around = outermost_logging(view)
-    calls = np.unique(around[(around >= 0) & (view.activity.lane == view.lane)])
+    reads, reading_lines = _reads(view)
+    calls = np.unique(np.append(around[(around >= 0) & (view.activity.lane == view.lane)], reads))
     start = view.activity.start[calls]
     calls = calls[(start >= view.span.start_ns) & (start < view.span.end_ns)]
     if not calls.size:
         return RuleResult()
-    pieces = _pieces(view, around, calls)
+    pieces = _pieces(view, around, calls, reading_lines)
     cost = int(pieces["duration_ns"].sum())
     limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
@@ -112,8 +118,42 @@ def check(view: View) -> RuleResult:
     return RuleResult((finding,))
 
 
-def _pieces(view: View, around: Rows, calls: Rows) -> pl.DataFrame:
-    """The pieces inside the calls, and Python's at their lines, where texts and values are prepared; column call."""
+def _reads(view: View) -> tuple[Rows, dict[str, int]]:
+    """Lines that read many values in each step: slices of the reads, and for each such line one of them.
+
+    Where nothing in the function that holds such a line has a gradient, which is a metric's, all its lines count.
+    """
+    place = pl.format("{}:{}", "source_file", "source_line")
+    function = pl.format("{}:{}", "source_file", "source_function")
+    operators = view.trace.operators.with_row_index("row").select(
+        "row", "name", "lane", "start_ns", place=place, function=function
+    )
+    inside = pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
+    items = operators.filter((pl.col("name") == "aten::item") & inside & (pl.col("lane") == view.lane))
+    slices = view.slices_of_operators(items["row"].to_numpy().astype(np.int64))
+    frameworks = [CAUSE_CODES[cause] for cause in ("optimizer", "input", "checkpoint", "profiler_overhead", "logging")]
+    around = view.activity.around[slices] if len(slices) else slices
+    items = items.with_columns(slice=pl.Series(slices, dtype=pl.Int64)).filter(
+        pl.Series(~np.isin(view.activity.cause_of(around), frameworks), dtype=pl.Boolean)
+    )
+    fewest = view.threshold(ID, THRESHOLDS, "reads") * view.step_count
+    items = items.drop_nulls("place").filter(pl.len().over("place") >= fewest)
+    if items.is_empty():
+        return np.zeros(0, np.int64), {}
+    lines = dict(zip(items["place"], items["slice"], strict=True))
+    source = backward_source(view.trace)
+    trained = operators["function"].gather(source[source >= 0]).drop_nulls().unique()
+    metrics = items.filter(~pl.col("function").is_in(trained.implode())).select("function", "slice").unique("function")
+    whole = view.trace.lines.select(
+        place=pl.format("{}:{}", "file", "line"), function=pl.format("{}:{}", "file", "function")
+    ).unique()
+    for line, of in whole.join(metrics, on="function", how="inner").select("place", "slice").iter_rows():
+        lines.setdefault(line, of)
+    return items["slice"].to_numpy(), lines
+
+
+def _pieces(view: View, around: Rows, calls: Rows, reading_lines: dict[str, int]) -> pl.DataFrame:
+    """The pieces inside the calls and on lines that read values, and Python's on lines that log; column call."""
     mine = view.pieces.filter(pl.col("lane") == view.lane)
     slices = mine["slice"].to_numpy()
     mine = mine.with_columns(call=pl.Series(np.where(slices >= 0, around[np.maximum(slices, 0)], -1)))
@@ -121,13 +161,18 @@ def _pieces(view: View, around: Rows, calls: Rows) -> pl.DataFrame:
     timeline = view.activity.line_timelines.get(-1 if view.lane is None else view.lane)
     if timeline is None:
         return inside
-    others = mine.filter((pl.col("call") < 0) & pl.col("cause").is_in(_PREPARING))
+    others = mine.filter(pl.col("call") < 0)
     start = others["start_ns"].to_numpy()
     part, begins, ends, lines = timeline.cut(start, start + others["duration_ns"].to_numpy())
-    at = timeline.slices[np.searchsorted(timeline.times, view.activity.start[calls], side="right") - 1]
     places = view.trace.lines.select(place=pl.format("{}:{}", "file", "line"))["place"].to_list()
-    call_at = {places[line]: call for line, call in zip(at.tolist(), calls.tolist(), strict=True) if line >= 0}
-    found = [call_at.get(places[line], -1) if line >= 0 else -1 for line in lines.tolist()]
+    logging = calls[around[calls] == calls]
+    at = timeline.slices[np.searchsorted(timeline.times, view.activity.start[logging], side="right") - 1]
+    call_at = {places[line]: call for line, call in zip(at.tolist(), logging.tolist(), strict=True) if line >= 0}
+    prepares = others["cause"].is_in(_PREPARING).to_numpy()[part]
+    found = [
+        reading_lines.get(places[line], call_at.get(places[line], -1) if preparing else -1) if line >= 0 else -1
+        for line, preparing in zip(lines.tolist(), prepares.tolist(), strict=True)
+    ]
     cut = others[part].with_columns(
         start_ns=pl.Series(begins), duration_ns=pl.Series(ends - begins), call=pl.Series(found, dtype=pl.Int64)
     )

@@ -48,6 +48,8 @@ THRESHOLDS: Final = {
 _FEW: Final = 0.25
 """Of the batches; where these carry most of the waits, the rest comes in time."""
 _MOST: Final = 0.75
+_FEWEST: Final = 8
+"""Batches from which on late ones are a pattern."""
 
 
 def check(view: View) -> RuleResult:
@@ -118,7 +120,7 @@ def _too_little_ahead(view: View, loading: Loading) -> Finding | None:
     waits = outside["wait_ns"].sort(descending=True)
     few = max(int(_FEW * len(waits)), 1)
     cost = int(waits.head(few).sum())
-    if load is None or len(waits) < 4 or cost < _MOST * loading.wait_ns or view.share(cost) < limit:
+    if load is None or len(waits) < _FEWEST or cost < _MOST * loading.wait_ns or view.share(cost) < limit:
         return None
     if load.step_ns(workers) > load.compute_ns * 1.05:  # the workers are too slow on the whole
         return None
@@ -126,7 +128,7 @@ def _too_little_ahead(view: View, loading: Loading) -> Finding | None:
     more = max(2 * (ahead or 2), 4)
     return view.finding(
         ID,
-        f"{workers} workers make batches fast enough, but not far enough ahead: {few} of {len(waits)} batches carry "
+        f"{workers} worker{'s make' if workers > 1 else ' makes'} batches fast enough, but not far enough ahead: {few} of {len(waits)} batches carry "
         f"{cost / loading.wait_ns:.0%} of the waits",
         cost,
         basis="waits for the few late batches, which batches made ahead would cover",
