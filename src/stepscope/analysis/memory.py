@@ -41,6 +41,7 @@ class DeviceMemory:
             (the operator that asked for the block; -1 for none), file, line, function and module; null where unknown.
         steps: the complete steps, as `step_table` gives them.
         program: what the recording knows of the model.
+        is_total: whether levels are all of the memory in use; otherwise what was there before the recording is missing.
     """
 
     device: str
@@ -49,6 +50,7 @@ class DeviceMemory:
     blocks: pl.DataFrame
     steps: pl.DataFrame
     program: ProgramFacts
+    is_total: bool
 
     @cached_property
     def peak_row(self) -> int:
@@ -124,6 +126,7 @@ def device_memories(
     found = pl.concat([found, names, block_places(trace, found, rows, activity)], how="horizontal")
     program = trace.metadata.program or ProgramFacts()
     levels, capacities = memory_levels(trace), {each.device: each.memory_bytes for each in trace.metadata.devices}
+    unknown = dict(trace.memory.group_by("device").agg(pl.col("total_allocated").null_count()).iter_rows())
     host = program.process.get("memory_bytes")
     capacities["cpu"] = host if isinstance(host, int) else None
     return tuple(
@@ -134,6 +137,7 @@ def device_memories(
             blocks=found.filter(pl.col("device") == device),
             steps=steps.filter(pl.col("complete")),
             program=program,
+            is_total=device != "cpu" and not unknown.get(device, 0),
         )
         for device in devices
     )

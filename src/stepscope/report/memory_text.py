@@ -72,8 +72,8 @@ def facts(summary: MemorySummary) -> Iterator[tuple[str, str]]:
         free = "" if row["free_bytes"] is None else f", {size(row['free_bytes'])} were free"
         where = "" if row["file"] is None else f" at {printable(row['file'])}:{row['line']}"
         yield "failed", f"{size(row['asked_bytes'])} asked for{where}{free}, {cell('start_ns', row['start_ns'])}"
-    if memory.device == "cpu":
-        yield "counted", "what torch allocated since the recording began; what was there before is not known"
+    if not memory.is_total:
+        yield "counted", "what was allocated since the recording began; what was there before is not known"
 
 
 def _growth(summary: MemorySummary) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import polars as pl
+
 from stepscope.diagnosis.rules import memory_headroom as rule
 from stepscope.program_facts import LoaderFacts, ProgramFacts
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
+from stepscope.trace.tables import SCHEMAS
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, the_finding
 
@@ -36,8 +39,16 @@ def waiting(
     return recording.trace()
 
 
+def without_totals() -> Trace:
+    trace = waiting()
+    tables = {name: trace.table(name) for name in SCHEMAS}
+    tables["memory"] = trace.memory.with_columns(pl.lit(None).alias("total_allocated"))
+    return Trace.from_tables(tables, trace.metadata)
+
+
 FIRES: Cases = {"room for more": waiting}
 SILENT: Cases = {
+    "what was there before is not known": without_totals,
     "empty": empty_trace,
     "nothing is wrong": busy_device,
     "memory in use": lambda: waiting(50),

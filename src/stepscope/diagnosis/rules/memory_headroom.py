@@ -51,7 +51,7 @@ _LARGEST_FACTOR: Final = 64
 def check(view: View) -> RuleResult:
     """Compare the peak with the device's memory where the host is too slow for the device."""
     memory = next((each for each in view.memories if each.device == view.device), None)
-    if memory is None or not memory.capacity_bytes or not view.complete_steps.height:
+    if memory is None or not memory.is_total or not memory.capacity_bytes or not view.complete_steps.height:
         return RuleResult()
     used = memory.reserved_bytes or memory.peak_bytes
     share = used / memory.capacity_bytes
