@@ -33,11 +33,10 @@ SILENT: Cases = {
 }
 
 
-def test_the_saving_is_the_mean_above_the_median() -> None:
+def test_a_note_says_how_far_the_mean_is_above_the_median() -> None:
     finding = the_finding(rule, steps_of(100, 100, 100, 100, 200))
 
-    assert finding.saving_ns_per_step == 20 * MILLISECOND
-    assert finding.saving_share == 20 / 120
+    assert (finding.saving_ns_per_step, finding.severity) == (0, "note")
     assert finding.confidence == "low"
     assert finding.title == "steps take from 100.0 to 200.0 ms; the average is 17% above the typical step"
     assert figures_of(finding) == [
@@ -45,6 +44,7 @@ def test_the_saving_is_the_mean_above_the_median() -> None:
         ("mean step", 120.0 * MILLISECOND, "ns", None),
         ("median step", 100 * MILLISECOND, "ns", None),
         ("steps compared", 5, "count", None),
+        ("longest step above the typical one, by the cause untraced", 100 * MILLISECOND, "ns", None),
     ]
     assert finding.evidence.intervals == (
         Interval(400 * MILLISECOND, 200 * MILLISECOND, "step 4"),
@@ -52,6 +52,19 @@ def test_the_saving_is_the_mean_above_the_median() -> None:
         Interval(100 * MILLISECOND, 100 * MILLISECOND, "step 1"),
     )
     assert finding.remedy.code == "stepscope diagnose TRACE --steps 4"
+
+
+def test_the_cause_of_the_longest_step_is_named() -> None:
+    recording, now = Recording(), 0
+    for number, loading in enumerate((10, 10, 10, 90)):
+        recording.step(now, (100 + loading) * MILLISECOND, number)
+        recording.annotation(now, loading * MILLISECOND, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+        recording.operator(now + loading * MILLISECOND, 100 * MILLISECOND, "aten::mm")
+        now += (100 + loading) * MILLISECOND
+
+    figure = figures_of(the_finding(rule, recording.trace()))[-1]
+
+    assert figure == ("longest step above the typical one, by the cause input", 80 * MILLISECOND, "ns", None)
 
 
 def test_ten_steps_tell_more() -> None:

@@ -6,7 +6,9 @@ The average step counts, not the typical one. A few steps that stop for a checkp
 collection or a busy neighbour cost all of them.
 
 # How it is measured
-The mean of the complete steps against their median. The difference is what equal steps would save.
+The mean of the complete steps against their median, and by which cause the longest step exceeds the typical one. No
+saving is promised: what a slow step did that others do not is told by its own finding, and what remains is chance, or
+another program's load.
 
 # Known false positives
 Few steps show little; the first recorded step carries the profiler's start, the last one its end.
@@ -20,8 +22,10 @@ SageMaker Debugger's StepOutlier; nsys-ai calls a step slow from 1.5 times the m
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
@@ -47,11 +51,12 @@ def check(view: View) -> RuleResult:
         return RuleResult()
     slow = view.complete_steps.sort(["duration_ns", "index"], descending=[True, False]).head(3)
     shortest, longest = summary.shortest_ns / 1e6, summary.longest_ns / 1e6
+    cause, more_ns = _largest_excess(view, int(slow["index"][0]))
     finding = view.finding(
         ID,
         f"steps take from {shortest:,.1f} to {longest:,.1f} ms; the average is {excess:.0%} above the typical step",
-        (summary.mean_ns - summary.median_ns) * summary.count,
-        basis="mean step minus median step",
+        0,
+        basis="no saving of its own: what made a step slow is told by other findings, or was chance",
         confidence="medium" if summary.count >= 10 else "low",
         evidence=Evidence(
             (
@@ -59,6 +64,7 @@ def check(view: View) -> RuleResult:
                 Figure("mean step", summary.mean_ns, "ns"),
                 Figure("median step", summary.median_ns, "ns"),
                 Figure("steps compared", summary.count, "count"),
+                Figure(f"longest step above the typical one, {cause}", more_ns, "ns"),
             ),
             tuple(
                 Interval(start, duration, f"step {index}")
@@ -70,7 +76,25 @@ def check(view: View) -> RuleResult:
             f"stepscope diagnose TRACE {_selection(slow.row(0, named=True), summary.source)}",
         ),
     )
-    return RuleResult((finding,))
+    return RuleResult((replace(finding, severity="note"),))
+
+
+def _largest_excess(view: View, index: int) -> tuple[str, int]:
+    """The cause by which a step exceeds the typical step most, in words, and by how much; nanoseconds."""
+    steps = view.complete_steps.sort("start_ns")
+    of_step = np.searchsorted(steps["start_ns"].to_numpy(), view.pieces["start_ns"].to_numpy(), side="right") - 1
+    sums = view.pieces.with_columns(step=pl.Series(of_step, dtype=pl.Int64)).filter(pl.col("step") >= 0)
+    causes = sorted(sums["cause"].unique().to_list())
+    table = np.zeros((steps.height, len(causes) + 1), np.int64)
+    for position, cause, ns in sums.group_by("step", "cause").agg(pl.col("duration_ns").sum()).iter_rows():
+        table[position, causes.index(cause)] = ns
+    table[:, -1] = steps["duration_ns"].to_numpy() - table[:, :-1].sum(axis=1)
+    slowest = int(np.flatnonzero(steps["index"].to_numpy() == index)[0])
+    excess = table[slowest] - np.median(table, axis=0)
+    largest = int(np.argmax(excess))
+    busy = "while the device worked" if view.device is not None else "of unknown cause"
+    name = busy if largest == len(causes) else f"by the cause {causes[largest].replace('_', ' ')}"
+    return name, int(excess[largest])
 
 
 def _selection(step: dict[str, int], source: str) -> str:
