@@ -32,6 +32,7 @@ class WrittenOutAttention:
 
     Attributes:
         operators: rows of `operators`: both products and what works on the scores between them.
+        softmax: row of the softmax.
         second_product: row of the product of the weights and the values, innermost.
         scores: shape of the scores.
         score_bytes: of one tensor of scores; 0 where their type is unknown.
@@ -42,6 +43,7 @@ class WrittenOutAttention:
     """
 
     operators: Rows
+    softmax: int
     second_product: int
     scores: Shape
     score_bytes: int
@@ -132,6 +134,7 @@ def _around(calls: _Calls, softmax: int, products: Rows) -> WrittenOutAttention 
     types = calls.types(softmax)
     return WrittenOutAttention(
         operators=np.concatenate([[first], between, [second]]).astype(np.int64),
+        softmax=softmax,
         second_product=after[0],
         scores=scores,
         score_bytes=elements(scores) * NUMBER_BYTES.get(types[0] if types else "", 0),

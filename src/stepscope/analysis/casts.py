@@ -81,7 +81,7 @@ def there_and_back(found: list[Cast]) -> list[Cast]:
 
 
 def wide_operators(trace: Trace, rows: Rows, conversions: list[Cast]) -> Rows:
-    """Rows of the outermost operators, among these, that compute with float64 tensors; conversions are none."""
+    """Rows of the operators, among these, whose numbers are float64 for the most part; conversions are none."""
     operators = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
     converting = {cast.row for cast in conversions}
     candidates = operators.filter(
@@ -91,7 +91,9 @@ def wide_operators(trace: Trace, rows: Rows, conversions: list[Cast]) -> Rows:
     )
     found = []
     for row, shapes, types in candidates.select("row", "input_shapes", "input_types").iter_rows():
-        wide = [shape for shape, kind in zip(shapes_of(shapes), types_of(types), strict=False) if kind == "double"]
-        if row not in converting and any(elements(shape) >= _SMALLEST and shape for shape in wide):
+        tensors = [(elements(shape), kind) for shape, kind in zip(shapes_of(shapes), types_of(types), strict=False)
+                   if shape and kind in FLOATS]  # fmt: skip
+        wide = sum(count for count, kind in tensors if kind == "double")
+        if row not in converting and wide >= _SMALLEST and 2 * wide >= sum(count for count, _ in tensors):
             found.append(row)
     return np.array(found, np.int64)

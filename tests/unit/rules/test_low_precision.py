@@ -49,6 +49,13 @@ def computing(
     return step.trace()
 
 
+def mixed(double_rows: int) -> Trace:
+    """An operator on 64 rows in float32 and some in float64."""
+    step = Shaped()
+    step.call("CompiledFunction", 50_000, (64, 64), (double_rows // 4, 64), types=["float", "double"])
+    return step.trace()
+
+
 def scoring_in_double() -> Trace:
     """A loss over 4,000 classes in float64, of which large-logits tells."""
     step = Shaped()
@@ -62,6 +69,7 @@ def scoring_in_double() -> Trace:
 
 FIRES: Cases = {
     "float64": lambda: computing("float", "double"),
+    "mostly in double": lambda: mixed(256),
     "float64 throughout": lambda: computing("double", optimizer=True),
     "ampere": multiplying,
     "volta": lambda: multiplying("volta_sgemm_64x64_nt", "7.0"),
@@ -78,6 +86,7 @@ SILENT: Cases = {
     "no tensor cores": lambda: multiplying("maxwell_sgemm_128x128_tn", "6.1"),
     "unknown device": lambda: multiplying(capability=None),
     "little": lambda: multiplying(length_ns=90),
+    "a small input in double": lambda: mixed(64),
     "float32": lambda: computing("float", "float"),
     "scores in float64": scoring_in_double,
 }

@@ -11,7 +11,8 @@ multiple of 8 lets it run as fast as the trace's aligned products of 16-bit numb
 twice as fast as now; without such products a quarter is counted as saved.
 
 # Known false positives
-Very small products, which no kernel runs well. Newer libraries pad by themselves.
+Very small products, which no kernel runs well. Products of attention that is written out are left to
+unfused-attention. Newer libraries pad by themselves.
 
 # What to do
 Round layer sizes and vocabulary up to multiples of 8, better 64.
@@ -28,6 +29,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.attention import written_out_attention
 from stepscope.analysis.shapes import Shape, elements, shapes_of, types_of
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
@@ -59,7 +61,11 @@ def check(view: View) -> RuleResult:
     if view.device is None:
         return RuleResult()
     multiple = max(int(view.threshold(ID, THRESHOLDS, "multiple")), 1)
-    products = _products(view)
+    attention = [each.operators for each in written_out_attention(view.trace, view.operators["row"].to_numpy())]
+    of_attention = (
+        view.inside(np.concatenate(attention)) if attention else np.zeros(view.trace.operators.height, np.bool_)
+    )
+    products = [product for product in _products(view) if not of_attention[product.row]]
     awkward = [product for product in products if any(size % multiple for size in product.sizes)]
     if not awkward:
         return RuleResult()

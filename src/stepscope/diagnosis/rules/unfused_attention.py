@@ -9,9 +9,9 @@ computes the scores block by block, never stores them, and skips what a causal m
 # How it is measured
 Operators in order of time: a softmax over (queries, keys), a matrix product that makes a matrix of that shape before
 it and one that takes it after it, and what works on the scores between, with all their backward operators. A fused
-operator needs the products still: four times the product of weights and values forward, which is the one that writes
-no scores, make both products twice; with the backward pass seven of them. That is taken off, in blocks that a causal
-mask leaves.
+operator needs products and softmax still. The product of weights and values, which writes no scores, tells how long
+one takes: two forward and five backward, and a softmax forward and two backward; of these the blocks that a causal
+mask leaves. That is taken off.
 
 # Known false positives
 The weights are needed themselves, for a picture or another loss. Bias that must be learned is supported by few fused
@@ -22,8 +22,8 @@ operators. On a CPU, weights with dropout are not fused by PyTorch, and nothing 
 `attn_implementation="sdpa"` for Transformers.
 
 # Reference
-Dao et al., "FlashAttention" (2022); PyTorch's documentation of scaled_dot_product_attention. The cost that remains was
-measured with PyTorch 2.13 on a CPU: 0.9 to 1.1 times this formula for lengths of 64 to 2,048.
+Dao et al., "FlashAttention" (2022); PyTorch's documentation of scaled_dot_product_attention. The number of products
+was held against PyTorch 2.13 on a CPU for lengths of 64 to 2,048.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ REPLACES: Final = ("fusible-chain",)
 _FORWARD_PRODUCTS: Final = 2
 _BACKWARD_PRODUCTS: Final = 5
 """Matrix products of one score block in a fused backward pass, which computes the scores again."""
+_BACKWARD_SOFTMAXES: Final = 2
+_SOFTMAX_AT_MOST: Final = 0.5
+"""Of a product's time, what the softmax of a block that is in the cache takes at most."""
 _BLOCK: Final = 512
 """Keys in a block, of which those that a causal mask hides are skipped."""
 
@@ -69,7 +72,7 @@ def check(view: View) -> RuleResult:
         f"attention keeps its {found[0].scores[-2]:,} by {found[0].scores[-1]:,} scores in memory instead of fusing "
         f"what works on them: {view.share(cost):.0%} of the step",
         saved,
-        basis="the cost of the written-out operators, less the matrix products that a fused operator still needs",
+        basis="the cost of the written-out operators, less the products and softmax that a fused operator still needs",
         confidence="medium",
         evidence=Evidence(_figures(view, found, len(backward), cost, saved, limit), (_example(view, found),)),
         remedy=_remedy(found),
@@ -80,15 +83,14 @@ def check(view: View) -> RuleResult:
 
 def _remaining_ns(view: View, attention: WrittenOutAttention, *, with_backward: bool) -> int:
     """What a fused operator takes in place of this one."""
-    row = attention.second_product
-    if view.device is None:
-        product = int(view.trace.operators["duration_ns"][row])
-    else:
-        product = int(view.operator_costs["device_total_ns"][row])
+    column = view.trace.operators["duration_ns"] if view.device is None else view.operator_costs["device_total_ns"]
+    product = int(column[attention.second_product])
+    softmax = min(int(column[attention.softmax]), product * _SOFTMAX_AT_MOST)  # what is longer waits for fresh memory
     products = _FORWARD_PRODUCTS + (_BACKWARD_PRODUCTS if with_backward else 0)
+    softmaxes = 1 + (_BACKWARD_SOFTMAXES if with_backward else 0)
     blocks = -(-attention.scores[-1] // _BLOCK)
     part = (blocks + 1) / (2 * blocks) if attention.causal else 1.0
-    return int(product * products * part)
+    return int((product * products + softmax * softmaxes) * part)
 
 
 def _figures(
