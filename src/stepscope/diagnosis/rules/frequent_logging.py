@@ -92,7 +92,8 @@ def check(view: View) -> RuleResult:
     saving = cost * (1 - 1 / every)
     per_step = calls.size / view.step_count
     kind, example = _kind(view, pieces)
-    times = "once" if per_step == 1 else f"{per_step:,.3g} times"
+    number = f"{per_step:,.0f}" if per_step >= 10 else f"{per_step:.3g}"
+    times = "once" if per_step == 1 else f"{number} times"
     finding = view.finding(
         ID,
         f"{view.share(cost):.0%} of the step goes to {kind}, called {times} a step; every {every} steps would do",

@@ -143,8 +143,8 @@ def _cheaper(loading: Loading) -> Remedy:
     processors = f"The{number} processor{'' if not number else 's'} that the program may use "
     processors += "are" if number else "is"
     return Remedy(
-        f"{processors} busy already, so more workers cannot help: make batches cheaper. Cache what is the same in every "
-        "epoch, or prepare it once before training.",
+        f"{processors} busy already, so more workers cannot help: make batches cheaper. Cache what is the same in "
+        "every epoch, or prepare it once before training.",
         "samples = [prepare(sample) for sample in dataset]      # once, before training\n"
         "loader = DataLoader(samples, ...)",
     )

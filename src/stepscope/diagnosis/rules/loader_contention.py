@@ -128,7 +128,8 @@ def _too_little_ahead(view: View, loading: Loading) -> Finding | None:
     more = max(2 * (ahead or 2), 4)
     return view.finding(
         ID,
-        f"{workers} worker{'s make' if workers > 1 else ' makes'} batches fast enough, but not far enough ahead: {few} of {len(waits)} batches carry "
+        f"{workers} worker{'s make' if workers > 1 else ' makes'} batches fast enough, but not far enough ahead: "
+        f"{few} of {len(waits)} batches carry "
         f"{cost / loading.wait_ns:.0%} of the waits",
         cost,
         basis="waits for the few late batches, which batches made ahead would cover",
