@@ -86,7 +86,7 @@ def test_the_finding_without_a_device() -> None:
                 Figure("share of the step lost to loading data", 0.3, "share", 0.05),
                 Figure("time lost per step", 30, "ns"),
                 Figure("batches loaded per step", 1.0, "count"),
-                    Figure("worker processes", 0, "count"),
+                Figure("worker processes", 0, "count"),
             ),
             (Interval(10, 30, "waiting for data"), Interval(110, 30, "waiting for data")),
         ),

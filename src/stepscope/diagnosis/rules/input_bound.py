@@ -113,7 +113,7 @@ def _workers(loading: Loading, workers: int) -> Remedy:
         text = f"{now} cannot make batches as fast as they are used: "
     else:
         text = "Batches are loaded in the training process itself: load them in worker processes, ahead of time"
-        text += ": " if loading.load is not None else "."
+        text += "; " if loading.load is not None else "."
     if loading.load is None:
         return Remedy(text, code)
     return Remedy(f"{text}{_count(workers)} can keep up with the computation.", code)
