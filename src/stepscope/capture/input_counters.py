@@ -82,22 +82,27 @@ def _row(view: memoryview, worker: int, stages: int) -> memoryview:
 
 
 class Timed:
-    """A transform or collate function that counts its calls and otherwise is what it stands for."""
+    """A transform or collate function that counts its calls and otherwise is what it stands for.
 
-    def __init__(self, function: Callable[..., Any], row: memoryview, stage: int) -> None:
+    Args:
+        processor: whether to count its time on a processor too, which may take microseconds to read.
+    """
+
+    def __init__(self, function: Callable[..., Any], row: memoryview, stage: int, *, processor: bool = False) -> None:
         self._function = function
         self._row = row
         self._place = stage * STRIDE
+        self._processor_ns = time.thread_time_ns if processor else _no_time
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
-        begun, processor = time.perf_counter_ns(), time.thread_time_ns()
+        begun, processor = time.perf_counter_ns(), self._processor_ns()
         try:
             return self._function(*positional, **named)
         finally:
             row, place = self._row, self._place
             row[place] += 1
             row[place + 1] += time.perf_counter_ns() - begun
-            row[place + 2] += time.thread_time_ns() - processor
+            row[place + 2] += self._processor_ns() - processor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
@@ -112,6 +117,10 @@ class Timed:
     @__class__.setter
     def __class__(self, value: Any) -> None:
         raise TypeError("the class of a measured function cannot be changed")
+
+
+def _no_time() -> int:
+    return 0
 
 
 def is_timed(value: object) -> bool:

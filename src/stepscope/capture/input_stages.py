@@ -119,7 +119,8 @@ class InputWatch:
             if calls:
                 found.append(InputStageFacts(
                     stage=key[0], name=key[1], file=key[2], line=key[3], in_workers=key[4],
-                    calls=calls, total_ns=total, processor_ns=processor,
+                    calls=calls, total_ns=total,
+                    processor_ns=None if key[0] == "transform" else processor,
                 ))  # fmt: skip
         return tuple(sorted(found, key=lambda one: -one.total_ns))
 
@@ -309,7 +310,7 @@ def measure_fetcher(fetcher: Any, functions: list[StageFunction], row: memoryvie
     kind: Any = type(fetcher)
     if not hasattr(fetcher, "collate_fn") or is_timed(fetcher.collate_fn):
         return []
-    fetcher.collate_fn = Timed(fetcher.collate_fn, row, _COLLATE)
+    fetcher.collate_fn = Timed(fetcher.collate_fn, row, _COLLATE, processor=True)
     fetcher._stepscope_row = row
     fetcher.__class__ = _measured_kind(kind)
     transforms = [each for each in enumerate(functions) if each[1].holder is not None]
