@@ -124,7 +124,7 @@ def test_on_a_device_the_idle_time_of_one_launch_remains() -> None:
         (("div", "erf", "add", "2mul", "mul"), "F.gelu"),
         (("sigmoid", "2mul"), "F.silu"),
         (("mean", "var", "sub", "add", "sqrt", "div", "mul", "add"), "F.layer_norm"),
-        (("pow", "mean", "add", "rsqrt", "2mul", "mul"), "F.rms_norm"),
+        (("pow", "mean", "add", "rsqrt", "2mul", "mul"), "one compiled function"),
         (("amax", "sub", "exp", "sum", "div"), "torch.softmax"),
         (("softmax", "log"), "F.log_softmax"),
         (("rand_like", "gt", "2mul", "div"), "F.dropout"),

@@ -46,6 +46,12 @@ _BATCH_NORM: Final = _function(
 _RMS_NORM: Final = _function(
     "F.rms_norm", "y = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)   # or nn.RMSNorm"
 )
+_RMS_NORM_COMPILED: Final = FusedFunction(
+    "torch.compile",
+    "one compiled function",
+    "Compile the function that holds the normalisation; F.rms_norm() is not fused on a CPU.",
+    "@torch.compile                # F.rms_norm() runs the same operators on a CPU\ndef rms_norm(x, weight): ...",
+)
 _SOFTMAX: Final = _function("torch.softmax", "y = torch.softmax(x, dim=-1)")
 _LOG_SOFTMAX: Final = _function(
     "F.log_softmax", "y = torch.nn.functional.log_softmax(x, dim=-1)   # with nll_loss: cross_entropy(x, target)"
@@ -59,8 +65,12 @@ _OPTIMIZER: Final = FusedFunction(
 )
 
 
-def fused_function(chain: Chain) -> FusedFunction | None:
-    """The function that does what this chain does, None where none is known."""
+def fused_function(chain: Chain, *, on_device: bool) -> FusedFunction | None:
+    """The function that does what this chain does, None where none is known.
+
+    Args:
+        on_device: whether a device runs it; some functions are fused only there.
+    """
     names = set(chain.names)
     if _updates_parameters(chain):
         return _OPTIMIZER
@@ -72,7 +82,10 @@ def fused_function(chain: Chain) -> FusedFunction | None:
         return _LOG_SOFTMAX
     if names & {"rand_like", "bernoulli"} and names & {"mul", "div"}:
         return _DROPOUT
-    return _normalisation(chain) or _activation(chain)
+    normalisation = _normalisation(chain)
+    if normalisation is _RMS_NORM and not on_device:
+        return _RMS_NORM_COMPILED
+    return normalisation or _activation(chain)
 
 
 def _updates_parameters(chain: Chain) -> bool:

@@ -82,7 +82,7 @@ def check(view: View) -> RuleResult:
     for chain in chains(view.trace, _candidates(view), _SHORTEST):
         kinds[(chain.names, chain.place)].append(chain)
     findings = []
-    for same in _merged(kinds):
+    for same in _merged(view, kinds):
         finding = _finding(view, same)
         if finding is not None:
             findings.append(finding)
@@ -97,17 +97,17 @@ def _candidates(view: View) -> Rows:
     return rows[keep]
 
 
-def _merged(kinds: dict[tuple[object, ...], list[Chain]]) -> list[list[Chain]]:
+def _merged(view: View, kinds: dict[tuple[object, ...], list[Chain]]) -> list[list[Chain]]:
     """Kinds that one named function replaces in one function of the user's are told together."""
     merged: defaultdict[tuple[object, ...], list[Chain]] = defaultdict(list)
     for key, same in kinds.items():
-        function = fused_function(same[0])
+        function = fused_function(same[0], on_device=view.device is not None)
         merged[key if function is None else (function, same[0].place)].extend(same)
     return list(merged.values())
 
 
 def _finding(view: View, same: Sequence[Chain]) -> Finding | None:
-    function = fused_function(same[0])
+    function = fused_function(same[0], on_device=view.device is not None)
     repetitions = len(same) / view.step_count
     minimum = view.threshold(ID, THRESHOLDS, "repetitions")
     shortest = view.threshold(ID, THRESHOLDS, "operators")
@@ -183,9 +183,9 @@ def _cost(view: View, same: Sequence[Chain], forward: Rows, backward: Rows) -> _
         for name, row, moved in zip(chain.names, chain.operators, chain.traffic, strict=True):
             if name in ARITHMETIC:
                 calculating += max(working[row] - rate * moved.elements, 0.0)
-        # Its backward pass reads one tensor more, the gradient.
-        passes = 2 * chain.elements_moved_fused + chain.elements if len(backward) else chain.elements_moved_fused
-        streaming += rate * passes
+        # An average must be known before it is used: its input is read twice. The backward pass reads the gradient too.
+        moved_once = chain.elements_moved_fused + (0 if REDUCTIONS.isdisjoint(chain.names) else chain.elements)
+        streaming += rate * (2 * moved_once + chain.elements if len(backward) else moved_once)
     calculating *= 2 if len(backward) else 1
     count = sum(len(chain.names) for chain in same)
     waiting = forward_ns + backward_ns - _sum_working(view, working, forward, backward) if view.device else pauses
@@ -199,13 +199,15 @@ def _sum_working(view: View, working: Rows, forward: Rows, backward: Rows) -> in
 
 
 def _ns_per_element(same: Sequence[Chain], working: Rows) -> float:
-    """What the chains' plain operators took to read or write one number, at a good moment."""
+    """What the chains' plain operators, or where there are none all of them, took to read or write one number."""
     full = max(chain.elements for chain in same)
-    rates = [
-        working[row] / moved.elements
-        for kinds in (PLAIN, PLAIN | REDUCTIONS | ARITHMETIC)
-        for chain in same
-        for name, row, moved in zip(chain.names, chain.operators, chain.traffic, strict=True)
-        if name in kinds and 2 * moved.elements >= full
-    ]
-    return float(np.quantile(rates, 0.25)) if rates else 0.0
+    for kinds in (PLAIN, PLAIN | REDUCTIONS | ARITHMETIC):
+        rates = [
+            working[row] / moved.elements
+            for chain in same
+            for name, row, moved in zip(chain.names, chain.operators, chain.traffic, strict=True)
+            if name in kinds and 2 * moved.elements >= full
+        ]
+        if rates:
+            return float(np.median(rates))
+    return 0.0

@@ -1,0 +1,93 @@
+"""# What it finds
+A device that is busy with kernels too short to use it, while most of its memory is never used.
+
+# Why it costs time
+However little a kernel does, it takes some microseconds to start and to end. With graphs or a fast host such kernels
+follow each other without a pause, and the device looks busy; but a batch twice as large would take hardly longer.
+
+# How it is measured
+The device's time for kernels that are shorter than a limit, where the device is busy for most of the step, does not
+wait for launches, and its allocator held less than half of its memory at the most. With twice the batch they would
+take as long as now: half of their time is counted as saved, for each sample.
+
+# Known false positives
+A batch size that is fixed for the sake of training, or by latency in serving. Time per step stays as it is: what
+falls is the time per sample.
+
+# What to do
+Raise the batch size, and adapt the learning rate.
+
+# Reference
+TraceLens counts kernels under 10 us as short; SageMaker Debugger's BatchSize rule.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.rules import launch_bound
+from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.view import View
+
+ID: Final = "small-batch"
+TITLE: Final = "Kernels are too short for the device, and a larger batch would fit"
+THRESHOLDS: Final = {
+    "share": Threshold(0.3, "share", "share of the step in short kernels"),
+    "short_ns": Threshold(10_000, "ns", "kernels shorter than this are short"),
+    "busy": Threshold(0.7, "share", "share of the step that the device is busy"),
+    "memory": Threshold(0.5, "share", "share of the device's memory above which a larger batch may not fit"),
+}
+
+_SAVED: Final = 0.5
+
+
+def check(view: View) -> RuleResult:
+    """Weigh the short kernels of a device that is busy and has room."""
+    held = _held_share(view)
+    most = view.threshold(ID, THRESHOLDS, "memory")
+    if view.device is None or held is None or held > most or launch_bound.check(view).findings:
+        return RuleResult()
+    kernels = view.work.filter(pl.col("kind") == "compute")
+    short_ns = view.threshold(ID, THRESHOLDS, "short_ns")
+    short = kernels.filter(pl.col("duration_ns") < short_ns)
+    time = min(int(short["duration_ns"].sum()), view.length_ns)
+    idle = min(int(view.pieces["duration_ns"].sum()), view.length_ns)
+    busy = 1 - view.share(idle)
+    limit = view.threshold(ID, THRESHOLDS, "share")
+    least = view.threshold(ID, THRESHOLDS, "busy")
+    if time == 0 or view.share(time) < limit or busy < least:
+        return RuleResult()
+    finding = view.finding(
+        ID,
+        f"{view.share(time):.0%} of the step goes to kernels shorter than {short_ns / 1000:,.0f} us, and the device's "
+        f"memory is {held:.0%} full at the most: a larger batch would take hardly longer",
+        time * _SAVED,
+        basis="half of the short kernels' time, for each sample, with twice the batch; an assumption",
+        confidence="low",
+        evidence=Evidence(
+            (
+                Figure("share of the step in short kernels", view.share(time), "share", limit),
+                Figure("share of the step that the device is busy", busy, "share", least),
+                Figure("share of the device's memory held at the most", held, "share", most),
+                Figure("short kernels per step", short.height / view.step_count, "count"),
+                Figure("kernels per step", kernels.height / view.step_count, "count"),
+            )
+        ),
+        remedy=Remedy(
+            "Raise the batch size until kernels are long or memory is full, and adapt the learning rate.",
+            "loader = DataLoader(dataset, batch_size=2 * batch_size, ...)",
+        ),
+    )
+    return RuleResult((finding,))
+
+
+def _held_share(view: View) -> float | None:
+    """The most that the device's allocator held, as a share of its memory; None where either is not known."""
+    sizes = {device.device: device.memory_bytes for device in view.trace.metadata.devices}
+    memory = sizes.get(view.device or "")
+    events = view.trace.memory.filter(pl.col("device") == pl.lit(view.device, pl.String))
+    held = max(events["total_reserved"].drop_nulls().to_list(), default=None)
+    return held / memory if memory and held is not None else None
