@@ -365,6 +365,22 @@ LARGEST_CAUSE = {
     "device_tail_clean": None,
     "gradient_clipping_fault": "launch_latency",
     "gradient_clipping_clean": None,
+    "layout_conversion_fault": "dispatch",
+    "layout_conversion_clean": "dispatch",
+    "unaligned_vocabulary_fault": "launch_latency",
+    "unaligned_vocabulary_clean": "launch_latency",
+    "written_out_attention_fault": "dispatch",
+    "written_out_attention_clean": "dispatch",
+    "small_reductions_fault": "dispatch",
+    "small_reductions_clean": "dispatch",
+    "late_rank_fault": "dispatch",
+    "late_rank_clean": "dispatch",
+    "replicated_model_fault": "dispatch",
+    "replicated_model_clean": "dispatch",
+    "exchange_through_host_fault": "dispatch",
+    "exchange_through_host_clean": "dispatch",
+    "gradient_copies_fault": "dispatch",
+    "gradient_copies_clean": "dispatch",
 }
 
 

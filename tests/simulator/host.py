@@ -45,8 +45,18 @@ class Host(Timeline):
         self.close()
 
     @contextmanager
-    def operator(self, name: str, *, before_ns: int = 0, after_ns: int = 0) -> Iterator[None]:
+    def operator(
+        self,
+        name: str,
+        *shapes: tuple[int, ...],
+        before_ns: int = 0,
+        after_ns: int = 0,
+        kind: str = "float",
+    ) -> Iterator[None]:
+        """An operator; with ``shapes`` one whose inputs, all of one number type, the profiler wrote down."""
         with self.slice(OPERATOR, name, before_ns=before_ns, after_ns=after_ns):
+            if shapes:
+                self.stack[-1].shapes, self.stack[-1].types = shapes, (kind,) * len(shapes)
             yield
 
     @contextmanager

@@ -275,7 +275,10 @@ def _slice_args(slice_: Slice) -> dict[str, Any]:
         operator = slice_.enclosing(OPERATOR)
         args = {"External id": operator.identifier} if operator else {}
         return args | {"cbid": 211, "correlation": slice_.correlation}
-    return {"External id": slice_.identifier, "Record function id": 0, "Ev Idx": slice_.identifier}
+    args = {"External id": slice_.identifier, "Record function id": 0, "Ev Idx": slice_.identifier}
+    if slice_.shapes is not None:
+        args |= {"Input Dims": slice_.shapes, "Input type": slice_.types}
+    return args
 
 
 def _work_args(work: Work) -> dict[str, Any]:

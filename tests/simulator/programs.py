@@ -8,6 +8,7 @@ from tests.simulator.device import Queue
 from tests.simulator.device_faults import DEVICE_FAULTS
 from tests.simulator.host import Host
 from tests.simulator.machine import Machine
+from tests.simulator.parallel_faults import PARALLEL_FAULTS
 
 US = 1_000
 STEP_FRAME = "train.py(12): step"
@@ -283,4 +284,5 @@ PROGRAMS: dict[str, Callable[[], Machine]] = {
     "starved_loader_fault": lambda: _training(before=_starved_loader),
     "starved_loader_clean": lambda: _training(before=_quick_loader),
     **DEVICE_FAULTS,
+    **PARALLEL_FAULTS,
 }

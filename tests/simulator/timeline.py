@@ -30,7 +30,10 @@ ALLOCATING_CALLS = frozenset({"cudaMalloc", "cudaFree"})
 
 @dataclass(eq=False)
 class Slice:
-    """One named stretch of a host thread's time. ``end_ns`` is None while it is open."""
+    """One named stretch of a host thread's time. ``end_ns`` is None while it is open.
+
+    ``shapes`` and ``types`` are an operator's inputs', where the profiler was asked for them.
+    """
 
     identifier: int
     category: str
@@ -42,6 +45,8 @@ class Slice:
     device: int | None = None
     queue: int | None = None
     end_ns: int | None = None
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    types: tuple[str, ...] = ()
 
     @property
     def closed_ns(self) -> int:

@@ -29,6 +29,7 @@ import polars as pl
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
 
 ID: Final = "data-parallel"
 TITLE: Final = "One process drives several devices with DataParallel"
@@ -47,7 +48,7 @@ def check(view: View) -> RuleResult:
     if view.device is None or not found["name"].str.contains(_MODEL).any():
         return RuleResult()
     rows = view.outermost(found["row"].to_numpy())
-    cost = view.cost_ns(rows)
+    cost = _cost_ns(view, rows)
     limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
         return RuleResult()
@@ -78,3 +79,12 @@ def check(view: View) -> RuleResult:
         where=view.locations_of(view.slices_of_operators(rows), np.maximum(durations, 1)),
     )
     return RuleResult((finding,))
+
+
+def _cost_ns(view: View, rows: Rows) -> int:
+    """The busiest device's time for what these operators launched on it, and its idle time before that."""
+    inside = view.inside(rows)
+    operator = view.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
+    launched = np.flatnonzero((operator >= 0) & inside[np.maximum(operator, 0)]) if len(operator) else operator
+    calls = pl.col("launch").is_in(launched.astype(np.uint32).tolist())
+    return sum(int(table.filter(calls)["duration_ns"].sum()) for table in (view.work, view.pieces))

@@ -41,6 +41,8 @@ THRESHOLDS: Final = {
     "share": Threshold(0.02, "share", "share of the step that fewer messages would save"),
 }
 
+REPLACES: Final = ("exposed-communication", "loop-in-step")
+
 _BUCKET_BYTES: Final = 25 * 2**20
 _REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
 

@@ -23,12 +23,14 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from stepscope.analysis.communication import collectives
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
 
 ID: Final = "wrong-backend"
 TITLE: Final = "Devices exchange data through the host"
@@ -36,6 +38,8 @@ THRESHOLDS: Final = {
     "share": Threshold(0.02, "share", "share of the step that the device's own backend would save"),
     "bytes_per_second": Threshold(10e9, "bytes", "what the device's own backend moves in a second, taken as slow"),
 }
+
+REPLACES: Final = ("exposed-communication", "device-ping-pong")
 
 _HOST_BACKENDS: Final = ("gloo", "mpi")
 _HOST_OPERATOR: Final = r"^(?:gloo|mpi):"
@@ -52,7 +56,7 @@ def check(view: View) -> RuleResult:
     found = collectives(view.trace, window=view.span)
     waiting = view.pieces.filter(pl.col("cause") == "communication")
     rows = found["row"].to_numpy()
-    cost = view.cost_ns(rows) + int(waiting["duration_ns"].sum())
+    cost = _cost_ns(view, rows)
     rate = view.threshold(ID, THRESHOLDS, "bytes_per_second")
     moved = int(found["bytes"].sum() or 0)
     saved = cost - moved / max(rate, 1.0) * 1e9
@@ -83,3 +87,14 @@ def check(view: View) -> RuleResult:
         where=view.locations_of(view.slices_of_operators(rows), found["duration_ns"].to_numpy()),
     )
     return RuleResult((finding,))
+
+
+def _cost_ns(view: View, rows: Rows) -> int:
+    """The device's time for what these operators launched, and its idle time before it or waiting for ranks."""
+    inside = view.inside(rows)
+    operator = view.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
+    launched = np.flatnonzero((operator >= 0) & inside[np.maximum(operator, 0)]) if len(operator) else operator
+    calls = pl.col("launch").is_in(launched.astype(np.uint32).tolist())
+    busy = view.work.filter(calls)["duration_ns"].sum()
+    idle = view.pieces.filter(calls.fill_null(False) | (pl.col("cause") == "communication"))["duration_ns"].sum()
+    return int(busy) + int(idle)
