@@ -6,9 +6,9 @@ Every collective has a price of its own, whatever it moves: a launch on every ra
 the algorithm. Gradients that are reduced one parameter at a time pay it for each.
 
 # How it is measured
-Reductions per step and the shortest of them, which is nearly all price. Collecting the same bytes in buckets of 25 MB
-leaves one for each bucket; the shortest's time for each of the others is counted as saved, as far as no computation
-covers it.
+Reductions per step and the shortest of them, which is nearly all price; on the host, which runs several at a time, how
+soon one ends after another. Collecting the same bytes in buckets of 25 MB leaves one for each bucket; the price of
+each of the others is counted as saved, as far as no computation covers it.
 
 # Known false positives
 Several groups of ranks, whose messages cannot be put together.
@@ -44,6 +44,8 @@ THRESHOLDS: Final = {
 REPLACES: Final = ("exposed-communication", "loop-in-step")
 
 _BUCKET_BYTES: Final = 25 * 2**20
+_OUTLIER: Final = 10
+"""Times the median from which the time between two ends is not a reduction's price, but a rank's that came late."""
 _REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
 
 
@@ -88,10 +90,14 @@ def check(view: View) -> RuleResult:
 
 
 def _price(view: View, found: pl.DataFrame) -> float:
-    """What a short reduction takes; on the host, which runs several at a time, what beginning one takes."""
+    """What a short reduction takes; on the host, which runs several at a time, how soon one ends after another."""
     if found["on_device"].all():
         return float(found["duration_ns"].quantile(0.1) or 0)
-    return float(view.trace.operators["duration_ns"].to_numpy()[found["row"].to_numpy()].mean())
+    steps = view.steps["start_ns"].to_numpy()
+    ends = np.sort((found["start_ns"] + found["duration_ns"]).to_numpy())
+    step = np.searchsorted(steps, ends, side="right")
+    gaps = np.diff(ends)[np.diff(step) == 0]
+    return float(gaps[gaps <= _OUTLIER * np.median(gaps)].mean()) if len(gaps) else 0.0
 
 
 def _places(view: View, found: pl.DataFrame) -> tuple[Location, ...]:
