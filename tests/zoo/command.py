@@ -1,0 +1,47 @@
+"""What every program of the zoo begins with: its options, a seed, one thread."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import torch
+
+LARGE_BLOCK = 31 << 20
+"""Bytes, just below the most up to which glibc raises its thresholds when a block is freed (see mallopt(3))."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a program of the zoo was called.
+
+    Attributes:
+        fault: whether the fault is planted.
+        steps: training steps to run.
+    """
+
+    fault: bool
+    steps: int
+
+
+def options(docstring: str | None, *, steps: int = 24, threads: int = 1, keep_memory: bool = True) -> Options:
+    """Read the command line, and make what follows repeatable.
+
+    Args:
+        docstring: of the program, for --help.
+        steps: how many the program runs unless it is told otherwise.
+        threads: of torch; one, so that worker processes and other ranks have a processor of their own.
+        keep_memory: whether the C library keeps the memory that tensors give back, as it does in a program that has
+            once freed a large block; otherwise it may ask the operating system anew in every step.
+    """
+    parser = argparse.ArgumentParser(description=(docstring or "").split("\n")[0])
+    twin = parser.add_mutually_exclusive_group(required=True)
+    twin.add_argument("--fault", action="store_true", help="with the planted fault")
+    twin.add_argument("--clean", action="store_true", help="without it")
+    parser.add_argument("--steps", type=int, default=steps)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    if keep_memory:
+        torch.empty(LARGE_BLOCK, dtype=torch.uint8)
+    return Options(arguments.fault, arguments.steps)

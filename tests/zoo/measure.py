@@ -1,0 +1,99 @@
+"""Recording, timing and diagnosing a program of the zoo, each in processes of its own, as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tests.zoo.registry import Program
+
+REPOSITORY: Final = Path(__file__).parents[2]
+WARMUP: Final = 9
+"""Steps that are not timed: about as many as pass before `stepscope run` records."""
+WINDOW: Final = 5
+"""Steps that are averaged: as many as `stepscope run` records, so that what comes once in five steps is in each."""
+SECONDS: Final = 600
+DISTURBED: Final = ("host-contention",)
+DISTURBANCE: Final = 0.05
+
+
+class ProgramFailed(Exception):
+    """A program of the zoo, or stepscope on it, ended with an error; the message is the end of what it wrote."""
+
+
+def record(program: Program, twin: str, folder: Path) -> Path:
+    """Record a twin ("fault" or "clean") by `stepscope run` with its default options; returns the run's folder."""
+    name = f"{program.name}-{twin}"
+    options = ["--folder", str(folder), "--name", name, "--no-diagnose"]
+    words = [sys.executable, "-m", "stepscope", "run", *options]
+    _output_of([*words, *_command(program, f"tests.zoo.{program.name}"), f"--{twin}"], folder)
+    return folder / name
+
+
+def diagnosed(traces: Path, *, everything: bool = False) -> list[dict[str, Any]]:
+    """The JSON reports of a run's folder or a trace, one a rank.
+
+    Args:
+        everything: also findings that save less than 1 % of the step.
+    """
+    words = [sys.executable, "-m", "stepscope", "diagnose", str(traces), "--json", "-", "--no-cache"]
+    report = json.loads(_output_of([*words, *(["--all"] if everything else [])], traces.parent))
+    ranks: list[dict[str, Any]] = report.get("ranks", [report])
+    return ranks
+
+
+def findings(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the ranks' reports say, the largest saving first; what several ranks say is there once."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for report in reports:
+        for finding in report["findings"]:
+            place = finding["where"][0] if finding["where"] else {"file": "", "line": 0}
+            key = (finding["rule"], f"{place['file']}:{place['line']}" if len(reports) > 1 else finding["title"])
+            if key not in found or found[key]["saving_ns_per_step"] < finding["saving_ns_per_step"]:
+                found[key] = finding
+    return sorted(found.values(), key=lambda finding: -finding["saving_ns_per_step"])
+
+
+def was_disturbed(found: Sequence[dict[str, Any]]) -> bool:
+    """Whether other programs took so much of the processor that a recording says more of them than of its own."""
+    return any(finding["rule"] in DISTURBED and finding["saving_share"] > DISTURBANCE for finding in found)
+
+
+def step_ns(program: Program, twin: str) -> float:
+    """What a step of a twin takes without a profiler: the least mean of WINDOW steps in a row.
+
+    The least, because whatever else runs on the machine only makes steps longer.
+    """
+    words = [*_python(program), *_command(program, "tests.zoo.timing"), program.name, f"--{twin}"]
+    steps: list[int] = json.loads(_output_of(words, REPOSITORY).splitlines()[-1])
+    steady = steps[WARMUP:]
+    last = max(len(steady) - WINDOW, 0)
+    return min(statistics.mean(steady[begin : begin + WINDOW]) for begin in range(last + 1))
+
+
+def _python(program: Program) -> list[str]:
+    return [sys.executable] if program.ranks == 1 else []
+
+
+def _command(program: Program, module: str) -> list[str]:
+    if program.ranks == 1:
+        return ["-m", module]
+    torchrun = Path(sys.executable).with_name("torchrun")
+    return [str(torchrun), "--standalone", "--nproc-per-node", str(program.ranks), "-m", module]
+
+
+def _output_of(words: Sequence[str], data: Path) -> str:
+    """What a command writes to standard output, run in the repository, with stepscope's own data kept in `data`."""
+    paths = [str(REPOSITORY / "src"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    own |= {"STEPSCOPE_DATA_DIR": str(data / "data"), "STEPSCOPE_CACHE_DIR": str(data / "cache")}
+    done = subprocess.run(words, cwd=REPOSITORY, env=os.environ | own, capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode:
+        raise ProgramFailed(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return done.stdout
