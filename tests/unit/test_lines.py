@@ -204,6 +204,48 @@ def test_too_many_lines_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert records.end_unix_ns < after - 1_000_000
 
 
+def brighten(pixels: list[int]) -> list[int]:
+    result = []
+    for pixel in pixels:
+        bright = pixel + 1
+        result.append(bright)
+    return result
+
+
+def test_a_busy_function_is_noted_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the line of its definition, whenever it is called; lines around it are noted as before."""
+    monkeypatch.setattr(module, "_BUSY_NS", 10**12)
+    definition = brighten.__code__.co_firstlineno
+
+    def images() -> None:
+        for _ in range(3):
+            brighten(list(range(2000)))
+            outer()
+
+    records = tracked(images)
+
+    noted = path_of(records, "brighten", "outer")
+    busy_from = noted.index("brighten+0")
+    assert set(noted[:busy_from]) == {"brighten+1", "brighten+2", "brighten+3", "brighten+4"}
+    assert [line for line in noted[busy_from:] if line.startswith("brighten")] == ["brighten+0"] * 3
+    around = [line for line in noted if line.startswith("outer")]
+    assert around == around[: len(around) // 3] * 3
+    assert {"outer+1", "outer+3", "outer+4"} <= set(around)
+    assert definition in [place.line for place in records.locations]
+
+
+def test_a_function_that_is_called_very_often_belongs_to_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BUSY_NS", 10**12)
+
+    def often() -> None:
+        for value in range(20_000):
+            inner(value)
+
+    notes = path_of(tracked(often), "inner")
+
+    assert 2 <= len(notes) < 10_000
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_forked_children_are_not_watched() -> None:

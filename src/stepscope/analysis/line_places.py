@@ -35,3 +35,17 @@ def line_places(trace: Trace, activity: HostActivity, pieces: pl.DataFrame) -> l
         .sort(["ns", "file", "line"], descending=[True, False, False])
     )
     return [Place(file, line, function, True, ns, ()) for file, line, function, ns in sums.iter_rows()]
+
+
+def merged(found: list[Place]) -> list[Place]:
+    """The places with those of one line as one, the costliest first."""
+    lines: dict[tuple[str, int, str], Place] = {}
+    for place in found:
+        key = (place.file, place.line, place.function)
+        known = lines.get(key)
+        if known is None:
+            lines[key] = place
+        else:
+            exact = known.exact_line or place.exact_line
+            lines[key] = Place(*key, exact, known.ns + place.ns, known.call_path or place.call_path)
+    return sorted(lines.values(), key=lambda place: (-place.ns, place.file, place.line))

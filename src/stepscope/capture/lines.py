@@ -8,11 +8,13 @@ program and the framework, as a TorchFunctionMode would be, for which torch.comp
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Final, Protocol
@@ -24,6 +26,10 @@ from stepscope.line_records import LineRecords, Location, ThreadLines
 MOST_NOTES: Final = 3_000_000
 """On one thread, about 100 bytes each; a program that runs more lines in its recorded steps loses the later ones."""
 
+_REVIEW_EVERY: Final = 2048
+_BUSY_NS: Final = _REVIEW_EVERY * 2_000
+"""Lines that come faster than every 2 us take several times as long when each is noted."""
+_BUSY_SHARE: Final = 0.25
 _OWN_FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _RESUMABLE: Final = 0x20 | 0x80 | 0x200  # generators and coroutines, by inspect.CO_*
 _STRIDE: Final = 3
@@ -187,6 +193,41 @@ def _line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
     return None, None
 
 
+def _hide_from_compiler(*functions: Callable[..., Any]) -> None:
+    """Keep torch.compile from compiling what runs at every line, where it is in use; what is called inside as well."""
+    evaluation: Any = sys.modules.get("torch._dynamo.eval_frame")
+    types: Any = sys.modules.get("torch._dynamo.types")
+    if evaluation is None:
+        return
+    for function in functions:
+        with contextlib.suppress(Exception):  # a version of torch that has it under another name
+            code = getattr(function, "__func__", function).__code__
+            if hasattr(types, "FrameExecStrategy"):
+                skip = types.FrameAction.SKIP
+                evaluation.set_code_exec_strategy(code, types.FrameExecStrategy(skip, skip))
+            else:
+                evaluation.skip_code(code)
+
+
+class _BusyFunctions(dict[CodeType, int]):
+    """Functions in which noting every line would take much of the time, such as a loop over the pixels of an image.
+
+    A function that is found busy is from then on noted as a whole, by the line of its definition, when it is called; if
+    it is found again, because it is called so often, it is not noted, and its time belongs to the line that calls it.
+    """
+
+    def review(self, notes: Notes) -> list[CodeType]:
+        """Look at a thread's last notes; returns the functions that are busy in them."""
+        recent = notes[-_REVIEW_EVERY * _STRIDE :]
+        if recent[-_STRIDE] - recent[0] > _BUSY_NS:
+            return []
+        counts = Counter(code for code in recent[1::_STRIDE] if code is not None)
+        found = [code for code, count in counts.items() if count >= _BUSY_SHARE * _REVIEW_EVERY]
+        for code in found:
+            self[code] = self.get(code, 0) + 1
+        return found
+
+
 class _Tracing:
     """By `sys.settrace`: the thread that starts it, and threads that begin later."""
 
@@ -196,6 +237,7 @@ class _Tracing:
         self._is_on = True
         self._before: Any = None
         self._on_call: Any = None
+        self._busy = _BusyFunctions()
         self._marked: list[FrameType] = []
 
     def start(self, frame: FrameType | None) -> str | None:
@@ -243,6 +285,18 @@ class _Tracing:
         self.threads.append((threading.get_native_id(), notes, calls))
         note, now, is_user, most = notes.extend, time.time_ns, _is_user, MOST_NOTES * _STRIDE
         note_call, module_call = calls.extend, call_code()
+        busy, review_at = self._busy, min(_REVIEW_EVERY * _STRIDE, most)
+
+        def review(frame: FrameType) -> Any:
+            nonlocal review_at
+            if len(notes) >= most:
+                return self._give_up()
+            review_at = min(len(notes) + _REVIEW_EVERY * _STRIDE, most)
+            code = frame.f_code
+            if code in busy.review(notes):
+                frame.f_trace_lines = False
+                note((now(), code, code.co_firstlineno))
+            return on_line
 
         def on_module(frame: FrameType, event: str, argument: object) -> Any:
             if event == "return":
@@ -252,7 +306,7 @@ class _Tracing:
         def on_line(frame: FrameType, event: str, argument: object) -> Any:
             if event == "line":
                 note((now(), frame.f_code, frame.f_lineno))
-                return on_line if len(notes) < most else self._give_up()
+                return on_line if len(notes) < review_at else review(frame)
             if event == "return":
                 note((now(), *_line_of(frame.f_back)))
             return on_line
@@ -268,10 +322,16 @@ class _Tracing:
             if not self._is_on:
                 sys.settrace(None)
                 return None
-            if code.co_flags & _RESUMABLE:  # goes on in the middle of a line
+            if code in busy:
+                if busy[code] > 1:
+                    return None
+                note((now(), code, code.co_firstlineno))
+                frame.f_trace_lines = False
+            elif code.co_flags & _RESUMABLE:  # goes on in the middle of a line
                 note((now(), code, frame.f_lineno))
             return on_line
 
+        _hide_from_compiler(on_call, on_line, on_module, self._begin_thread)
         return on_call, on_line
 
 
@@ -285,6 +345,7 @@ class _ThreadNotes(threading.local):
         self.notes = notes
         self.note = notes.extend
         self.note_call = calls.extend
+        self.review_at = min(_REVIEW_EVERY, MOST_NOTES) * _STRIDE
 
 
 class _Monitoring:
@@ -297,6 +358,7 @@ class _Monitoring:
         self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         self._tool: int | None = None
         self._codes: dict[int, CodeType] = {}
+        self._busy = _BusyFunctions()
 
     def start(self, frame: FrameType | None) -> str | None:
         api, events = self._api, self._api.events
@@ -309,9 +371,20 @@ class _Monitoring:
 
         def on_line(code: CodeType, line: int) -> None:
             here.note((now(), code, line))
+            if len(here.notes) >= here.review_at:
+                review(code)
+
+        def review(code: CodeType) -> None:
             if len(here.notes) >= most:
                 self.gave_up_unix_ns = now()
                 self.stop()
+                return
+            here.review_at = min(len(here.notes) + _REVIEW_EVERY * _STRIDE, most)
+            found = self._busy.review(here.notes)
+            for each in found:
+                self._watch_less(each)
+            if code in found:
+                here.note((now(), code, code.co_firstlineno))
 
         def on_return(code: CodeType, offset: int, value: object) -> None:
             if code is module_call:
@@ -330,10 +403,14 @@ class _Monitoring:
             if code is module_call:
                 here.note_call((now(), sys._getframe(1).f_locals.get("self")))
                 return None
+            if code in self._busy:
+                here.note((now(), code, code.co_firstlineno))
+                return None
             if _is_user[code.co_filename]:
                 self._watch(code)
             return api.DISABLE  # for this function, until the next recording
 
+        _hide_from_compiler(on_line, on_return, on_unwind, on_resume, on_start)
         for event, function in (
             (events.LINE, on_line),
             (events.PY_RETURN, on_return),
@@ -378,6 +455,14 @@ class _Monitoring:
             self._codes[id(code)] = code
             wanted = events.LINE | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
             self._api.set_local_events(self._tool, code, wanted)
+
+    def _watch_less(self, code: CodeType) -> None:
+        """Be told only of the calls of a busy function, or no more of it."""
+        if self._tool is not None:
+            events = self._api.events
+            is_new = self._busy[code] == 1
+            self._api.set_local_events(self._tool, code, events.PY_START | events.PY_RETURN if is_new else 0)
+            self._api.restart_events()
 
     def _watch_running(self) -> None:
         """Functions that run already, on every thread; they have no start that would be told."""

@@ -12,10 +12,10 @@ import polars as pl
 from stepscope.analysis.attribution import Attribution, attribute
 from stepscope.analysis.backward import backward_source
 from stepscope.analysis.device_time import busy_intervals, device_time
-from stepscope.analysis.host import HostActivity, host_activity
+from stepscope.analysis.host import TABLES, HostActivity, host_activity
 from stepscope.analysis.host_time import HOST_SCHEMA, host_time, main_lane
 from stepscope.analysis.idle import device_window, idle_time
-from stepscope.analysis.line_places import line_places
+from stepscope.analysis.line_places import line_places, merged
 from stepscope.analysis.memory import DeviceMemory, device_memories
 from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.analysis.operators import operator_costs
@@ -37,8 +37,8 @@ from stepscope.trace.nesting import Rows, inherit
 
 HIGH_SHARE = 0.2
 MEDIUM_SHARE = 0.05
-EXPLAINED_SHARE = 0.9
-"""Share of a finding's cost from which its places need no second look."""
+MOST_PLACES = 20
+"""Places of operators that are looked at together with the lines of other time."""
 SMALLEST_PLACE = 0.02
 """Places in the code that carry less of a finding's cost than this explain nothing and are not named."""
 
@@ -276,15 +276,16 @@ class View:
     def locations(self, pieces: pl.DataFrame, top: int = 3) -> tuple[Location, ...]:
         """Places in the user's code that carry these pieces' time; needs the columns of `pieces`.
 
-        What stands under no operator or frame of the user's is placed by the lines that its thread was at.
+        What the thread did outside of operators is placed by the lines it was at, where the recording kept them.
         """
-        by_slice = self.locations_of(pieces["slice"].to_numpy(), pieces["duration_ns"].to_numpy(), top)
-        if sum(place.share for place in by_slice) >= EXPLAINED_SHARE:
-            return by_slice
-        by_line = line_places(self.trace, self.activity, pieces)
-        total = max(int(pieces["duration_ns"].sum()), 1)
-        lines = tuple(_location(place, total) for place in by_line[:top] if place.ns >= SMALLEST_PLACE * total)
-        return max(by_slice, lines, key=lambda found: sum(place.share for place in found))
+        slices, ns = pieces["slice"].to_numpy(), pieces["duration_ns"].to_numpy()
+        in_operator = (slices >= 0) & (self.activity.table[np.maximum(slices, 0)] >= TABLES.index("operators"))
+        lanes = np.array(list(self.activity.line_timelines), np.int64)
+        by_line = ~in_operator & np.isin(pieces["lane"].cast(pl.Int64).fill_null(-1).to_numpy(), lanes)
+        found = places(self.attribution, slices[~by_line], ns[~by_line], MOST_PLACES)
+        found += line_places(self.trace, self.activity, pieces.filter(pl.Series(by_line, dtype=pl.Boolean)))
+        total = max(int(np.sum(ns)), 1)
+        return tuple(_location(place, total) for place in merged(found)[:top] if place.ns >= SMALLEST_PLACE * total)
 
     def locations_of(self, slices: Rows, ns: Rows, top: int = 3) -> tuple[Location, ...]:
         """Places in the user's code under which the slices stand, weighted by `ns`."""
