@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -15,6 +16,10 @@ from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Rem
 from stepscope.diagnosis.rules import late_rank, slow_transfer
 from stepscope.diagnosis.view import View, severity
 from stepscope.trace import Trace
+
+
+_TELLING: Final = 0.25
+"""Of the waiting, what a cause must explain to be named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,7 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | Non
         return None
     slow = records[last]
     cause, more = _own_cause(slow, others)
+    cause = cause if more >= _TELLING * saved else ""
     why = f", where {CAUSES.get(cause, 'the host computed')} {more / 1e6:,.1f} ms longer" if cause else ""
     share = saved / step_ns
     return Finding(
