@@ -17,7 +17,6 @@ from stepscope.diagnosis.rules import late_rank, slow_transfer
 from stepscope.diagnosis.view import View, severity
 from stepscope.trace import Trace
 
-
 _TELLING: Final = 0.25
 """Of the waiting, what a cause must explain to be named."""
 
