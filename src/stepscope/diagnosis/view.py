@@ -215,13 +215,13 @@ class View:
     def backward_of(self, rows: Rows) -> Rows:
         """Rows of the outermost backward operators that these forward operators, or operators inside them, caused."""
         operators = self.trace.operators
-        caused = self._backward_source
+        caused = self.backward_source
         wanted = self.inside(rows)
         found = np.flatnonzero((caused >= 0) & wanted[np.maximum(caused, 0)]) if operators.height else caused
         return self.outermost(found)
 
     @cached_property
-    def _backward_source(self) -> Rows:
+    def backward_source(self) -> Rows:
         """For each operator of the backward pass, the row of the forward operator it belongs to, -1 for none."""
         return backward_source(self.trace)
 

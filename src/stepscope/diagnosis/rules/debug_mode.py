@@ -29,7 +29,6 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.backward import backward_source
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
@@ -100,7 +99,7 @@ def _slowed(view: View) -> tuple[Rows, Rows]:
     Where a name has no calls that make no node, the others' median excess is taken.
     """
     operators = view.operators.with_columns(own=view.operator_costs["host_self_ns"].gather(view.operators["row"]))
-    caused = backward_source(view.trace)
+    caused = view.backward_source
     makers = np.unique(caused[operators["row"].to_numpy()])
     makers = makers[makers >= 0]
     is_maker = pl.col("row").is_in(makers.tolist())

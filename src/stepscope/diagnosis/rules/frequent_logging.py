@@ -36,7 +36,6 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.backward import backward_source
 from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.logging_calls import every_steps, outermost_logging
@@ -124,6 +123,8 @@ def _reads(view: View) -> tuple[Rows, dict[str, int]]:
 
     Where nothing in the function that holds such a line has a gradient, which is a metric's, all its lines count.
     """
+    if view.lane is None:
+        return np.zeros(0, np.int64), {}
     place = pl.format("{}:{}", "source_file", "source_line")
     function = pl.format("{}:{}", "source_file", "source_function")
     operators = view.trace.operators.with_row_index("row").select(
@@ -142,7 +143,7 @@ def _reads(view: View) -> tuple[Rows, dict[str, int]]:
     if items.is_empty():
         return np.zeros(0, np.int64), {}
     lines = dict(zip(items["place"], items["slice"], strict=True))
-    source = backward_source(view.trace)
+    source = view.backward_source
     trained = operators["function"].gather(source[source >= 0]).drop_nulls().unique()
     metrics = items.filter(~pl.col("function").is_in(trained.implode())).select("function", "slice").unique("function")
     whole = view.trace.lines.select(
