@@ -86,6 +86,8 @@ def definite_cause(category: str, name: str) -> str | None:
         return "logging"
     if name in ALLOCATING_CALLS:
         return "allocation"
+    if name.startswith("gloo:"):
+        return "communication"
     synchronises = name in SYNCHRONISING_OPERATORS or name in SYNCHRONISING_CALLS
     return "synchronisation" if synchronises else None
 

@@ -128,3 +128,22 @@ def test_where_only_a_line_is_known_the_host_runs_python() -> None:
         (55, 35, "untraced", None, None),
         (90, 10, "compute", "operators", 2),
     ]
+
+
+def test_while_the_host_runs_a_collective_a_silent_thread_waits_for_it() -> None:
+    recording = Recording()
+    recording.operator(0, 10, "aten::mm")
+    recording.line(0, 100, "train.py(7): step")
+    recording.annotation(30, 40, "gloo:all_reduce", lane=recording.thread("2"))
+    recording.operator(60, 5, "aten::add")
+    recording.operator(90, 10, "aten::mm")
+
+    assert pieces_of(recording.trace()) == [
+        (0, 10, "compute"),
+        (10, 20, "python"),
+        (30, 30, "communication"),
+        (60, 5, "compute"),
+        (65, 5, "communication"),
+        (70, 20, "python"),
+        (90, 10, "compute"),
+    ]

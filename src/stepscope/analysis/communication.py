@@ -8,6 +8,7 @@ from typing import Final
 
 import polars as pl
 
+from stepscope.analysis.naming import HOST_BACKEND
 from stepscope.analysis.shapes import elements, listed_shapes, shapes_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.intervals import union
@@ -44,7 +45,6 @@ _ON_HOST: Final = (
     r"^c10d::(?:allreduce_|_?allgather_|_?allgather_base_|reduce_scatter_|_reduce_scatter_base_|alltoall_"
     r"|alltoall_base_|broadcast_|reduce_|send|recv_|barrier)$"
 )
-_HOST_BACKEND: Final = r"^(?:gloo|mpi|ucc):"
 _DEFAULT_BYTES: Final = 4
 
 
@@ -113,7 +113,7 @@ def _messages_by_launch(trace: Trace) -> dict[int, int]:
 
 def exposed_on_host(trace: Trace, window: Window) -> int:
     """Nanoseconds in which collectives of the host's own backend run and no operator computes, on any thread."""
-    running = trace.annotations.filter(pl.col("name").str.contains(_HOST_BACKEND) & (pl.col("kind") == "host"))
+    running = trace.annotations.filter(pl.col("name").str.contains(HOST_BACKEND) & (pl.col("kind") == "host"))
     if running.is_empty():
         return 0
     operators = trace.operators.with_row_index("row")
@@ -131,7 +131,7 @@ def exposed_on_host(trace: Trace, window: Window) -> int:
 def _of_host(trace: Trace) -> pl.DataFrame:
     """The operators that begin collectives; where the backend noted how long each ran, until its end."""
     operators = trace.operators.with_row_index("row").filter(pl.col("name").str.contains(_ON_HOST))
-    running = trace.annotations.filter(pl.col("name").str.contains(_HOST_BACKEND) & (pl.col("kind") == "host"))
+    running = trace.annotations.filter(pl.col("name").str.contains(HOST_BACKEND) & (pl.col("kind") == "host"))
     ends: dict[str, list[tuple[int, int]]] = {}
     for name, start, duration in running.sort("start_ns").select("name", "start_ns", "duration_ns").iter_rows():
         ends.setdefault(kind_of(name), []).append((start, duration))

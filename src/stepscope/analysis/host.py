@@ -15,9 +15,9 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.causes import CAUSES
-from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode, cause_of_name
+from stepscope.analysis.naming import DEFAULT_USER_CODE, HOST_BACKEND, UserCode, cause_of_name
 from stepscope.trace import Trace
-from stepscope.trace.intervals import Times
+from stepscope.trace.intervals import Times, union
 from stepscope.trace.nesting import Rows, enclosing, inherit, open_after, parents
 
 TABLES: Final = ("annotations", "frames", "operators", "launches")
@@ -84,19 +84,38 @@ class HostActivity:
     def cut(self, lane: int, starts: Times, ends: Times) -> HostPieces:
         """Cut intervals where what the thread does changes, with the cause of each piece.
 
-        Where nothing open tells what the thread does but a line of the user's code is known, that is Python.
+        Where nothing open tells what the thread does, it waits for a collective that the host runs meanwhile; else, if
+        a line of the user's code is known, that is Python.
         """
         interval, start, end, slices = self.timelines.get(lane, _NOTHING).cut(starts, ends)
         pieces = HostPieces(interval, start, end, slices, np.full(len(slices), -1, np.int64), self.cause_of(slices))
         silent = pieces.cause == CAUSE_CODES["untraced"]
-        if lane not in self.line_timelines or not silent.any():
+        by_line, collectives = self.line_timelines.get(lane), self._host_collectives
+        if not silent.any() or (by_line is None and collectives is None):
             return pieces
-        rows = np.flatnonzero(silent)
-        part, line_start, line_end, lines = self.line_timelines[lane].cut(start[rows], end[rows])
-        of_line = rows[part]
-        cause = np.where(lines >= 0, CAUSE_CODES["python"], CAUSE_CODES["untraced"]).astype(np.int16)
-        by_line = HostPieces(interval[of_line], line_start, line_end, slices[of_line], lines, cause)
-        return _in_order(pieces.select(~silent), by_line)
+        told = pieces.select(silent)
+        if by_line is not None:
+            part, begin, finish, lines = by_line.cut(told.start, told.end)
+            cause = np.where(lines >= 0, CAUSE_CODES["python"], CAUSE_CODES["untraced"]).astype(np.int16)
+            told = HostPieces(told.interval[part], begin, finish, told.slices[part], lines, cause)
+        if collectives is not None:
+            part, begin, finish, running = collectives.cut(told.start, told.end)
+            cause = np.where(running >= 0, CAUSE_CODES["communication"], told.cause[part]).astype(np.int16)
+            told = HostPieces(told.interval[part], begin, finish, told.slices[part], told.lines[part], cause)
+        return _in_order(pieces.select(~silent), told)
+
+    @cached_property
+    def _host_collectives(self) -> Timeline | None:
+        """When a backend of the host's own runs a collective on any thread; None where it never does."""
+        running = self._trace.annotations.filter(pl.col("name").str.contains(HOST_BACKEND) & (pl.col("kind") == "host"))
+        if running.is_empty():
+            return None
+        covered = union(running["start_ns"].to_numpy(), (running["start_ns"] + running["duration_ns"]).to_numpy())
+        times = np.column_stack([covered.starts, covered.ends]).ravel()
+        return Timeline(
+            np.concatenate([_NOTHING.times, times]),
+            np.concatenate([_NOTHING.slices, np.tile(np.array([0, -1]), len(covered.starts))]),
+        )
 
     @cached_property
     def user_frame(self) -> Rows:

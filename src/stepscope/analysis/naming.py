@@ -14,6 +14,8 @@ from typing import Final
 LOADER_START: Final = r"^DataLoader\.__iter__$|torch/utils/data/dataloader\.py\(\d+\): _get_iterator$"
 """Names of the call that makes an iterator over a loader, and starts its workers."""
 
+HOST_BACKEND: Final = r"^(?:gloo|mpi|ucc):"
+"""What collectives are called that run on the host itself, on threads of their own."""
 _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
     (cause, re.compile(pattern))
     for cause, pattern in (
@@ -54,7 +56,7 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
         ),
         (
             "communication",
-            r"^gloo:|^mpi:|^ucc:|(?::|::)barrier$"
+            HOST_BACKEND + r"|(?::|::)barrier$"
             r"|distributed_c10d\.py\(\d+\): (?:monitored_)?"
             r"(?:barrier|all_gather_object|broadcast_object_list|gather_object)",
         ),
