@@ -377,7 +377,7 @@ LARGEST_CAUSE = {
     "late_rank_clean": "dispatch",
     "replicated_model_fault": "dispatch",
     "replicated_model_clean": "dispatch",
-    "exchange_through_host_fault": "dispatch",
+    "exchange_through_host_fault": "communication",
     "exchange_through_host_clean": "dispatch",
     "gradient_copies_fault": "dispatch",
     "gradient_copies_clean": "dispatch",
