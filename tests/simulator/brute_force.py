@@ -98,6 +98,8 @@ def _definite(machine: Machine, stack: list[Slice], copies: dict[int, str]) -> s
         return "compilation"
     if name in ("cudaMalloc", "cudaFree"):
         return "allocation"
+    if name.startswith("gloo:"):
+        return "communication"
     if "HtoD" in copy_name or (name == "cudaStreamSynchronize" and _copies_to_device(machine, stack, copies)):
         return "host_to_device_copy"
     return "synchronisation" if name in SYNCHRONISING or "DtoH" in copy_name else None
