@@ -12,6 +12,7 @@ import pytest
 from stepscope.diagnosis.pages import SECTIONS, rule_index, rule_page
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.threshold import Threshold
+from tests.quoted_output import PAGES, with_output
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "rules"
 
@@ -72,3 +73,11 @@ def test_the_index_is_up_to_date_and_no_page_is_left_over() -> None:
 
 def test_the_index_lists_every_rule_once() -> None:
     assert re.findall(r"^\| \[(.+?)\]", rule_index(), re.MULTILINE) == [rule.ID for rule in RULES]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_quoted_output_is_what_the_command_prints(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+
+    assert "\n1. " in text
+    assert text == with_output(text), "run scripts/generate_docs"

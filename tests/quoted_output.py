@@ -1,0 +1,33 @@
+"""Output of commands that pages of the guide quote, so that it can be written and checked."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from pathlib import Path
+from typing import Final
+from unittest import mock
+
+from stepscope.commands import main
+
+REPOSITORY: Final = Path(__file__).resolve().parents[1]
+PAGES: Final = (REPOSITORY / "docs" / "reading-a-diagnosis.md",)
+_QUOTED: Final = re.compile(r"(<!-- output of: stepscope (.+?) -->\n```\n)(.*?)(```\n)", re.DOTALL)
+
+
+def with_output(page: str) -> str:
+    """The page with the output of every command it names, as a terminal of 120 columns shows it."""
+    return _QUOTED.sub(lambda match: match[1] + _output(match[2]) + match[4], page)
+
+
+def _output(command: str) -> str:
+    written, before = io.StringIO(), Path.cwd()
+    os.chdir(REPOSITORY)
+    try:
+        with mock.patch.dict(os.environ, {"COLUMNS": "120"}), contextlib.redirect_stdout(written):
+            main([*command.split(), "--no-cache"])
+    finally:
+        os.chdir(before)
+    return written.getvalue()
