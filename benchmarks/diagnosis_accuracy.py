@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import shutil
 import statistics
 import sys
 import tempfile
@@ -65,12 +64,11 @@ def judged(program: registry.Program, repeat: int, folder: Path, asked: Sequence
 
 def recorded(program: registry.Program, twin: str, folder: Path) -> list[dict[str, Any]]:
     """What stepscope finds in a twin; recorded again where other programs disturbed it, as that finding advises."""
-    for attempt in range(ATTEMPTS):
+    for _ in range(ATTEMPTS):
         run = measure.record(program, twin, folder)
         found = measure.findings(measure.diagnosed(run))
-        if program.rule in measure.DISTURBED or not measure.was_disturbed(found) or attempt == ATTEMPTS - 1:
+        if program.rule in measure.DISTURBED or not measure.was_disturbed(found):
             break
-        shutil.rmtree(run)
     return found
 
 
@@ -194,19 +192,27 @@ def main() -> None:
     chosen = set(options.only or known)
     asked = [peer for peer in peers.known(options.hta, options.tb_profiler) if peer.is_installed()]
     verdicts: list[Verdict] = []
+    failed: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.traces or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for name in registry.PROGRAMS:
             if name in chosen:
-                verdicts.append(_tell(judged(registry.program(name), options.repeat, folder, asked)))
+                try:
+                    verdicts.append(_tell(judged(registry.program(name), options.repeat, folder, asked)))
+                except measure.ProgramFailed as problem:
+                    failed.append(name)
+                    print(f"{name}: {problem}", file=sys.stderr, flush=True)
         for one in simulated.SIMULATED:
             if one.name in chosen:
                 verdicts.append(_tell(judged_machine(one, folder, asked)))
-    print(f"{table(verdicts)}\n\n{goals(verdicts)}")
+    if verdicts:
+        print(f"{table(verdicts)}\n\n{goals(verdicts)}")
     if options.json:
         rows = [dataclasses.asdict(one) | {"is_first": one.is_first, "error": one.error} for one in verdicts]
         options.json.write_text(json.dumps(rows, indent=1))
+    if failed:
+        raise SystemExit(f"Not counted, because they failed: {', '.join(failed)}")
 
 
 def _tell(one: Verdict) -> Verdict:

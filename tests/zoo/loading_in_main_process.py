@@ -30,7 +30,7 @@ class Packed(Dataset[tuple[Tensor, int]]):
         return self.images
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        pixels = torch.frombuffer(bytearray(zlib.decompress(self.packed)), dtype=torch.uint8)
+        pixels = torch.frombuffer(bytearray(zlib.decompress(self.packed)), dtype=torch.uint8)  # planted
         image = pixels.view(SIDE, SIDE, 3)[index % 100 :, index % 90 :][:32, :32].permute(2, 0, 1)
         return image.float() / 255, index % 10
 

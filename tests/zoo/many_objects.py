@@ -19,8 +19,10 @@ TABLES = 8
 
 def main() -> None:
     options = command.options(__doc__)
-    users = [{"user": number, "history": [number], "friends": [number + 1]} for number in range(250_000)]
-    line = json.dumps({"numbers": [0.5] * 13, "categories": [[number] * 4 for number in range(TABLES)], "of": {}})
+    users = [{"user": number, "history": [number], "friends": [number + 1]} for number in range(60_000)]
+    events = [[number, number + 1] for number in range(60)]
+    record = {"numbers": [0.5] * 13, "categories": [[number] * 4 for number in range(TABLES)], "events": events}
+    line = json.dumps(record)
     model = Recommender(TABLES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     if not options.fault:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,7 @@ class ProgramFailed(Exception):
 def record(program: Program, twin: str, folder: Path) -> Path:
     """Record a twin ("fault" or "clean") by `stepscope run` with its default options; returns the run's folder."""
     name = f"{program.name}-{twin}"
+    shutil.rmtree(folder / name, ignore_errors=True)  # of an earlier call
     options = ["--folder", str(folder), "--name", name, "--no-diagnose"]
     words = [sys.executable, "-m", "stepscope", "run", *options]
     _output_of([*words, *_command(program, f"tests.zoo.{program.name}"), f"--{twin}"], folder)

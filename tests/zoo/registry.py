@@ -59,7 +59,7 @@ PROGRAMS: Final = (
     # several ranks
     "small_gradient_buckets",
     "looking_for_unused_parameters",
-    "late_rank",
+    "rank_with_longer_texts",
 )
 
 

@@ -1,6 +1,7 @@
 """What a processor cannot show: trainings on a simulated device, each with a clean twin.
 
-The truth needs no timing: the gain is the difference of the two machines' steps.
+Some are built here; the others stand among the simulator's own programs. The truth needs no timing: the gain is the
+difference of the two machines' steps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Final
 from tests.simulator import Machine, write_kineto
 from tests.simulator.device import Queue
 from tests.simulator.host import Host
+from tests.simulator.programs import PROGRAMS
+from tests.simulator.timeline import STEP_PREFIX
 
 US: Final = 1_000
 STEPS: Final = 5
@@ -26,21 +29,19 @@ class Simulated:
     """A training on a simulated device.
 
     Attributes:
+        name: of the program.
         rule: identifier of the rule that should find its fault first.
-        build: makes a machine and runs the training, with the fault or without.
+        fault, clean: make a machine and run either twin on it.
     """
 
+    name: str
     rule: str
-    build: Callable[[bool], Machine]
-
-    @property
-    def name(self) -> str:
-        """Of the program."""
-        return self.build.__name__
+    fault: Callable[[], Machine]
+    clean: Callable[[], Machine]
 
     def machine(self, twin: str) -> Machine:
         """The "fault" or the "clean" one, after its run."""
-        return self.build(twin == "fault")
+        return self.fault() if twin == "fault" else self.clean()
 
     def write(self, twin: str, folder: Path) -> Path:
         """Write a twin's trace."""
@@ -50,7 +51,18 @@ class Simulated:
         """A step of a twin: from the first event until the host and all devices are done, over the steps."""
         machine = self.machine(twin)
         ends = [host.now_ns for host in machine.hosts] + [work.end_ns for work in machine.works]
-        return (max(ends) - machine.first_event_ns()) / STEPS
+        steps = sum(one.name.startswith(STEP_PREFIX) for one in machine.main.slices)
+        return (max(ends) - machine.first_event_ns()) / steps
+
+
+def _own(rule: str, build: Callable[[bool], Machine]) -> Simulated:
+    """A program of this module, which is told whether its fault is planted."""
+    return Simulated(build.__name__, rule, lambda: build(True), lambda: build(False))
+
+
+def _of_the_simulator(rule: str, name: str, clean: str | None = None) -> Simulated:
+    """One of the simulator's programs, NAME_fault, beside NAME_clean or another."""
+    return Simulated(name, rule, PROGRAMS[f"{name}_fault"], PROGRAMS[clean or f"{name}_clean"])
 
 
 def _forward(main: Host, queue: Queue, kernel_us: int, layers: int = LAYERS) -> None:
@@ -210,12 +222,36 @@ def synchronised_after_every_layer(fault: bool) -> Machine:
 
 
 SIMULATED: Final = (
-    Simulated("input-bound", device_waits_for_batches),
-    Simulated("host-synchronisation", loss_read_in_every_layer),
-    Simulated("host-synchronisation", synchronised_after_every_layer),
-    Simulated("launch-bound", kernels_shorter_than_launches),
-    Simulated("exposed-copy", copies_from_pageable_memory),
-    Simulated("exposed-communication", gradients_reduced_at_the_end),
-    Simulated("recompilation", compiled_in_every_step),
-    Simulated("single-tensor-optimizer", parameters_updated_one_by_one),
+    _own("input-bound", device_waits_for_batches),
+    _own("host-synchronisation", loss_read_in_every_layer),
+    _own("host-synchronisation", synchronised_after_every_layer),
+    _own("launch-bound", kernels_shorter_than_launches),
+    _own("exposed-copy", copies_from_pageable_memory),
+    _own("exposed-communication", gradients_reduced_at_the_end),
+    _own("recompilation", compiled_in_every_step),
+    _own("single-tensor-optimizer", parameters_updated_one_by_one),
+    _of_the_simulator("input-bound", "starved_loader"),
+    _of_the_simulator("host-synchronisation", "item", "host_ahead_clean"),
+    _of_the_simulator("host-synchronisation", "print_tensor", "host_ahead_clean"),
+    _of_the_simulator("host-synchronisation", "boolean_indexing", "host_ahead_clean"),
+    _of_the_simulator("host-synchronisation", "nonzero", "host_ahead_clean"),
+    _of_the_simulator("host-synchronisation", "device_synchronize", "host_ahead_clean"),
+    _of_the_simulator("host-synchronisation", "item_before_optimizer", "host_ahead_clean"),
+    _of_the_simulator("host-synchronisation", "copy_to_host"),
+    _of_the_simulator("exposed-copy", "pageable_copy"),
+    _of_the_simulator("frequent-logging", "progress_bar", "host_ahead_clean"),
+    _of_the_simulator("host-created-tensor", "host_created_tensor"),
+    _of_the_simulator("device-ping-pong", "device_ping_pong"),
+    _of_the_simulator("cpu-fallback", "cpu_fallback"),
+    _of_the_simulator("late-first-launch", "late_first_launch"),
+    _of_the_simulator("device-tail", "device_tail"),
+    _of_the_simulator("gradient-clipping", "gradient_clipping"),
+    _of_the_simulator("layout-conversion", "layout_conversion"),
+    _of_the_simulator("unaligned-dimensions", "unaligned_vocabulary"),
+    _of_the_simulator("unfused-attention", "written_out_attention"),
+    _of_the_simulator("small-buckets", "small_reductions"),
+    _of_the_simulator("late-rank", "late_rank"),
+    _of_the_simulator("data-parallel", "replicated_model"),
+    _of_the_simulator("wrong-backend", "exchange_through_host"),
+    _of_the_simulator("gradient-copies", "gradient_copies"),
 )

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from tests.zoo import command
 from tests.zoo.models import Recommender
 
-BATCH = 512
+BATCH = 1024
 TABLES = 8
 Record = tuple[Tensor, Tensor]
 
@@ -31,12 +31,13 @@ class Clicks(Dataset[Record]):
         return self.numbers[index], self.categories[index]
 
 
-def collate_numbers(records: list[Record]) -> Record:
+def collate_numbers(records: list[Record]) -> Record:  # planted
     numbers, categories = torch.empty(len(records), 13), torch.empty(len(records), TABLES, 4, dtype=torch.int64)
     for row, (own_numbers, own_categories) in enumerate(records):  # planted
         for column, value in enumerate(own_numbers):  # planted
             numbers[row, column] = value  # planted
-        categories[row] = own_categories  # planted
+        for column, own in enumerate(own_categories):  # planted
+            categories[row, column] = own  # planted
     return numbers, categories
 
 

@@ -42,7 +42,7 @@ class Texts(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return self.texts
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:  # planted
         text = " ".join(f"word{(index * 7919 + position) % 997}" for position in range(LENGTH))
         tokens = tokenize_letters(text) if self.slow else tokenize(text)  # planted
         return torch.tensor(tokens), index % 4
@@ -51,7 +51,7 @@ class Texts(Dataset[tuple[Tensor, int]]):
 def main() -> None:
     options = command.options(__doc__)
     texts = Texts(options.steps * BATCH, slow=options.fault)
-    loader = DataLoader(texts, batch_size=BATCH, num_workers=1, prefetch_factor=4, persistent_workers=True)
+    loader = DataLoader(texts, batch_size=BATCH, num_workers=1, persistent_workers=True)
     model = Encoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     for tokens, labels in loader:
