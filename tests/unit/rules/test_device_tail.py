@@ -11,7 +11,7 @@ from tests.unit.recording import Recording
 from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, recorded, the_finding
 
 
-def heads(*, early: bool = False) -> Trace:
+def heads(*, early: bool = False, memory: str = "Pinned") -> Trace:
     """Two steps of 1000 ns that begin with a copy of 200 ns; with `early`, during the computation of the one before."""
     recording = Recording()
     for step in (0, 1):
@@ -20,7 +20,8 @@ def heads(*, early: bool = False) -> Trace:
         recording.frame(begin, 1000, "train.py(12): step")
         start = begin - (100 if early and step else 0)
         recording.launch(begin + 1, 2, 10 * step, kind="copy", name="cudaMemcpyAsync")
-        recording.work(start + 10, 200, "Memcpy HtoD", 10 * step, kind="copy_in", bytes=64, queue="9")
+        name = f"Memcpy HtoD ({memory} -> Device)"
+        recording.work(start + 10, 200, name, 10 * step, kind="copy_in", bytes=64, queue="9")
         recording.launched(begin + 5, begin + 210, 780, "gemm", 10 * step + 1)
     return recording.trace()
 
@@ -34,7 +35,9 @@ SILENT: Cases = {
     "nothing is wrong": busy_device,
     "no results": lambda: recorded(PROGRAMS["device_tail_clean"]()),
     "copies in the middle": lambda: recorded(PROGRAMS["device_ping_pong_fault"]()),
+    "from pageable memory": lambda: recorded(PROGRAMS["pageable_copy_fault"]()),
     "beside the step before": lambda: heads(early=True),
+    "a batch in pageable memory is told elsewhere": lambda: heads(memory="Pageable"),
 }
 
 
