@@ -27,7 +27,7 @@ class Loading:
 
     Attributes:
         pieces: idle pieces (without a device: the main thread's time) in which the host waited for a batch.
-        wait_ns: their sum.
+        wait_ns: their sum; with a device also until it has work again, and for a batch before its first work.
         calls: batches asked for.
         waits: of each of these calls, how much of `wait_ns` lies in it; columns start_ns, wait_ns.
         batches: what the recording knows of making one batch.
@@ -92,11 +92,38 @@ def loading_of(view: View) -> Loading:
     )
     made = batches(view.program, " ".join(marks["name"].unique().to_list()))
     wait_ns = int(pieces["duration_ns"].sum())
+    if view.device is not None:
+        wait_ns += _refill_ns(view, pieces)
+        wait_ns += _unseen_ns(view, marks, wait_ns)
     usable = view.program.process.get("usable_processors")
     processors = usable if isinstance(usable, int) and usable > 0 else None
     loader = max(view.program.loaders, key=lambda each: each.workers or 0, default=None)
     load = _load(view, made, marks, wait_ns, processors)
     return Loading(pieces, wait_ns, marks.height, _waits(pieces, marks), made, load, loader, processors)
+
+
+def _refill_ns(view: View, pieces: pl.DataFrame) -> int:
+    """Idle time after the waits until the device has work again.
+
+    The batch is to blame for it as well: had it been there, the host would have been ahead. Not where the host
+    synchronised, which takes its lead in any case.
+    """
+    waits = pieces.drop_nulls("gap").group_by("gap").agg(begin=pl.col("start_ns").min())
+    others = view.pieces.filter((pl.col("cause") != "input") & pl.col("trigger_launch").is_null())
+    after = others.join(waits, on="gap").filter(pl.col("start_ns") > pl.col("begin"))
+    return int(after["duration_ns"].sum())
+
+
+def _unseen_ns(view: View, marks: pl.DataFrame, wait_ns: int) -> int:
+    """What the device waited for batches before its first work in the trace, when its idle time does not show.
+
+    As long as for the others, but no longer than the span has gone on.
+    """
+    first = int(np.min(view.trace.device_work.filter(pl.col("device") == view.device)["start_ns"].to_numpy()))
+    unseen = marks.filter(pl.col("start_ns") + pl.col("duration_ns") <= first).height
+    if unseen in (0, marks.height):
+        return 0
+    return min(wait_ns * unseen // (marks.height - unseen), first - view.span.start_ns)
 
 
 def _waits(pieces: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:

@@ -7,8 +7,9 @@ it has and waits. Loading in other processes, ahead of time, hides it, as long a
 
 # How it is measured
 Idle time of the device whose following work was launched late, while the launching thread stood inside the data
-loader (`enumerate(DataLoader)#...`, `torch/utils/data/dataloader.py: __next__`). Without a device: time of the main
-thread inside the loader.
+loader (`enumerate(DataLoader)#...`, `torch/utils/data/dataloader.py: __next__`), and what follows it until the device
+has work again, unless the host synchronises in between. A batch loaded before the device's first work in the recording
+counts like the others. Without a device: time of the main thread inside the loader.
 
 The saving is what remains of it when the workers that the remedy names do the loading: a step can be no shorter than
 its computation, than a batch divided by the workers, and than the processor time of both divided by the processors
