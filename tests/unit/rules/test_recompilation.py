@@ -86,8 +86,10 @@ def test_the_saving_is_the_idle_time_while_code_was_compiled() -> None:
 
     finding = the_finding(rule, recorded(machine))
 
+    # The device's idle time begins with its first work, after the first of the four compilations.
+    lost += lost // 3
     assert finding.saving_ns_per_step == lost // 4 > 0
-    assert finding.title == "73% of the time goes to compiling code: 4 compilations in 4 of 4 steps"
+    assert finding.title == "97% of the time goes to compiling code: 4 compilations in 4 of 4 steps"
     assert finding.confidence == "high"
     assert figures_of(finding) == [
         ("share of the time lost to compiling", lost / end, "share", 0.01),

@@ -7,7 +7,8 @@ another one, which takes as long as hundreds of steps, and the device idles mean
 
 # How it is measured
 Idle time (without a device: main thread's time) while the launching thread was compiling: frames and events of
-torch._dynamo's and Inductor's compilers, Triton's, XLA's, Habana's. Compilations are counted by step.
+torch._dynamo's and Inductor's compilers, Triton's, XLA's, Habana's. Compilations are counted by step. Before the
+device's first work nothing shows how long it had been idle: compilations there count as much as the others.
 
 Where stepscope recorded the program, torch itself says which guard failed before each compilation: the dimension of a
 tensor that varied, or the Python number that the code had been compiled for. A function that was compiled as often as
@@ -39,6 +40,7 @@ from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Rem
 from stepscope.diagnosis.rules._guards import VaryingGuard, varying_guards
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.trace.intervals import Times
 
 ID: Final = "recompilation"
 TITLE: Final = "Code is compiled during the steps"
@@ -56,6 +58,7 @@ def check(view: View) -> RuleResult:
     full = _at_limit(view, varying)
     pieces = view.pieces.filter(pl.col("cause") == "compilation")
     cost = int(pieces["duration_ns"].sum())
+    cost += _unseen_ns(view, cost)
     limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
         return RuleResult(tuple(_note(view, guard) for guard in full))
@@ -138,14 +141,34 @@ def _shapes_of_regions(view: View) -> int:
     return first.select("name", "input_shapes").n_unique()
 
 
-def _compilations(view: View) -> tuple[int, int]:
-    """Outermost compiling slices in the span, and the number of steps they start in."""
+def _unseen_ns(view: View, cost_ns: int) -> int:
+    """What the device waited for compilers before its first work in the trace, when its idle time does not show.
+
+    In proportion to the later compilations, for which it waited `cost_ns`, but no longer than the span has gone on.
+    """
+    if view.device is None:
+        return 0
+    starts, ends = _compiling(view)
+    first = int(np.min(view.trace.device_work.filter(pl.col("device") == view.device)["start_ns"].to_numpy()))
+    length, before = ends - starts, ends <= first
+    unseen, seen = int(length[before].sum()), int(length[~before].sum())
+    return min(cost_ns * unseen // seen, max(first - view.span.start_ns, 0)) if seen else 0
+
+
+def _compiling(view: View) -> tuple[Times, Times]:
+    """Begins and ends of the outermost compiling slices that begin in the span."""
     activity = view.activity
     compiling = activity.cause == CAUSE_CODES["compilation"]
     around = activity.around
     outermost = compiling & ~((around >= 0) & compiling[np.maximum(around, 0)])
-    starts = activity.start[outermost]
-    starts = starts[(starts >= view.span.start_ns) & (starts < view.span.end_ns)]
+    starts, ends = activity.start[outermost], activity.end[outermost]
+    inside = (starts >= view.span.start_ns) & (starts < view.span.end_ns)
+    return starts[inside], ends[inside]
+
+
+def _compilations(view: View) -> tuple[int, int]:
+    """Outermost compiling slices in the span, and the number of steps they start in."""
+    starts, _ = _compiling(view)
     bounds = view.complete_steps["start_ns"].to_numpy()
     steps = len(np.unique(np.searchsorted(bounds, starts, side="right"))) if len(bounds) else min(len(starts), 1)
     return len(starts), steps
