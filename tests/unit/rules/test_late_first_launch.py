@@ -5,10 +5,26 @@ from __future__ import annotations
 import pytest
 
 from stepscope.diagnosis.rules import late_first_launch as rule
+from stepscope.trace import Trace
 from tests.simulator.programs import PROGRAMS
+from tests.unit.recording import Recording
 from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, recorded, the_finding
 
+
+def preparing(*, waited: int) -> Trace:
+    """Three steps of 1000 ns that prepare 200 ns, of 500 ns of work, whose last part the host waits for."""
+    recording = Recording()
+    for step in range(3):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.frame(begin, 200, "train.py(80): prepare")
+        recording.launched(begin + 200, begin + 200, 500, "gemm", 10 * step + 1)
+        recording.launch(begin + 700 - waited, waited, 10 * step + 2, name="cudaDeviceSynchronize", kind="synchronise")
+    return recording.trace()
+
+
 FIRES: Cases = {
+    "a wait explains little": lambda: preparing(waited=50),
     "preparation": lambda: recorded(PROGRAMS["late_first_launch_fault"]()),
 }
 SILENT: Cases = {
@@ -16,6 +32,8 @@ SILENT: Cases = {
     "nothing is wrong": busy_device,
     "a quick beginning": lambda: recorded(PROGRAMS["late_first_launch_clean"]()),
     "loading data is told elsewhere": lambda: recorded(PROGRAMS["input_bound_training"]()),
+    "a wait is charged": lambda: preparing(waited=490),
+    "a wait after every step is told elsewhere": lambda: recorded(PROGRAMS["item_fault"]()),
     "a host that is late throughout": lambda: recorded(PROGRAMS["launch_bound_training"]()),
 }
 
@@ -23,15 +41,23 @@ SILENT: Cases = {
 def test_the_idle_time_before_the_first_launch_is_saved() -> None:
     finding = the_finding(rule, recorded(PROGRAMS["late_first_launch_fault"]()))
 
-    # The step is 773 us long, and 400 us without the fault; nothing was idle before the very first launch.
-    assert finding.saving_ns_per_step == 305_833
-    assert finding.title == "40% of the step the device waits for its first launch, while the host prepares the step"
+    # The step is 773 us long, and 400 us without the fault. Idle time shows before five of the six first launches.
+    assert finding.saving_ns_per_step == 367_000
+    assert finding.title == "47% of the step the device waits for its first launch, while the host prepares the step"
     assert figures_of(finding)[1:] == [
         ("steps that begin with waiting", 5, "count", None),
-        ("waiting per step", 305_833, "ns", None),
+        ("waiting per step", 367_000, "ns", None),
     ]
     assert places_of(finding) == [("train.py", 80, "prepare")]
     assert "prepare(next(batches))" in finding.remedy.code
+
+
+def test_what_a_wait_explains_is_left_out() -> None:
+    finding = the_finding(rule, preparing(waited=50))
+
+    # Two steps show 200 ns each before their launch, and the first counts as much. Of 500 ns that the host is late
+    # after a wait of 50 ns a tenth is the wait's.
+    assert finding.saving_ns_per_step == 180
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.3, 1), (0.9, 0)])

@@ -77,7 +77,7 @@ def check(view: View) -> RuleResult:
     """Charge late idle time to the synchronising calls that caused it, by kind; without a device, count the calls."""
     if view.device is None:
         return RuleResult(tuple(_notes(view)))
-    charged = _charged(view)
+    charged = charged_waits(view)
     limit = view.threshold(ID, THRESHOLDS, "share")
     findings = []
     for key, kind in KINDS.items():
@@ -163,7 +163,7 @@ def _note(view: View, key: str, rows: Rows, limit: float) -> Finding:
     return replace(found, severity="note")
 
 
-def _charged(view: View) -> pl.DataFrame:
+def charged_waits(view: View) -> pl.DataFrame:
     """The synchronising calls with the idle time each is charged: columns launch, charged_ns, duration_ns, kind."""
     late = view.pieces.filter(
         pl.col("trigger_launch").is_not_null() & pl.col("lane").is_not_null() & ~pl.col("cause").is_in(_TOLD_ELSEWHERE)

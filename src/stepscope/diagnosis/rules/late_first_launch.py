@@ -8,7 +8,8 @@ takes device time whenever the device has finished the step before. Nothing can 
 # How it is measured
 Idle time of the device between a step's begin and its first launch, in which the launching thread was running Python or
 dispatching, or nothing of it was recorded. Loading data, logging, checkpoints, waiting and compiling have rules of
-their own and do not count.
+their own and do not count; nor does idle time that `host-synchronisation` charges to a wait which made the host late.
+Before the device's first work nothing shows how long it had been idle: that step counts as much as the others.
 
 # Known false positives
 A step annotation that begins long before the program's own step does. Steps whose device work was launched before.
@@ -29,6 +30,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.rules.host_synchronisation import charged_waits
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 
@@ -46,6 +48,7 @@ def check(view: View) -> RuleResult:
         return RuleResult()
     pieces = _pieces(view)
     cost = int(pieces["duration_ns"].sum())
+    cost += _unseen_ns(view, cost)
     limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
         return RuleResult()
@@ -54,7 +57,7 @@ def check(view: View) -> RuleResult:
         ID,
         f"{view.share(cost):.0%} of the step the device waits for its first launch, while the host prepares the step",
         cost,
-        basis="idle time between each step's begin and its first launch",
+        basis="idle time between each step's begin and its first launch, without what waits before it explain",
         confidence="medium",
         evidence=Evidence(
             (
@@ -93,7 +96,30 @@ def _pieces(view: View) -> pl.DataFrame:
     mine = view.pieces.filter(pl.col("cause").is_in(_PREPARING) & pl.col("lane").is_not_null())
     mine = mine.join(firsts.unique("launch"), on="launch", how="inner")
     end = pl.col("start_ns") + pl.col("duration_ns")
-    return mine.with_columns(
+    mine = mine.with_columns(
         start_ns=pl.max_horizontal("start_ns", "begin_ns"),
         duration_ns=(end - pl.max_horizontal("start_ns", "begin_ns")).clip(lower_bound=0),
-    ).filter(pl.col("duration_ns") > 0)
+    )
+    return _uncharged(view, mine).filter(pl.col("duration_ns") > 0)
+
+
+def _uncharged(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
+    """The pieces without the part that is charged to the waits that made the host late."""
+    waits = charged_waits(view).select(
+        pl.col("launch").alias("trigger_launch"), charged=pl.col("charged_ns") / pl.col("late_ns")
+    )
+    joined = pieces.join(waits, on="trigger_launch", how="left", maintain_order="left")
+    left = pl.col("duration_ns") * (1 - pl.col("charged").fill_null(0.0))
+    return joined.with_columns(duration_ns=left.round().cast(pl.Int64)).drop("charged")
+
+
+def _unseen_ns(view: View, cost_ns: int) -> int:
+    """What the device waited before its first work in the trace, when its idle time does not show.
+
+    As long as in the mean of the other steps, but no longer than the first step has gone on.
+    """
+    begins = view.complete_steps["start_ns"].to_numpy()
+    first = int(np.min(view.trace.device_work.filter(pl.col("device") == view.device)["start_ns"].to_numpy()))
+    if len(begins) < 2 or first < begins[0] or first >= begins[1]:
+        return 0
+    return min(cost_ns // (len(begins) - 1), first - int(begins[0]))
