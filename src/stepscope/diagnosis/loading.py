@@ -19,6 +19,8 @@ CARRIES_MOST: Final = 0.5
 """Share of the time to make a batch from which on one function is called the slow one."""
 NEARLY_ALL: Final = 0.8
 """Workers that take away this share of the waits are the remedy; otherwise the function is."""
+_AS_FAST: Final = 1.05
+"""Workers with which a step takes no longer than so many times its computation keep up with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,18 @@ class Loading:
     def workers(self) -> int | None:
         """Worker processes; None for unknown."""
         return self.batches.workers
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the worker processes that there are make batches as fast as they are used."""
+        load, workers = self.load, self.workers
+        return load is not None and bool(workers) and load.step_ns(workers or 0) <= _AS_FAST * load.compute_ns
+
+    @property
+    def received_ns(self) -> int:
+        """Of the waits what every batch takes, at the median: with workers that keep up, to be received."""
+        waits = self.waits["wait_ns"].to_numpy()
+        return int(np.minimum(waits, np.median(waits)).sum()) if len(waits) else 0
 
     def saved_ns(self, view: View, workers: int, cheaper_ns: float = 0.0) -> int:
         """What the span would lose with so many workers, or with batches cheaper by so much a step; at most the waits.

@@ -180,10 +180,35 @@ def test_where_the_processors_are_busy_only_cheaper_batches_help() -> None:
 
 def test_workers_that_are_fast_enough_should_run_ahead() -> None:
     program = facts(workers=2, item_ms=80, busy_ms=60)
-    remedy = the_finding(rule, loading([12, 13, 14, 14], program, workers=True).trace()).remedy
+    finding = the_finding(rule, loading([2, 52, 2, 2], program, workers=True).trace())
 
-    assert remedy.text.startswith("2 workers could make batches as fast as they are used")
-    assert "prefetch_factor=8" in remedy.code
+    assert finding.saving_ns_per_step == 50 * MS // 4
+    assert finding.remedy.text.startswith("2 worker processes make batches as fast as they are used, but not far")
+    assert "prefetch_factor=8" in finding.remedy.code
+
+
+def test_receiving_batches_that_are_ready() -> None:
+    program = facts(workers=1, item_ms=50, busy_ms=60)
+    finding = the_finding(rule, loading([13, 13, 13, 15], program, workers=True).trace())
+
+    assert finding.saving_ns_per_step == 12 * MS
+    assert finding.remedy.text.startswith("One worker process makes batches as fast as they are used, but each takes")
+    assert "file_system" in finding.remedy.code
+    assert places_of(finding) == [("train.py", 7, "main")]
+
+
+def test_batches_that_are_quicker_made_than_received() -> None:
+    program = facts(workers=1, item_ms=1, busy_ms=60)
+    finding = the_finding(rule, loading([8, 8, 8, 8], program, workers=True).trace())
+
+    assert finding.saving_ns_per_step == 7 * MS
+    assert "num_workers=0" in finding.remedy.code
+
+
+def test_receiving_a_batch_in_little_time_is_no_fault() -> None:
+    program = facts(workers=1, item_ms=4, busy_ms=60)
+
+    assert asked(rule, loading(4, program, workers=True).trace()).findings == ()  # 3 of 64 ms could be saved
 
 
 def test_the_threshold_decides() -> None:

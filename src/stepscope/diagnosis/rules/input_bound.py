@@ -16,6 +16,11 @@ its computation, than a batch divided by the workers, and than the processor tim
 that the program may use. What of this the recording does not tell counts as no limit. Where more workers cannot help,
 the saving is the whole wait, and the remedy is cheaper batches.
 
+Where the workers that there are make batches as fast as they are used, the wait that every batch has (the median) is
+the time to receive it: the worker hands over each tensor by a file descriptor, in a thread that waits for the Python
+code that makes the next batch. The saving is that time but for a millisecond a batch, or, if that is more, what the
+main process would save by making the batches itself; or else the waits beyond the median.
+
 # Known false positives
 The first batch after workers start counts too; record steady steps. A loader that is slow only under the profiler
 (stacks or lines recorded in every Python loop of the transforms) looks slower than it is.
@@ -44,6 +49,8 @@ THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost t
 
 _WORTHWHILE: Final = 0.25
 """Of the waits; workers that take away less than this are not the remedy."""
+_RECEIVED_NS: Final = 1_000_000
+"""To receive a batch of a few tensors by name, from a worker that computes; on slow virtual machines."""
 
 
 def check(view: View) -> RuleResult:
@@ -53,10 +60,11 @@ def check(view: View) -> RuleResult:
     limit = view.threshold(ID, THRESHOLDS, "share")
     if view.share(cost) < limit or cost == 0:
         return RuleResult()
-    workers = loading.load.workers_needed() if loading.load is not None else None
-    saving, basis, remedy = _advice(view, loading, workers)
+    saving, basis, remedy = _of_workers_that_keep_up(loading) if loading.keeps_up else _advice(view, loading)
+    if loading.keeps_up and view.share(saving) < limit:
+        return RuleResult()
     waiting = "the device waits" if view.device is not None else "the main thread spends its time"
-    costly = costly_function(view, loading)
+    costly = None if loading.keeps_up else costly_function(view, loading)
     finding = view.finding(
         ID,
         f"{view.share(cost):.0%} of the step {waiting} {'for' if view.device is not None else 'on'} the data loader",
@@ -78,7 +86,19 @@ def check(view: View) -> RuleResult:
     return RuleResult((finding,))
 
 
-def _advice(view: View, loading: Loading, workers: int | None) -> tuple[int, str, Remedy]:
+def _of_workers_that_keep_up(loading: Loading) -> tuple[int, str, Remedy]:
+    """Saving over the span, how it was obtained, and what to do, where workers make batches as fast as needed."""
+    late = loading.wait_ns - loading.received_ns
+    received = max(loading.received_ns - loading.calls * _RECEIVED_NS, 0)
+    alone = max(loading.wait_ns - int(loading.calls * (loading.batches.clock_ns or 0.0)), 0)
+    if late >= max(received, alone):
+        return late, "waits beyond what every batch takes to be received", _ahead(loading)
+    if alone >= received:
+        return alone, "time to receive batches from workers, less what it takes to make them", _alone(loading)
+    return received, "time to receive batches that workers have made, but for a millisecond each", _received(loading)
+
+
+def _advice(view: View, loading: Loading) -> tuple[int, str, Remedy]:
     """Saving over the span, how it was obtained, and what to do."""
     waits = (
         "idle time of the device while the launching thread was loading data"
@@ -86,15 +106,12 @@ def _advice(view: View, loading: Loading, workers: int | None) -> tuple[int, str
         else "time of the main thread inside the data loader"
     )
     now = loading.workers
-    if workers is None or loading.load is None:
+    if loading.load is None:
         return loading.wait_ns, waits, _more_workers() if now is None or now > 0 else _workers(loading, 4)
+    workers = loading.load.workers_needed()
     gain = loading.saved_ns(view, workers)
-    if gain < _WORTHWHILE * loading.wait_ns and (now is None or now < workers or now == 0):
+    if (now is not None and now >= workers) or gain < _WORTHWHILE * loading.wait_ns:
         return loading.wait_ns, f"{waits}, if batches cost nothing", _cheaper(loading)
-    if now is not None and now >= workers:
-        if gain < loading.wait_ns / 2:
-            return loading.wait_ns, f"{waits}, if batches cost nothing", _cheaper(loading)
-        return gain, waits, _ahead(loading)
     if gain < loading.wait_ns:
         waits += f", less what {_count(workers)} would leave of it on {loading.processors} processors"
     return gain, waits, _workers(loading, workers)
@@ -131,12 +148,33 @@ def _more_workers() -> Remedy:
 
 def _ahead(loading: Loading) -> Remedy:
     return Remedy(
-        f"{_count(loading.workers or 1)} could make batches as fast as they are used, but do not run far enough "
-        "ahead: keep them alive between epochs and let them prefetch more.",
+        f"{_make(loading)} batches as fast as they are used, but not far enough ahead: keep "
+        f"{'it' if loading.workers == 1 else 'them'} alive between epochs and let "
+        f"{'it' if loading.workers == 1 else 'them'} prefetch more.",
         "loader = DataLoader(dataset, ..., "
         f"num_workers={loading.workers}, prefetch_factor=8,\n"
         "                    persistent_workers=True)",
     )
+
+
+def _alone(loading: Loading) -> Remedy:
+    return Remedy(
+        f"{_make(loading)} batches in less time than the main process takes to receive them: make them in the main "
+        "process itself.",
+        "loader = DataLoader(dataset, ..., num_workers=0)",
+    )
+
+
+def _received(loading: Loading) -> Remedy:
+    return Remedy(
+        f"{_make(loading)} batches as fast as they are used, but each takes long to be received: let tensors be "
+        "handed over by name instead of by file descriptors, or hand over fewer and larger ones.",
+        'torch.multiprocessing.set_sharing_strategy("file_system")      # once, before the loader is made',
+    )
+
+
+def _make(loading: Loading) -> str:
+    return "One worker process makes" if loading.workers == 1 else f"{loading.workers} worker processes make"
 
 
 def _cheaper(loading: Loading) -> Remedy:
