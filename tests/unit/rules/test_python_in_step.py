@@ -42,7 +42,23 @@ def on_a_device() -> Trace:
     return recording.trace()
 
 
+def preempted(often: int) -> Trace:
+    """Two steps of 100 calls from one line with 50 us of Python before each, but 2 ms before one of so many."""
+    recording = Recording()
+    begin = 0
+    for step in range(2):
+        first = begin
+        for call in range(100):
+            python = 2 * MS if call % often == 0 else MS // 20
+            recording.line(begin, python + MS // 10, "model.py(8): forward")
+            recording.operator(begin + python, MS // 10, "aten::linear")
+            begin += python + MS // 10
+        recording.step(first, begin - first, step)
+    return recording.trace()
+
+
 FIRES: Cases = {
+    "every third call": lambda: preempted(3),
     "by lines": formatting,
     "by frames": lambda: formatting(lines=False),
     "on a device": on_a_device,
@@ -51,6 +67,7 @@ SILENT: Cases = {
     "empty": empty_trace,
     "nothing is wrong": busy_device,
     "little": lambda: formatting(2),
+    "now and then": lambda: preempted(10),
     "many short pieces": lambda: formatting(30, pieces=300),
 }
 

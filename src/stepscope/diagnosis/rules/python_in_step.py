@@ -7,7 +7,8 @@ nothing to do, and on a machine without a device nothing else is done either.
 
 # How it is measured
 Stretches in which the main thread ran Python and no operator, each at least as long as the threshold `stretch`: with a
-device only as far as the device was idle. The short ones, which every call of an operator has, are left out.
+device only as far as the device was idle. The short ones, which every call of an operator has, are left out, and so are
+long ones at lines where they are rare: there the operating system took the processor away, or something was done once.
 
 # Known false positives
 A recording with every Python frame (stacks) slows Python several times: record with lines instead. A call into C code
@@ -28,9 +29,11 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.host import TABLES
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
 
 ID: Final = "python-in-step"
 TITLE: Final = "Python code between the operators takes long"
@@ -39,6 +42,9 @@ THRESHOLDS: Final = {
     "stretch": Threshold(200_000, "ns", "length from which a stretch of Python counts"),
 }
 REPLACES: Final = ("launch-bound",)
+
+_HABIT: Final = 0.25
+"""Of the stretches at a line; where fewer are long, it is not the line that makes them so."""
 
 _REMEDY: Final = Remedy(
     "Move what does not depend on the batch out of the step, and let a background thread do what need not be done at "
@@ -53,7 +59,7 @@ def check(view: View) -> RuleResult:
     """Sum the pieces that belong to long stretches of Python."""
     shortest = view.threshold(ID, THRESHOLDS, "stretch")
     pieces = _with_stretch(view.pieces.filter(pl.col("cause") == "python"))
-    lengths = pieces.group_by("stretch").agg(ns=pl.col("duration_ns").sum()).filter(pl.col("ns") >= shortest)
+    lengths = _habitually_long(_stretches(view, pieces), shortest)
     mine = pieces.join(lengths, on="stretch", how="semi", maintain_order="left")
     cost = int(mine["duration_ns"].sum())
     limit = view.threshold(ID, THRESHOLDS, "share")
@@ -89,3 +95,51 @@ def _with_stretch(pieces: pl.DataFrame) -> pl.DataFrame:
     ends = starts + pieces["duration_ns"].to_numpy()
     begins = np.append(True, starts[1:] != ends[:-1])[: len(starts)]
     return pieces.with_columns(stretch=pl.Series(np.cumsum(begins), dtype=pl.Int64))
+
+
+def _habitually_long(stretches: pl.DataFrame, shortest: float) -> pl.DataFrame:
+    """The stretches that are long and at a place where many are."""
+    is_long = pl.col("ns") >= shortest
+    return stretches.filter(is_long & (is_long.mean().over("place") >= _HABIT))
+
+
+def _stretches(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
+    """Each stretch's length, and the line, or else the slice, that has most of it: columns stretch, ns, place."""
+    parts = [_placed(view, int(str(lane)), mine) for (lane,), mine in pieces.drop_nulls("lane").group_by("lane")]
+    if not parts:
+        return pl.DataFrame(schema={"stretch": pl.Int64, "ns": pl.Int64, "place": pl.String})
+    places = pl.concat(parts).group_by("stretch", "place").agg(pl.col("ns").sum()).sort("ns", "place")
+    return places.group_by("stretch", maintain_order=True).agg(pl.col("ns").sum(), pl.col("place").last())
+
+
+def _placed(view: View, lane: int, pieces: pl.DataFrame) -> pl.DataFrame:
+    """The pieces of one thread, cut where its line changes: columns stretch, ns, place."""
+    slices = _slice_names(view, pieces["slice"].to_numpy())
+    timeline = view.activity.line_timelines.get(lane)
+    if timeline is None:
+        return pieces.select("stretch", ns="duration_ns", place=slices)
+    start = pieces["start_ns"].to_numpy()
+    part, begin, end, rows = timeline.cut(start, start + pieces["duration_ns"].to_numpy())
+    lines = _gathered(view.trace.lines["name"], rows)
+    stretch = pieces["stretch"].gather(part)
+    return pl.DataFrame(
+        {"stretch": stretch, "ns": end - begin, "place": lines.zip_with(lines.is_not_null(), slices.gather(part))}
+    )
+
+
+def _slice_names(view: View, slices: Rows) -> pl.Series:
+    """The names of these slices, null for -1."""
+    names = pl.Series([None] * len(slices), dtype=pl.String)
+    if not len(view.activity.row):  # lines without any slice
+        return names
+    table, row = view.activity.table[slices], view.activity.row[slices]
+    for code, name in enumerate(TABLES):
+        mine = (slices >= 0) & (table == code)
+        names = _gathered(view.trace.table(name)["name"], np.where(mine, row, -1)).zip_with(pl.Series(mine), names)
+    return names
+
+
+def _gathered(names: pl.Series, rows: Rows) -> pl.Series:
+    """The names in these rows, null for -1."""
+    found: pl.Series = names.gather(pl.Series(rows, dtype=pl.Int64).replace(-1, None)).cast(pl.String)
+    return found
