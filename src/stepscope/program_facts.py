@@ -201,7 +201,8 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
             "cudnn_allow_tf32", "cudnn_benchmark", "deterministic", "anomaly_detection", "default_dtype"}.
         process: figures of the process and machine, such as {"processors", "usable_processors", "numa_nodes",
             "threads", "allocator"}, and of the recorded steps {"garbage_collection_ns", "garbage_collections",
-            "checkpoint_bytes"}.
+            "checkpoint_bytes"}; also {"warm_up_ns", "warm_up_faults"}, the time before them in which the profiler was
+            ready and did not record, and the pages that the process had to map in it.
         environment: variables that matter to speed.
         start: nanoseconds from the process's start, {"torch_imported_ns", "first_step_ns", "recording_ns"}.
         pauses: of Python's garbage collector, the long ones.

@@ -74,6 +74,7 @@ def test_a_recording_keeps_them(tmp_path: Path) -> None:
     assert program.torch["threads"] == torch.get_num_threads()
     assert program.process["usable_processors"]
     assert program.start["recording_ns"] > 0
+    assert program.process["warm_up_ns"] > 0
 
 
 def test_the_cache_keeps_them(tmp_path: Path) -> None:

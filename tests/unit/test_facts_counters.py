@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import sys
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.facts_counters import Counters, PauseWatch, StepCounters
+from stepscope.capture.facts_counters import Counters, PauseWatch, StepCounters, WarmUp
 from stepscope.capture.facts_machine import process_figures
 from stepscope.capture.start_marks import mark, start_times
 
@@ -48,6 +49,27 @@ def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
 
     assert reading.thread_waiting_ns is reading.throttled_ns is reading.pressure_ns is reading.clock_mhz is None
     assert reading.thread_processor_ns >= 0
+
+
+def map_pages(count: int) -> None:
+    """Have so many pages of the operating system mapped."""
+    with mmap.mmap(-1, count * mmap.PAGESIZE) as pages:
+        if hasattr(pages, "madvise"):
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+        for number in range(count):
+            pages[number * mmap.PAGESIZE] = 1
+
+
+@linux
+def test_a_warm_up_counts_the_pages_that_are_mapped() -> None:
+    map_pages(1000)
+    warm_up = WarmUp()
+    before = warm_up.figures()["warm_up_faults"]
+    map_pages(1000)
+    figures = warm_up.figures()
+
+    assert 1000 <= figures["warm_up_faults"] - before < 2000
+    assert figures["warm_up_ns"] > 0
 
 
 @linux

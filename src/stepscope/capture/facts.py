@@ -33,10 +33,12 @@ class FactsRecording:
 
     Args:
         watch: what sees the loaders.
+        warm_up: what was counted before, as {"warm_up_ns", "warm_up_faults"}.
     """
 
-    def __init__(self, watch: InputWatch | None = None) -> None:
+    def __init__(self, watch: InputWatch | None = None, warm_up: dict[str, int] | None = None) -> None:
         self._watch = watch or input_watch()
+        self._warm_up = warm_up or {}
         self._pauses = PauseWatch()
         self._checkpoints = CheckpointCalls()
         self._padding = PaddingSamples()
@@ -79,6 +81,7 @@ class FactsRecording:
         counted = self._steps.steps if self._steps is not None else []
         figures = _or_none(process_figures) or {}
         figures.update(
+            self._warm_up,
             garbage_collection_ns=self._pauses.total_ns,
             garbage_collections=self._pauses.runs,
             checkpoint_bytes=self._checkpoints.saved_bytes,

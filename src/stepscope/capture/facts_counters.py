@@ -163,6 +163,23 @@ def _difference(index: int, before: Reading, now: Reading, collector_ns: int) ->
     )
 
 
+class WarmUp:
+    """Page faults of the process from the making of this until `figures`: in steps that the profiler does not record.
+
+    What it records it keeps, for which the process needs memory that the program alone would not.
+    """
+
+    def __init__(self) -> None:
+        self._begun_ns, self._faults = time.perf_counter_ns(), _usage().faults
+
+    def figures(self) -> dict[str, int]:
+        """{"warm_up_ns", "warm_up_faults"} up to now; empty where the machine does not tell."""
+        faults = _usage().faults
+        if faults is None or self._faults is None:
+            return {}
+        return {"warm_up_ns": time.perf_counter_ns() - self._begun_ns, "warm_up_faults": faults - self._faults}
+
+
 class PauseWatch:
     """Notes what Python's garbage collector does from `start` to `stop`; only in the process that started it.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepscope.capture.facts import FactsRecording, add_to_trace
+from stepscope.capture.facts_counters import WarmUp
 from stepscope.capture.lines import LineTracker
 from stepscope.capture.logging_calls import LoggingCalls
 from stepscope.capture.options import RecordOptions
@@ -63,6 +64,7 @@ class Recorder:
         self._lines: LineTracker | None = None
         self._line_records: LineRecords | None = None
         self._logging_calls = LoggingCalls()
+        self._warm_up: WarmUp | None = None
         self._facts_recording: FactsRecording | None = None
         self._facts: ProgramFacts | None = None
         self._holds_profiler = False
@@ -85,6 +87,7 @@ class Recorder:
                 self._take_profiler()
                 self._profiler = _new_profiler(self.options)
                 self._profiler.prepare_trace()
+                self._warm_up = WarmUp()
                 self._state = _PREPARED
 
     def start(self) -> None:
@@ -93,6 +96,7 @@ class Recorder:
         with self._lock, self._guarded("the recording could not be started"):
             if self._state == _PREPARED:
                 self._state = _STOPPED
+                warm_up = self._warm_up.figures() if self._warm_up is not None else None
                 self._profiler.start_trace()
                 self._state = _RECORDING
                 self.first_step = self.step_number
@@ -100,7 +104,7 @@ class Recorder:
                 if self.options.lines:
                     self._lines = LineTracker()
                     self._lines.start()
-                self._facts_recording = FactsRecording()
+                self._facts_recording = FactsRecording(warm_up=warm_up)
                 self._facts_recording.start()
                 self._logging_calls.start()
                 self._open_step()

@@ -8,6 +8,8 @@ tensor of that size. Each page must then be mapped and zeroed anew, and the comp
 # How it is measured
 Time the thread that takes the steps spent in the operating system, in recorded steps in which the process had to
 map many pages (minor page faults); both as the operating system counted them, while no other allocator was loaded.
+What the profiler records takes memory too, and spreads the program's: of the recorded pages only as many count as
+were mapped in a step of the warm-up, which is not recorded.
 
 # Known false positives
 A first epoch that fills a cache, or a program that keeps what it allocates. Reading files takes time in the
@@ -25,8 +27,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.host_counts import host_counts, host_work_ns
+from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult
+from stepscope.diagnosis.host_counts import HostCounts, host_counts, host_work_ns, whole
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 
@@ -50,13 +52,17 @@ def check(view: View) -> RuleResult:
     many = [step for step in counts.steps if (step.minor_faults or 0) >= least]
     if not many or 2 * len(many) < len(counts.steps):
         return RuleResult()
-    faults = sum(step.minor_faults or 0 for step in many) / len(many)
-    system = sum(step.thread_system_ns or 0 for step in many)
+    recorded = sum(step.minor_faults or 0 for step in many) / len(many)
+    unrecorded = _faults_of_warm_up(view, counts)
+    faults = recorded if unrecorded is None else min(recorded, unrecorded)
+    system = int(sum(step.thread_system_ns or 0 for step in many) * faults / recorded)
     explained = min(system, int(faults * len(many) * view.threshold(ID, THRESHOLDS, "fault_ns")))
     cost = min(int(counts.share(explained) * view.length_ns), host_work_ns(view))
     limit = view.threshold(ID, THRESHOLDS, "share")
-    if not cost or view.share(cost) < limit:
+    if faults < least or not cost or view.share(cost) < limit:
         return RuleResult()
+    if unrecorded is None:
+        return RuleResult(not_answered=(_open(recorded),))
     rows = view.operators["row"].to_numpy()
     allocated = view.operator_costs["bytes_allocated"].to_numpy()[rows]
     rows, allocated = rows[allocated > 0], allocated[allocated > 0]
@@ -64,11 +70,13 @@ def check(view: View) -> RuleResult:
         ID,
         f"{view.share(cost):.0%} of the step goes to the operating system, which maps {faults:,.0f} pages a step",
         cost,
-        basis="time of the main thread in the operating system, as far as page faults explain it",
+        basis="time of the main thread in the operating system, as far as page faults explain it that unrecorded steps "
+        "have too",
         confidence="medium",
         evidence=Evidence(
             (
                 Figure("pages mapped per step", faults, "count", least),
+                Figure("pages mapped per recorded step", recorded, "count"),
                 Figure("share of the step in the operating system", counts.share(system), "share", limit),
                 Figure("bytes allocated per step", int(allocated.sum()) // view.step_count, "bytes"),
             )
@@ -82,3 +90,21 @@ def check(view: View) -> RuleResult:
         where=view.locations_of(view.slices_of_operators(rows), allocated) if len(rows) else (),
     )
     return RuleResult((finding,))
+
+
+def _faults_of_warm_up(view: View, counts: HostCounts) -> float | None:
+    """Pages mapped in a step that was not recorded; None where no step passed before the recording."""
+    faults, length_ns = whole(view, "warm_up_faults"), whole(view, "warm_up_ns")
+    if faults is None or length_ns is None:
+        return None
+    steps = round(length_ns * len(counts.steps) / counts.length_ns)
+    return faults / steps if steps else None
+
+
+def _open(faults: float) -> NotAnswered:
+    return NotAnswered(
+        "Does the program ask the operating system for its memory anew in each step?",
+        f"recorded steps map {faults:,.0f} pages, which the recording itself may need: no step before it was counted",
+        "let a step of warm-up pass before the recording: stepscope.schedule(warmup=1, ...)",
+        ID,
+    )
