@@ -84,7 +84,7 @@ def check(view: View) -> RuleResult:
     mine = launched.filter(pl.Series(in_optimizer, dtype=pl.Boolean))
     count = mine["launch"].n_unique() / view.step_count
     minimum = view.threshold(ID, THRESHOLDS, "launches")
-    if count < minimum or _is_batched(view, mine):
+    if mine.is_empty() or count < minimum or _is_batched(view, mine):
         return RuleResult()
     late = view.pieces.filter((pl.col("cause") == "optimizer") & pl.col("gap").is_not_null())
     late = late.join(mine, on="launch", how="semi")
