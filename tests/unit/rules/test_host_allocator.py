@@ -40,7 +40,8 @@ SILENT: Cases = {
     "few pages": lambda: mapping(minor_faults=1999),
     "few pages where nothing is recorded": lambda: mapping(warm_up=(1000, 1999)),
     "few pages in each of two steps before": lambda: mapping(warm_up=(2100, 3998)),
-    "no step before": lambda: mapping(warm_up=(499, 3)),
+    "few pages in a quicker step before": lambda: mapping(warm_up=(100, 3)),
+    "no step before": lambda: mapping(warm_up=(99, 3)),
     "nothing counted before": lambda: mapping(warm_up=None),
     "little time": lambda: mapping(thread_system_ns=49),
     "memory taken in once": memory_taken_in_once,
@@ -71,7 +72,7 @@ def test_what_the_recording_needs_is_left_out() -> None:
     assert figures_of(finding)[1] == ("pages mapped per recorded step", 3000.0, "count", None)
 
 
-@pytest.mark.parametrize("warm_up", [None, (499, 3)])
+@pytest.mark.parametrize("warm_up", [None, (99, 3)])
 def test_without_a_step_before_the_question_stays_open(warm_up: tuple[int, int] | None) -> None:
     (question,) = asked(rule, mapping(warm_up=warm_up)).not_answered
 

@@ -40,6 +40,9 @@ THRESHOLDS: Final = {
     "fault_ns": Threshold(2000, "ns", "longest time in the operating system that one mapped page explains"),
 }
 
+_LEAST_OF_A_STEP: Final = 0.1
+"""Where less of a recorded step's time passes before the recording, no step has."""
+
 
 def check(view: View) -> RuleResult:
     """Hold the time in the operating system and the page faults of the counted steps against their thresholds."""
@@ -93,12 +96,15 @@ def check(view: View) -> RuleResult:
 
 
 def _faults_of_warm_up(view: View, counts: HostCounts) -> float | None:
-    """Pages mapped in a step that was not recorded; None where no step passed before the recording."""
+    """Pages mapped in a step that was not recorded; None where no step passed before the recording.
+
+    Recorded steps may take several times as long, so a part of one's time is a whole step of the warm-up.
+    """
     faults, length_ns = whole(view, "warm_up_faults"), whole(view, "warm_up_ns")
     if faults is None or length_ns is None:
         return None
-    steps = round(length_ns * len(counts.steps) / counts.length_ns)
-    return faults / steps if steps else None
+    steps = length_ns * len(counts.steps) / counts.length_ns
+    return faults / max(round(steps), 1) if steps >= _LEAST_OF_A_STEP else None
 
 
 def _open(faults: float) -> NotAnswered:
