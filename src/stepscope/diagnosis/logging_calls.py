@@ -12,6 +12,9 @@ from stepscope.analysis.naming import cause_of_name
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows, inherit
 
+BACKWARD_NODE: Final = "autograd::engine::evaluate_function"
+"""Beginning of what the engine calls a node's run. Values read right inside are not the program's: anomaly detection
+asks whether they are NaN."""
 _NICE: Final = (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 

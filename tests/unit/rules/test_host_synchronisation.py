@@ -218,6 +218,16 @@ def test_each_kind_is_noted_once_and_calls_inside_others_are_not_counted_again()
     assert shape.title.startswith("an operator whose output size depends on values is called once a step")
 
 
+def test_what_anomaly_detection_reads_in_the_backward_pass_is_not_noted() -> None:
+    recording = Recording()
+    recording.step(0, 1000, 0)
+    recording.operator(10, 100, "autograd::engine::evaluate_function: MulBackward0")
+    recording.operator(20, 20, "aten::is_nonzero")
+    recording.operator(25, 10, "aten::item")
+
+    assert asked(rule, recording.trace()).findings == ()
+
+
 def test_rare_reading_is_not_noted() -> None:
     recording = Recording()
     for step in range(4):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from stepscope.diagnosis import diagnose
 from stepscope.diagnosis.rules import loader_restart as rule
 from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Metadata, Trace
@@ -70,6 +73,18 @@ def test_a_long_epoch_pays_for_its_beginning_once() -> None:
 
     # Five batches were asked for, so half of an epoch's.
     assert the_finding(rule, epochs(long)).saving_ns_per_step == 40 * MS // 2 // 4
+
+
+def test_workers_that_start_explain_why_the_thread_waits_for_a_processor() -> None:
+    contended = msgspec.structs.replace(facts(workers=2, item_ms=12, persistent_workers=False, waiting_ms=15))
+    steps = tuple(
+        msgspec.structs.replace(step, duration_ns=100 * MS, thread_processor_ns=80 * MS, pressure_ns=15 * MS)
+        for step in contended.steps
+    )
+    trace = epochs(msgspec.structs.replace(contended, steps=steps))
+
+    assert [one.rule for one in diagnose(trace, rules=["host-contention"]).findings] == ["host-contention"]
+    assert [one.rule for one in diagnose(trace, rules=["host-contention", rule.ID]).findings] == [rule.ID]
 
 
 def test_the_threshold_decides() -> None:

@@ -43,7 +43,7 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
-from stepscope.diagnosis.logging_calls import every_steps
+from stepscope.diagnosis.logging_calls import BACKWARD_NODE, every_steps
 from stepscope.diagnosis.rules._synchronisation_kinds import KINDS, Kind, kinds_of
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
@@ -104,6 +104,7 @@ def _calls_on_cpu(view: View, pattern: str) -> Rows:
     found = operators.filter(
         pl.col("name").str.contains(pattern)
         & ~parents.str.contains(pattern).fill_null(False)  # is_nonzero() calls item()
+        & ~parents.str.starts_with(BACKWARD_NODE).fill_null(False)
         & pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
     )
     rows = found["row"].to_numpy().astype(np.int64)

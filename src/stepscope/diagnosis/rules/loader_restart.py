@@ -11,7 +11,8 @@ Time (with a device: idle time of the device) from the end of the last iteration
 making an iterator over a loader with workers to its first batch, less what one batch takes, which workers that stay
 alive would have to make as well. `stepscope run` names the making of iterators in the trace; so do Python frames.
 Where the recorder knows that an epoch is longer than the recording, the cost of a restart is divided by the epoch's
-batches.
+batches. Workers that start take processors from the main thread: the finding takes the place of one about contention
+that it explains at least half of.
 
 # Known false positives
 A recording that happens to hold the beginning of an epoch of unknown length overstates the cost per step.
@@ -38,7 +39,7 @@ from stepscope.trace import Window
 
 ID: Final = "loader-restart"
 TITLE: Final = "Worker processes are started again and again"
-REPLACES: Final = ("input-bound", "step-variance")
+REPLACES: Final = ("input-bound", "step-variance", "host-contention")
 THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost to starting workers")}
 
 
