@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from stepscope.diagnosis.finding import Finding
 from stepscope.diagnosis.rules import frequent_logging as rule
-from stepscope.trace import Trace
+from stepscope.program_facts import ProgramFacts
+from stepscope.trace import Metadata, Trace
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 
@@ -106,6 +108,26 @@ def test_each_kind_has_its_name_and_example(name: str, kind: str, code: str) -> 
 
     assert f"goes to {kind}, called" in finding.title
     assert code in finding.remedy.code
+
+
+def test_what_recording_its_operators_takes_is_left_out() -> None:
+    def printed(warm_up_ns: int | None) -> Finding:
+        recording = Recording()
+        for number in range(2):
+            begin = 1_000_000 * number
+            recording.step(begin, 1_000_000, number)
+            recording.operator(begin, 400_000, PRINT)
+            for index in range(249):
+                recording.operator(begin + 1000 + 1500 * index, 1000, "aten::item")
+        process = {} if warm_up_ns is None else {"warm_up_ns": warm_up_ns}
+        recording.metadata = Metadata(program=ProgramFacts(process=process))
+        return the_finding(rule, recording.trace())
+
+    assert printed(None).evidence.figures[0].value == 0.4
+    # The step before took 100 us less: 400 ns for each of 250 operators, all of which are inside.
+    assert printed(900_000).evidence.figures[0].value == pytest.approx(0.3 / 0.9, abs=1e-6)
+    # It took half the time, of which 600 ns for each operator are the profiler's.
+    assert printed(500_000).evidence.figures[0].value == pytest.approx(0.25 / 0.85, abs=1e-6)
 
 
 def test_every_other_step_is_told_as_that() -> None:

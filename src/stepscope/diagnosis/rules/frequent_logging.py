@@ -14,6 +14,8 @@ MLflow, rich and torchmetrics in the trace; Python frames name those and scikit-
 files. A line that reads many values with `.item()` in a step measures something; where its whole function takes no
 part in the training, as a metric's, the function counts. The finding says how often they run now and the number of
 steps N at which they would cost less than 1 % of the step. The saving is what goes when they run every N steps.
+Where the recorder timed a step before it recorded, what recording each operator takes is left out: a printed tensor
+has thousands.
 
 # Known false positives
 Output that is only collected in a file costs less than the same output on a terminal: record it where it matters.
@@ -39,6 +41,7 @@ import polars as pl
 from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.logging_calls import BACKWARD_NODE, every_steps, outermost_logging
+from stepscope.diagnosis.recording_cost import unrecorded_ns
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
@@ -79,7 +82,7 @@ def check(view: View) -> RuleResult:
     if not calls.size:
         return RuleResult()
     pieces = _pieces(view, around, calls, reading_lines)
-    cost = int(pieces["duration_ns"].sum())
+    cost = unrecorded_ns(view, pieces)
     limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
         return RuleResult()
