@@ -51,7 +51,7 @@ def judged(program: registry.Program, repeat: int, folder: Path, asked: Sequence
         program.name,
         program.rule,
         None if first is None else first["rule"],
-        place is not None and program.names_the_line(*place),
+        (place is not None and program.names_the_line(*place)) if program.has_place else None,
         None if promised is None else promised[0],
         None if promised is None else promised[1],
         verdict.alarms(quiet),

@@ -1,11 +1,10 @@
-"""A recommender whose records lie in memory as Python objects.
+"""A recommender that keeps what it has seen as Python objects.
 
-Planted: Python's collector walks through all of them again and again, because each batch is parsed into new ones.
+Planted: each step makes so many lists that Python's collector walks again and again through all objects there are.
 Expected: garbage-collection
 """
 
 import gc
-import json
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -13,31 +12,29 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from tests.zoo import command
 from tests.zoo.models import Recommender
 
-BATCH = 512
+BATCH = 1536
 TABLES = 8
+PAIRS = 25_000
 
 
 def main() -> None:
     options = command.options(__doc__)
-    users = [{"user": number, "history": [number], "friends": [number + 1]} for number in range(60_000)]
-    events = [[number, number + 1] for number in range(60)]
-    record = {"numbers": [0.5] * 13, "categories": [[number] * 4 for number in range(TABLES)], "events": events}
-    line = json.dumps(record)
     model = Recommender(TABLES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     if not options.fault:
         gc.collect()
         gc.freeze()
-    records = []
-    for _ in range(options.steps):
-        records = [json.loads(line) for _ in range(BATCH)]  # planted
-        numbers = torch.tensor([record["numbers"] for record in records])
-        categories = torch.tensor([record["categories"] for record in records])
-        loss = binary_cross_entropy_with_logits(model(numbers, categories), (numbers[:, 0] > 0).float())
+        gc.set_threshold(200_000, 50, 100)
+    seen: list[list[int]] = []
+    for step in range(options.steps):
+        numbers, labels = torch.randn(BATCH, 13), torch.randint(2, (BATCH,)).float()
+        categories = torch.randint(5000, (BATCH, TABLES, 4))
+        seen = [[step, item] for item in range(PAIRS)]  # planted
+        loss = binary_cross_entropy_with_logits(model(numbers, categories), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    print(len(users), len(records))
+    print(len(seen))
 
 
 if __name__ == "__main__":

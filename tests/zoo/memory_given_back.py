@@ -2,6 +2,7 @@
 
 Planted: the C library gives every large block back to the operating system and asks for it again in the next step.
 Expected: host-allocator
+Place: everywhere
 """
 
 import torch

@@ -23,8 +23,8 @@ class Noisy(nn.Module):
         else:
             self.calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
+    def forward(self, x: Tensor) -> Tensor:  # planted
+        self.calls += 1  # planted
         return self.layers(x + torch.randn_like(x) / (1 + self.calls))
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     for _ in range(options.steps):
         x, y = torch.randn(1024, 64), torch.randn(1024, 1)
-        loss = mse_loss(compiled(x), y)  # planted
+        loss = mse_loss(compiled(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

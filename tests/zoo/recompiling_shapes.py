@@ -5,6 +5,7 @@ Expected: recompilation
 """
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from tests.zoo import command
@@ -15,7 +16,11 @@ def main() -> None:
     options = command.options(__doc__)
     torch._dynamo.config.recompile_limit = 1000
     model = Encoder()
-    compiled = torch.compile(model, backend="eager", dynamic=not options.fault)
+
+    def scores(texts: Tensor) -> Tensor:  # planted
+        return model(texts)
+
+    compiled = torch.compile(scores, backend="eager", dynamic=not options.fault)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     for step in range(options.steps):
         length = 20 + step * 7 % 41

@@ -73,6 +73,7 @@ class Program:
         rule: identifier of the rule that should find it first.
         lines: numbers of the lines that are marked as the fault's.
         ranks: processes to start it with, by torchrun where it is more than one.
+        has_place: False where the fault is in all that the program does, and no line is the right one.
         saves_time: False where the fault costs memory alone.
     """
 
@@ -81,6 +82,7 @@ class Program:
     rule: str
     lines: frozenset[int]
     ranks: int
+    has_place: bool
     saves_time: bool
 
     @property
@@ -110,6 +112,7 @@ def program(name: str) -> Program:
         _said(docstring, name, "Expected"),
         lines,
         int(_said(docstring, name, "Ranks", "1")),
+        _said(docstring, name, "Place", "marked") == "marked",
         _said(docstring, name, "Saves", "time") == "time",
     )
 

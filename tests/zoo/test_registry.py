@@ -46,7 +46,7 @@ def test_what_is_planted_is_read_from_the_text(tmp_path: Path, monkeypatch: pyte
     text = f'"""{said}"""\nfirst()\nsecond()  # planted\n'
     (tmp_path / "small.py").write_text(text)
 
-    assert registry.program("small") == Program("small", "a loop.", "loop-in-step", frozenset({9}), 2, False)
+    assert registry.program("small") == Program("small", "a loop.", "loop-in-step", frozenset({9}), 2, True, False)
 
 
 @pytest.mark.parametrize(

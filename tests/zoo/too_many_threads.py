@@ -2,6 +2,7 @@
 
 Planted: torch.set_num_threads(32), as copied from a larger machine.
 Expected: thread-oversubscription
+Place: everywhere
 """
 
 import os

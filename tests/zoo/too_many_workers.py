@@ -24,7 +24,7 @@ class Texts(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, texts: int) -> None:
         self.texts = texts
-        words = " ".join(f"word{(position * 7919) % 997}" for position in range(50_000))
+        words = " ".join(f"word{(position * 7919) % 997}" for position in range(30_000))
         self.packed = zlib.compress(words.encode(), 1)
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ def main() -> None:
     loader = DataLoader(Texts(2000 * BATCH), batch_size=BATCH, num_workers=workers, prefetch_factor=64)
     model = Encoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-    for step, (tokens, labels) in enumerate(loader, 1):
+    for step, (tokens, labels) in enumerate(loader, 1):  # planted
         loss = cross_entropy(model(tokens), labels)  # planted
         optimizer.zero_grad()
         loss.backward()  # planted

@@ -19,8 +19,8 @@ class Verdict:
     Attributes:
         name, rule: of the program, and of the rule that should come first.
         first: the rule that came first on the faulty twin; None where there was no finding.
-        line: whether the first finding's first place is a line that is marked as the fault's; None where the program
-            has no lines.
+        line: whether the first finding's first place is a line that is marked as the fault's; None where no
+            line is the right one.
         promised_share: what the expected rule promised, as a share of the recorded step; None where it was silent.
         promised_ns: the same in nanoseconds of the recorded step.
         alarms: findings on the clean twin above ALARM: rule, share of the step, title.
