@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -26,6 +27,11 @@ PRODUCTS: Final = frozenset({"mm", "matmul", "bmm", "baddbmm", "einsum", "scaled
 """Operators that may have one."""
 CHOOSING: Final = frozenset({"index", "index_put", "masked_select", "nonzero", "index_select", "index_add"})
 """Operators that take out, or put back, some rows of a tensor."""
+_WEIGHT: Final = {
+    "linear": 1, "conv1d": 1, "conv2d": 1, "conv3d": 1, "convolution": 1, "_convolution": 1, "conv_transpose2d": 1,
+    "embedding": 0, "embedding_bag": 0,
+}  # fmt: skip
+"""Which of an operator's inputs is nearly always a parameter."""
 _COLLECTING: Final = ("cat", "stack")
 _NEAR: Final = 4
 """Operators after a loop among which its results are collected."""
@@ -44,6 +50,7 @@ class Evidence:
         own_modules: most repetitions run in other modules than the rest.
         own_parameters: there are as many gradients as if each repetition had parameters of its own.
         chooses_rows: the body takes some rows of a tensor, as for experts.
+        shares_parameters: the model is certainly too small for each repetition to have parameters of its own.
     """
 
     is_counted: bool | None
@@ -52,6 +59,7 @@ class Evidence:
     own_modules: bool | None
     own_parameters: bool | None
     chooses_rows: bool
+    shares_parameters: bool
 
     @property
     def is_clear(self) -> bool:
@@ -65,6 +73,8 @@ class Evidence:
             return True
         if self.is_counted and self.chooses_rows:
             return True
+        if self.shares_parameters:
+            return True
         if self.own_modules is not None:
             return not self.own_modules
         if self.own_parameters is not None:
@@ -77,9 +87,11 @@ class LoopEvidence:
 
     Args:
         step_count: steps in which the loops were found.
+        parameters: numbers that the program's model has as parameters, where that is known.
     """
 
-    def __init__(self, trace: Trace, activity: HostActivity, step_count: int) -> None:
+    def __init__(self, trace: Trace, activity: HostActivity, step_count: int, parameters: int | None = None) -> None:
+        self._parameters = parameters
         self._trace = trace
         self._activity = activity
         self._step_count = step_count
@@ -97,7 +109,19 @@ class LoopEvidence:
             own_modules=self._own_modules(turns) if has_parameters else None,
             own_parameters=self._own_parameters(loop.repetitions * max(parametrised, 1)) if has_parameters else None,
             chooses_rows=not CHOOSING.isdisjoint(names),
+            shares_parameters=self._shares_parameters(turns, names),
         )
+
+    def _shares_parameters(self, turns: Rows, names: list[str]) -> bool:
+        if not self._parameters:
+            return False
+        shapes = self._trace.operators["input_shapes"]
+        needed = 0
+        for row, name in zip(turns[0].tolist(), names, strict=True):
+            inputs = shapes_of(shapes[row]) if name in _WEIGHT else ()
+            if len(inputs) > _WEIGHT.get(name, 0):
+                needed += prod(inputs[_WEIGHT[name]])
+        return needed * len(turns) > self._parameters
 
     def _is_counted(self, turns: Rows) -> bool | None:
         values = self._trace.operators["input_values"]

@@ -14,8 +14,10 @@ from stepscope.trace import Trace, Window
 from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows
 
-LONGEST_BODY: Final = 24
-"""Operators in one repetition; longer bodies are layers of a model, not the small loops that are looked for."""
+SHORT_BODY: Final = 24
+"""Operators in one repetition of the small loops that are looked for; longer bodies are mostly layers of a model."""
+LONGEST_BODY: Final = 256
+"""Operators in one repetition at most: a small model that is called again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Loop:
 def loops(
     trace: Trace, activity: HostActivity, window: Window, minimum_repetitions: int, step_starts: Times
 ) -> list[Loop]:
-    """Runs of a repeating body of outermost operators on each thread.
+    """Runs of a repeating body of outermost operators on each thread; those of a long body may have others in them.
 
     Operators of the optimizer, of the data loader and of the backward pass itself do not start a loop, and a run
     ends where a step does.
@@ -71,16 +73,26 @@ def loops(
 def _runs(codes: npt.NDArray[np.int64], minimum: int) -> list[tuple[int, int, int]]:
     """Stretches (first, last, body length) in which the sequence repeats itself at least `minimum` times.
 
-    Shorter bodies are looked for first, and what they explain is not looked at again.
+    Shorter bodies are looked for first, and what they explain is not looked at again; but a long body may have short
+    loops, or equal layers, in it.
     """
     taken = np.zeros(len(codes), np.bool_)
-    result = []
+    result: list[tuple[int, int, int]] = []
     for body in range(1, min(LONGEST_BODY, len(codes) // max(minimum, 1)) + 1):
-        same = (codes[body:] == codes[:-body]) & ~taken[body:] & ~taken[:-body]
+        same = codes[body:] == codes[:-body]
+        if np.count_nonzero(same) < (minimum - 1) * body:
+            continue
+        if body <= SHORT_BODY:
+            same &= ~taken[body:] & ~taken[:-body]
         edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
         for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
             length = (end - begin + body) // body * body
-            if length >= minimum * body:
+            if length >= minimum * body and not _is_inside(begin, begin + length, result):
                 result.append((begin, begin + length, body))
                 taken[begin : begin + length] = True
     return sorted(result)
+
+
+def _is_inside(first: int, last: int, runs: list[tuple[int, int, int]]) -> bool:
+    """Whether a stretch is a part of a run: any multiple of a body repeats itself, too."""
+    return any(begin <= first and last <= end for begin, end, _ in runs)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.diagnosis.rules import loop_in_step as rule
+from stepscope.program_facts import ModelFacts, ProgramFacts
 from stepscope.readers import open_trace
-from stepscope.trace import Trace
+from stepscope.trace import Metadata, Trace
 from tests.simulator.programs import launch_bound_training, two_devices
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, recorded, the_finding
@@ -86,7 +87,23 @@ def layered(gradients: int, *, counted: bool = False) -> Trace:
     return recording.trace()
 
 
+def whole_models(parameters: int | None) -> Trace:
+    """In 10,000 ns forty repetitions of 25 operators with weights of 8 x 8 numbers, in a model of some parameters."""
+    program = ProgramFacts(model=ModelFacts(parameters=parameters))
+    recording = Recording(Metadata(program=program))
+    recording.step(0, 10_000, 1)
+    for number in range(40):
+        recording.frame(200 * number, 8, "train.py(30): predict")
+        recording.operator(200 * number, 5, "aten::unsqueeze")
+        recording.frame(200 * number + 10, 190, "model.py(4): forward")
+        for layer in range(12):
+            recording.operator(200 * number + 10 + 15 * layer, 7, "aten::linear", input_shapes="[[1, 8], [8, 8], []]")
+            recording.operator(200 * number + 18 + 15 * layer, 5, "aten::relu")
+    return recording.trace()
+
+
 FIRES: Cases = {
+    "a small model again and again": lambda: whole_models(12 * 64),
     "on the host": looping,
     "on a device": on_a_device,
     "an index that counts up": lambda: indexed(8),
@@ -105,6 +122,8 @@ SILENT: Cases = {
     "layers of an unknown kind": lambda: layered(gradients=0),
     "an index that counts up a few times": lambda: indexed(7),
     "a layer's index that counts up": lambda: layered(gradients=80, counted=True),
+    "layers of a large model": lambda: whole_models(40 * 12 * 64),
+    "long layers of an unknown model": lambda: whole_models(None),
     "too few heads": lambda: heads(7),
     "clipped gradients": lambda: looping(40, "aten::linalg_vector_norm"),
     "gradients set to zero": lambda: looping(40, "aten::zero_"),
@@ -175,6 +194,14 @@ def test_the_backward_calls_count() -> None:
 )
 def test_the_remedy_follows_from_the_body(body: tuple[str, ...], remedy: str) -> None:
     assert remedy in the_finding(rule, looping(40, *body)).remedy.code
+
+
+def test_a_model_that_is_called_again_and_again() -> None:
+    finding = the_finding(rule, whole_models(12 * 64))
+
+    assert finding.title == "25 operators run 40 times in a row in each step: a loop that one batched call replaces"
+    assert places_of(finding) == [("train.py", 30, "predict")]
+    assert finding.remedy.text.startswith("A model is called for one piece after the other")
 
 
 def test_the_thresholds_decide() -> None:

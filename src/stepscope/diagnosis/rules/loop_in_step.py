@@ -11,7 +11,8 @@ Runs of a short body of outermost operators that repeats without interruption on
 optimizer and the data loader; with the backward operators that they caused. A stack of equal layers repeats as well,
 and is none: its repetitions run in different modules, or there are as many gradients as if each had parameters
 of its own. It is a loop if the results are put together by one `cat` or `stack`, if an index counts up, if
-nothing in it has parameters, or if its repetitions share them.
+nothing in it has parameters, or if its repetitions share them. A body of more than 24 operators counts only if the
+results are put together, or if the model has fewer parameters than such repetitions need.
 
 The cost is the thread's time in the operators and between them; with a device, the device's time for what they
 launched plus its idle time before it. What the work would take at once is taken off: matrix products and element-wise
@@ -33,6 +34,7 @@ PyTorch's ForLoopIndexingPattern (removed in 2026) looked for ten repeated aten:
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -40,7 +42,7 @@ import numpy as np
 from stepscope.analysis.backward import BACKWARD_NAME
 from stepscope.analysis.loop_evidence import Evidence as Seen
 from stepscope.analysis.loop_evidence import LoopEvidence
-from stepscope.analysis.loops import Loop, loops
+from stepscope.analysis.loops import SHORT_BODY, Loop, loops
 from stepscope.analysis.traffic import base_name
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Remedy, RuleResult
 from stepscope.diagnosis.rules._called import engine_pauses_ns, pauses_ns, work_left
@@ -85,16 +87,23 @@ def _loops(view: View) -> tuple[list[tuple[Loop, Seen]], list[Loop]]:
     """The loops that this rule tells, and those that others do."""
     many = max(int(view.threshold(ID, THRESHOLDS, "repetitions")), 2)
     few = max(min(int(view.threshold(ID, THRESHOLDS, "clear_repetitions")), many), 2)
-    evidence = LoopEvidence(view.trace, view.activity, view.step_count)
+    parameters = view.program.model.parameters if view.program.model else None
+    evidence = LoopEvidence(view.trace, view.activity, view.step_count, parameters)
     found = loops(view.trace, view.activity, view.span, few, view.steps["start_ns"].to_numpy())
     elsewhere = told_elsewhere(found)
     mine = []
     for loop in found:
         if all(loop is not other for other in elsewhere):
             seen = evidence.of(loop)
-            if seen.is_loop and (loop.repetitions >= many or seen.is_clear):
+            is_certain = len(loop.body) <= SHORT_BODY or seen.is_collected or seen.shares_parameters
+            if is_certain and seen.is_loop and (loop.repetitions >= many or seen.is_clear):
                 mine.append((loop, seen))
-    return mine, elsewhere
+    long = [loop for loop, _ in mine if len(loop.body) > SHORT_BODY]
+    return [(loop, seen) for loop, seen in mine if not _is_inside_another(loop, long)], elsewhere
+
+
+def _is_inside_another(loop: Loop, others: Sequence[Loop]) -> bool:
+    return any(other is not loop and bool(np.isin(loop.operators[0], other.operators)) for other in others)
 
 
 def _kind(loop: Loop) -> tuple[str, ...]:
@@ -121,8 +130,10 @@ def _finding(view: View, same: list[tuple[Loop, Seen]], limit: float) -> Finding
     clear = same[0][1].is_clear
     minimum = view.threshold(ID, THRESHOLDS, "clear_repetitions" if clear else "repetitions")
     allocated = int(view.operator_costs["bytes_allocated"].to_numpy()[view.inside(rows)].sum())
-    durations = view.trace.operators["duration_ns"].to_numpy()[forward]
-    body = ", ".join(dict.fromkeys(runs[0].body))
+    durations = view.trace.operators["duration_ns"].to_numpy()
+    is_long = len(runs[0].body) > SHORT_BODY
+    body = f"{len(runs[0].body)} operators" if is_long else ", ".join(dict.fromkeys(runs[0].body))
+    begins = np.concatenate([loop.operators[:: len(loop.body)] for loop in runs]) if is_long else forward
     return view.finding(
         ID,
         f"{body} {'run' if len(runs[0].body) > 1 else 'runs'} {_how_often(largest.repetitions, per_step)}: "
@@ -142,7 +153,8 @@ def _finding(view: View, same: list[tuple[Loop, Seen]], limit: float) -> Finding
             (_interval(view, largest),),
         ),
         remedy=_remedy(runs[0].body, same[0][1]),
-        where=view.locations_of(view.slices_of_operators(forward), np.maximum(durations, 1)),
+        # A long body lies in functions that it calls; it begins where they are called, or in the first of them.
+        where=view.locations_of(view.slices_of_operators(begins), np.maximum(durations[begins], 1)),
     )
 
 
@@ -199,6 +211,11 @@ def _remedy(body: tuple[str, ...], seen: Seen) -> Remedy:
             "A loop over time steps: use the framework's recurrent layer, which runs it without Python.",
             "self.rnn = torch.nn.RNN(inputs, hidden, batch_first=True)   # or LSTM, GRU\n"
             "outputs, last = self.rnn(sequence)                          # instead of a loop over sequence[:, t]",
+        )
+    if len(body) > SHORT_BODY:
+        return Remedy(
+            "A model is called for one piece after the other: put the pieces into one batch, and call it once.",
+            "outputs = model(inputs)     # instead of torch.cat([model(piece.unsqueeze(0)) for piece in inputs])",
         )
     if seen.chooses_rows and seen.has_parameters:
         return Remedy(
