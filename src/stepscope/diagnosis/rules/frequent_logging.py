@@ -131,7 +131,7 @@ def _reads(view: View) -> tuple[Rows, dict[str, int]]:
     place = pl.format("{}:{}", "source_file", "source_line")
     function = pl.format("{}:{}", "source_file", "source_function")
     operators = view.trace.operators.with_row_index("row").select(
-        "row", "name", "lane", "start_ns", place=place, function=function
+        "row", "name", "lane", "start_ns", "parent", place=place, function=function
     )
     inside = pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
     within = view.trace.operators["name"].gather(view.trace.operators["parent"])
