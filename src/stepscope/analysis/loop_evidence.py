@@ -117,11 +117,12 @@ class LoopEvidence:
             return False
         shapes = self._trace.operators["input_shapes"]
         needed = 0
-        for row, name in zip(turns[0].tolist(), names, strict=True):
-            inputs = shapes_of(shapes[row]) if name in _WEIGHT else ()
-            if len(inputs) > _WEIGHT.get(name, 0):
-                needed += prod(inputs[_WEIGHT[name]])
-        return needed * len(turns) > self._parameters
+        for column, name in zip(turns.T, names, strict=True):
+            if name in _WEIGHT:
+                for text, count in shapes.gather(column).value_counts().iter_rows():
+                    inputs = shapes_of(text)
+                    needed += count * prod(inputs[_WEIGHT[name]]) if len(inputs) > _WEIGHT[name] else 0
+        return needed > self._parameters
 
     def _is_counted(self, turns: Rows) -> bool | None:
         values = self._trace.operators["input_values"]

@@ -88,7 +88,7 @@ def layered(gradients: int, *, counted: bool = False) -> Trace:
 
 
 def whole_models(parameters: int | None) -> Trace:
-    """In 10,000 ns forty repetitions of 25 operators with weights of 8 x 8 numbers, in a model of some parameters."""
+    """In 10,000 ns forty repetitions of 25 operators with weights of 8 x 8 numbers, the first ones of 8 x 80, in some model."""
     program = ProgramFacts(model=ModelFacts(parameters=parameters))
     recording = Recording(Metadata(program=program))
     recording.step(0, 10_000, 1)
@@ -97,13 +97,14 @@ def whole_models(parameters: int | None) -> Trace:
         recording.operator(200 * number, 5, "aten::unsqueeze")
         recording.frame(200 * number + 10, 190, "model.py(4): forward")
         for layer in range(12):
-            recording.operator(200 * number + 10 + 15 * layer, 7, "aten::linear", input_shapes="[[1, 8], [8, 8], []]")
+            weight = "[1, 80], [8, 80]" if number == 0 else "[1, 8], [8, 8]"
+            recording.operator(200 * number + 10 + 15 * layer, 7, "aten::linear", input_shapes=f"[{weight}, []]")
             recording.operator(200 * number + 18 + 15 * layer, 5, "aten::relu")
     return recording.trace()
 
 
 FIRES: Cases = {
-    "a small model again and again": lambda: whole_models(12 * 64),
+    "a small model again and again": lambda: whole_models(49 * 12 * 64 - 1),
     "on the host": looping,
     "on a device": on_a_device,
     "an index that counts up": lambda: indexed(8),
@@ -122,7 +123,7 @@ SILENT: Cases = {
     "layers of an unknown kind": lambda: layered(gradients=0),
     "an index that counts up a few times": lambda: indexed(7),
     "a layer's index that counts up": lambda: layered(gradients=80, counted=True),
-    "layers of a large model": lambda: whole_models(40 * 12 * 64),
+    "layers of a large model": lambda: whole_models(49 * 12 * 64),
     "long layers of an unknown model": lambda: whole_models(None),
     "too few heads": lambda: heads(7),
     "clipped gradients": lambda: looping(40, "aten::linalg_vector_norm"),
