@@ -198,7 +198,8 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         torch: settings of torch, such as {"version", "threads", "interop_threads", "float32_matmul_precision",
-            "cudnn_allow_tf32", "cudnn_benchmark", "deterministic", "anomaly_detection", "default_dtype"}.
+            "cudnn_allow_tf32", "cudnn_benchmark", "deterministic", "anomaly_detection", "default_dtype",
+            "recompile_limit"}.
         process: figures of the process and machine, such as {"processors", "usable_processors", "numa_nodes",
             "threads", "allocator"}, and of the recorded steps {"garbage_collection_ns", "garbage_collections",
             "checkpoint_bytes"}; also {"warm_up_ns", "warm_up_faults"}, the time before them in which the profiler was

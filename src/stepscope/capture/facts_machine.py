@@ -38,6 +38,8 @@ def torch_settings() -> dict[str, Value]:
         "anomaly_detection": torch.is_anomaly_enabled,
         "anomaly_checks_nan": torch.is_anomaly_check_nan_enabled,
         "default_dtype": lambda: str(torch.get_default_dtype()),
+        # Not loaded for this: it takes seconds, and a program that compiles has it.
+        "recompile_limit": lambda: sys.modules["torch._dynamo.config"].recompile_limit,
     }
     return _read(readings)
 

@@ -88,7 +88,7 @@ def layered(gradients: int, *, counted: bool = False) -> Trace:
 
 
 def whole_models(parameters: int | None) -> Trace:
-    """In 10,000 ns forty repetitions of 25 operators with weights of 8 x 8 numbers, the first ones of 8 x 80, in some model."""
+    """In 10,000 ns forty repetitions of 25 operators with weights of 8 x 8 numbers, the first ones of 8 x 80."""
     program = ProgramFacts(model=ModelFacts(parameters=parameters))
     recording = Recording(Metadata(program=program))
     recording.step(0, 10_000, 1)

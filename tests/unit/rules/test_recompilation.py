@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from stepscope.diagnosis.rules import recompilation as rule
@@ -38,11 +39,13 @@ def on_the_host(frame: str = COMPILES, compiling_ns: int = 300) -> Trace:
     return recording.trace()
 
 
-def with_facts(*reasons: str | None, compiling_ns: int = 300, file: str = "model.py") -> Trace:
+def with_facts(
+    *reasons: str | None, compiling_ns: int = 300, file: str = "model.py", torch: dict[str, int] | None = None
+) -> Trace:
     """The same, of a program in which torch compiled model.py's forward for these reasons."""
     facts = tuple(CompilationFacts(function="forward", file=file, line=7, reason=reason) for reason in reasons)
     trace = on_the_host(compiling_ns=compiling_ns)
-    program = ProgramFacts(compilations=facts)
+    program = ProgramFacts(compilations=facts, torch=torch or {})
     return dataclasses.replace(trace, metadata=dataclasses.replace(trace.metadata, program=program))
 
 
@@ -75,6 +78,8 @@ SILENT: Cases = {
     "nothing compiled": lambda: recorded(item_every_step()),
     "compiled code that runs": lambda: on_the_host(RUNS),
     "a few compilations before": lambda: with_facts(*SIZES, compiling_ns=0),
+    "a higher limit": lambda: with_facts(*COUNTER, compiling_ns=0, torch={"recompile_limit": 1000}),
+    "a limit that was passed": lambda: with_facts(*COUNTER, COUNTER[-1], compiling_ns=0),
     "a little": lambda: on_the_host(compiling_ns=15),
 }
 
@@ -148,6 +153,27 @@ def test_a_function_at_torchs_limit_gets_a_note() -> None:
     )
     assert figures_of(finding) == [("compilations of forward()", 8, "count", 8)]
     assert asked(rule, with_facts(*COUNTER, compiling_ns=0), limit=9).findings == ()
+
+
+def test_a_limit_that_the_program_set_holds() -> None:
+    finding = the_finding(rule, with_facts(*SIZES, compiling_ns=0, torch={"recompile_limit": 4}))
+
+    assert figures_of(finding) == [("compilations of forward()", 4, "count", 4)]
+
+
+def test_what_compiles_is_not_what_has_stopped_compiling() -> None:
+    trace = with_facts(*COUNTER)
+    program = trace.metadata.program
+    assert program is not None
+    other = CompilationFacts(function="loss", file="model.py", line=30, reason=SIZES[1])
+    program = msgspec.structs.replace(program, compilations=(*program.compilations, other))
+    trace = dataclasses.replace(trace, metadata=dataclasses.replace(trace.metadata, program=program))
+
+    finding, note = asked(rule, trace).findings
+
+    assert places_of(finding) == [("model.py", 30, "loss")]
+    assert note.title.startswith("forward() was compiled 8 times")
+    assert len(asked(rule, with_facts(*COUNTER)).findings) == 1
 
 
 def test_input_shapes_of_compiled_code_are_counted() -> None:

@@ -12,7 +12,8 @@ device's first work nothing shows how long it had been idle: compilations there 
 
 Where stepscope recorded the program, torch itself says which guard failed before each compilation: the dimension of a
 tensor that varied, or the Python number that the code had been compiled for. A function that was compiled as often as
-torch's limit allows (8 times by default) is not compiled again but runs operator by operator; a note says so.
+torch's limit allows (8 times, unless the program set another) is not compiled again but runs operator by operator; a
+note says so.
 Compilations of stepscope's own functions are left out of the reasons.
 
 # Known false positives
@@ -63,7 +64,8 @@ def check(view: View) -> RuleResult:
     if cost == 0 or view.share(cost) < limit:
         return RuleResult(tuple(_note(view, guard) for guard in full))
     count, steps = _compilations(view)
-    worst = varying[0] if varying else None
+    # A function that is not compiled any more is the reason only where there is no other.
+    worst = next((guard for guard in varying if guard not in full), varying[0] if varying else None)
     shapes = _shapes_of_regions(view)
     finding = view.finding(
         ID,
@@ -93,24 +95,31 @@ def check(view: View) -> RuleResult:
         ),
         where=_place(worst) or view.locations(pieces),
     )
-    return RuleResult((finding, *(_note(view, guard) for guard in full)))
+    return RuleResult((finding, *(_note(view, guard) for guard in full if guard is not worst)))
 
 
 def _at_limit(view: View, varying: Sequence[VaryingGuard]) -> list[VaryingGuard]:
     """The guards of functions that were compiled as often as torch allows, one for each function."""
-    limit = view.threshold(ID, THRESHOLDS, "limit")
+    limit = _limit(view)
     totals = Counter((fact.function, fact.file, fact.line) for fact in view.program.compilations)
+    # More compilations than that show that the limit is another.
     found = {
         (guard.function, guard.file, guard.line): guard
         for guard in reversed(varying)
-        if totals[guard.function, guard.file, guard.line] >= limit > 0
+        if totals[guard.function, guard.file, guard.line] == limit > 0
     }
     return list(found.values())
 
 
+def _limit(view: View) -> float:
+    """How often the program's torch compiles a function."""
+    own = view.program.torch.get("recompile_limit")
+    return float(own) if isinstance(own, int) and own > 0 else view.threshold(ID, THRESHOLDS, "limit")
+
+
 def _note(view: View, guard: VaryingGuard) -> Finding:
     count = sum(fact.function == guard.function and fact.line == guard.line for fact in view.program.compilations)
-    limit = view.threshold(ID, THRESHOLDS, "limit")
+    limit = _limit(view)
     found = view.finding(
         ID,
         f"{guard.function}() was compiled {count} times, because {guard.what}; torch has stopped compiling it and runs "
