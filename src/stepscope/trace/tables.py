@@ -180,7 +180,16 @@ REFERENCES: Final[tuple[tuple[str, str, str], ...]] = (
 )
 """(table, column, table the column's row numbers point into)."""
 
-SLICE_TABLES: Final = ("operators", "launches", "device_work", "frames", "lines", "modules", "annotations", "synchronisations")
+SLICE_TABLES: Final = (
+    "operators",
+    "launches",
+    "device_work",
+    "frames",
+    "lines",
+    "modules",
+    "annotations",
+    "synchronisations",
+)
 
 
 def empty(table: str) -> pl.DataFrame:
