@@ -43,7 +43,7 @@ def judged(program: registry.Program, repeat: int, folder: Path, asked: Sequence
         for twin in ("fault", "clean") if number % 2 == 0 else ("clean", "fault"):
             times[twin].append(measure.step_ns(program, twin))
     timed = {twin: min(taken, default=None) for twin, taken in times.items()}
-    first = verdict.first_finding(found, saves_time=program.saves_time)
+    first = found[0] if found else None
     place = verdict.line_of(first)
     promised = verdict.promised(found, program.rule)
     trace = next(folder.glob(f"{program.name}-fault/rank0/*.json.gz"))
@@ -76,7 +76,7 @@ def judged_machine(one: simulated.Simulated, folder: Path, asked: Sequence[peers
     """Write both twins of a simulated program as traces and diagnose them."""
     traces = {twin: one.write(twin, folder) for twin in ("fault", "clean")}
     found = measure.findings(measure.diagnosed(traces["fault"]))
-    first = verdict.first_finding(found)
+    first = found[0] if found else None
     promised = verdict.promised(found, one.rule)
     return Verdict(
         one.name,

@@ -17,10 +17,10 @@ from tests.zoo.models import mlp
 def main() -> None:
     options = command.options(__doc__)
     distributed.init_process_group("gloo")
-    model = DistributedDataParallel(mlp(64, 32, 300, 1), find_unused_parameters=options.fault)
+    model = DistributedDataParallel(mlp(64, 32, 300, 1), bucket_cap_mb=0.5, find_unused_parameters=options.fault)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
     for _ in range(options.steps):
-        x, y = torch.randn(32, 64), torch.randn(32, 1)
+        x, y = torch.randn(128, 64), torch.randn(128, 1)
         loss = mse_loss(model(x), y)  # planted
         optimizer.zero_grad()
         loss.backward()  # planted

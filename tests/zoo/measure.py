@@ -38,27 +38,27 @@ def record(program: Program, twin: str, folder: Path) -> Path:
     return folder / name
 
 
-def diagnosed(traces: Path, *, everything: bool = False) -> list[dict[str, Any]]:
-    """The JSON reports of a run's folder or a trace, one a rank.
-
-    Args:
-        everything: also findings that save less than 1 % of the step.
-    """
+def diagnosed(traces: Path) -> list[dict[str, Any]]:
+    """The JSON reports of a run's folder or a trace, one a rank."""
     words = [sys.executable, "-m", "stepscope", "diagnose", str(traces), "--json", "-", "--no-cache"]
-    report = json.loads(_output_of([*words, *(["--all"] if everything else [])], traces.parent))
+    report = json.loads(_output_of(words, traces.parent))
     ranks: list[dict[str, Any]] = report.get("ranks", [report])
     return ranks
 
 
 def findings(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the ranks' reports say, the largest saving first; what several ranks say is there once."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for report in reports:
-        for finding in report["findings"]:
-            place = finding["where"][0] if finding["where"] else {"file": "", "line": 0}
-            key = (finding["rule"], f"{place['file']}:{place['line']}" if len(reports) > 1 else finding["title"])
-            if key not in found or found[key]["saving_ns_per_step"] < finding["saving_ns_per_step"]:
-                found[key] = finding
+    """What a report says, in its order; of several ranks' reports what they say together, the largest saving first.
+
+    What several ranks say of one line counts once, with the largest saving.
+    """
+    if len(reports) == 1:
+        return list(reports[0]["findings"])
+    found: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for finding in (finding for report in reports for finding in report["findings"]):
+        place = finding["where"][0] if finding["where"] else {"file": "", "line": 0}
+        key = (finding["rule"], place["file"], place["line"])
+        if key not in found or found[key]["saving_ns_per_step"] < finding["saving_ns_per_step"]:
+            found[key] = finding
     return sorted(found.values(), key=lambda finding: -finding["saving_ns_per_step"])
 
 

@@ -129,7 +129,9 @@ class Recommender(nn.Module):
     def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
         """Scores; `numbers` is (batch, 13), `categories` (batch, tables, lookups)."""
         dense = self.bottom(numbers)
-        looked_up = [table(categories[:, index]) for index, table in enumerate(self.tables)]
+        looked_up = []
+        for index, table in enumerate(self.tables):
+            looked_up.append(table(categories[:, index]))  # planted: dense_embedding_gradient
         stacked = torch.stack([dense, *looked_up], dim=1)
         products = stacked @ stacked.transpose(1, 2)
         return self.top(torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], dim=1)).squeeze(1)
@@ -147,4 +149,6 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
         """Scores (batch, classes); `padding` is true where a token is none."""
-        return self.head(self.encoder(self.embedding(tokens), src_key_padding_mask=padding).mean(1))
+        embedded = self.embedding(tokens)
+        encoded = self.encoder(embedded, src_key_padding_mask=padding)  # planted: padded_batches
+        return self.head(encoded.mean(1))

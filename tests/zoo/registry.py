@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 FOLDER: Final = Path(__file__).parent
+MODELS: Final = FOLDER / "models.py"
 MARK: Final = "# planted"
 PROGRAMS: Final = (
     # input
@@ -71,7 +72,8 @@ class Program:
         name: of its module in this folder.
         planted: the fault, in a sentence.
         rule: identifier of the rule that should find it first.
-        lines: numbers of the lines that are marked as the fault's.
+        lines: names of files and numbers of lines that are marked as the fault's: in the program's own file all that
+            end with MARK, in models.py those that name the program as well.
         ranks: processes to start it with, by torchrun where it is more than one.
         has_place: False where the fault is in all that the program does, and no line is the right one.
         saves_time: False where the fault costs memory alone.
@@ -80,7 +82,7 @@ class Program:
     name: str
     planted: str
     rule: str
-    lines: frozenset[int]
+    lines: frozenset[tuple[str, int]]
     ranks: int
     has_place: bool
     saves_time: bool
@@ -92,7 +94,7 @@ class Program:
 
     def names_the_line(self, file: str, line: int) -> bool:
         """Whether a place in the code is one that the program marks."""
-        return Path(file).name == self.path.name and line in self.lines
+        return (Path(file).name, line) in self.lines
 
 
 def program(name: str) -> Program:
@@ -103,9 +105,10 @@ def program(name: str) -> Program:
     """
     text = (FOLDER / f"{name}.py").read_text()
     docstring = ast.get_docstring(ast.parse(text)) or ""
-    lines = frozenset(number for number, line in enumerate(text.splitlines(), 1) if line.endswith(MARK))
+    lines = _marked(FOLDER / f"{name}.py", MARK)
     if not lines:
         raise ValueError(f"{name}.py marks no line with {MARK!r}")
+    lines |= _marked(MODELS, f"{MARK}: {name}")
     return Program(
         name,
         _said(docstring, name, "Planted"),
@@ -120,6 +123,11 @@ def program(name: str) -> Program:
 def programs() -> tuple[Program, ...]:
     """All programs."""
     return tuple(program(name) for name in PROGRAMS)
+
+
+def _marked(path: Path, mark: str) -> frozenset[tuple[str, int]]:
+    lines = path.read_text().splitlines()
+    return frozenset((path.name, number) for number, line in enumerate(lines, 1) if line.endswith(mark))
 
 
 def _said(docstring: str, name: str, what: str, default: str | None = None) -> str:

@@ -65,17 +65,6 @@ class Verdict:
         return abs(self.promised_share - self.real_share) / self.real_share
 
 
-def first_finding(findings: Findings, *, saves_time: bool = True) -> dict[str, Any] | None:
-    """The finding that a user reads first.
-
-    Args:
-        saves_time: False for a program whose fault costs memory alone: its finding saves nothing and cannot stand
-            before one that saves a little, so that those which save no more than ALARM are passed over.
-    """
-    wanted = [one for one in findings if saves_time or one["saving_share"] > ALARM or not one["saving_ns_per_step"]]
-    return wanted[0] if wanted else None
-
-
 def line_of(finding: dict[str, Any] | None) -> tuple[str, int] | None:
     """File and line of a finding's first place."""
     if finding is None or not finding["where"]:
