@@ -177,7 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", metavar="NAME", action="append", help="only this program; may be repeated")
     parser.add_argument("--repeat", metavar="N", type=int, default=5, help="timings of each twin (default: 5)")
-    parser.add_argument("--markdown", action="store_true", help="print the README's table and nothing else")
+    parser.add_argument("--markdown", action="store_true", help="print the README's table, and no program by itself")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every program's figures")
     parser.add_argument("--traces", metavar="FOLDER", type=Path, help="keep the traces there")
     parser.add_argument("--hta", metavar="PYTHON", default=sys.executable, help="a Python that has HTA")
@@ -192,6 +192,12 @@ def main() -> None:
     chosen = set(options.only or known)
     asked = [peer for peer in peers.known(options.hta, options.tb_profiler) if peer.is_installed()]
     verdicts: list[Verdict] = []
+
+    def tell(one: Verdict) -> None:
+        verdicts.append(one)
+        if not options.markdown:
+            print(told(one), flush=True)
+
     failed: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.traces or Path(temporary)
@@ -199,13 +205,13 @@ def main() -> None:
         for name in registry.PROGRAMS:
             if name in chosen:
                 try:
-                    verdicts.append(_tell(judged(registry.program(name), options.repeat, folder, asked)))
+                    tell(judged(registry.program(name), options.repeat, folder, asked))
                 except measure.ProgramFailed as problem:
                     failed.append(name)
                     print(f"{name}: {problem}", file=sys.stderr, flush=True)
         for one in simulated.SIMULATED:
             if one.name in chosen:
-                verdicts.append(_tell(judged_machine(one, folder, asked)))
+                tell(judged_machine(one, folder, asked))
     if verdicts:
         print(f"{table(verdicts)}\n\n{goals(verdicts)}")
     if options.json:
@@ -213,12 +219,6 @@ def main() -> None:
         options.json.write_text(json.dumps(rows, indent=1))
     if failed:
         raise SystemExit(f"Not counted, because they failed: {', '.join(failed)}")
-
-
-def _tell(one: Verdict) -> Verdict:
-    """Say on standard error, while the benchmark goes on, what came of a program."""
-    print(told(one), file=sys.stderr, flush=True)
-    return one
 
 
 if __name__ == "__main__":
