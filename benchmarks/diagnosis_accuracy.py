@@ -173,6 +173,17 @@ def goals(verdicts: Sequence[Verdict]) -> str:
     )
 
 
+def of_peers(verdicts: Sequence[Verdict]) -> str:
+    """How often each peer had an answer to the same traces, in sentences; empty where none was asked."""
+    sentences = []
+    for name in sorted({name for one in verdicts for name in one.peers}):
+        answers = [one.peers[name] for one in verdicts if name in one.peers]
+        failed = sum(answer.startswith(peers.FAILED) for answer in answers)
+        said = sum(answer != peers.NOTHING for answer in answers) - failed
+        sentences.append(f"{name} said something of {said} of the {len(answers)} faulty traces and failed on {failed}.")
+    return " ".join(sentences)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", metavar="NAME", action="append", help="only this program; may be repeated")
@@ -213,7 +224,7 @@ def main() -> None:
             if one.name in chosen:
                 tell(judged_machine(one, folder, asked))
     if verdicts:
-        print(f"{table(verdicts)}\n\n{goals(verdicts)}")
+        print(f"{table(verdicts)}\n\n{goals(verdicts)} {of_peers(verdicts)}".rstrip())
     if options.json:
         rows = [dataclasses.asdict(one) | {"is_first": one.is_first, "error": one.error} for one in verdicts]
         options.json.write_text(json.dumps(rows, indent=1))
