@@ -24,10 +24,10 @@ def clip_one_by_one(parameters: Iterable[nn.Parameter], limit: float) -> None:
 
 def main() -> None:
     options = command.options(__doc__)
-    model = mlp(64, 32, 160, 1)
+    model = mlp(64, 24, 200, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
     for _ in range(options.steps):
-        x, y = torch.randn(64, 64), torch.randn(64, 1)
+        x, y = torch.randn(16, 64), torch.randn(16, 1)
         loss = mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()

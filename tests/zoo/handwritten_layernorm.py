@@ -1,4 +1,4 @@
-"""A tiny GPT with a normalisation that is written out.
+"""A deep, narrow network of residual layers with a normalisation that is written out.
 
 Planted: LayerNorm as mean, variance and a chain of element-wise operators.
 Expected: fusible-chain
@@ -6,12 +6,12 @@ Expected: fusible-chain
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import mse_loss
 
 from tests.zoo import command
-from tests.zoo.models import GPT
 
-LENGTH = 64
+ROWS = 4096
+WIDTH = 48
 
 
 class WrittenOut(nn.Module):
@@ -28,14 +28,26 @@ class WrittenOut(nn.Module):
         return self.weight * (centred / torch.sqrt(variance + 1e-5)) + self.bias  # planted
 
 
+class Layer(nn.Module):
+    """A normalised layer around a shortcut."""
+
+    def __init__(self, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.norm = norm(WIDTH)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.relu(self.linear(self.norm(x)))
+
+
 def main() -> None:
     options = command.options(__doc__)
     norm = WrittenOut if options.fault else nn.LayerNorm
-    model = GPT(length=LENGTH, vocabulary=256, width=32, layers=6, norm=norm)
+    model = nn.Sequential(*[Layer(norm) for _ in range(10)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     for _ in range(options.steps):
-        tokens = torch.randint(256, (32, LENGTH + 1))
-        loss = cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        x, y = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+        loss = mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
