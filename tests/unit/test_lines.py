@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from stepscope.capture import line_watches
 from stepscope.capture import lines as module
 from stepscope.capture.lines import LineTracker
 from stepscope.errors import UnreadableTraceError
@@ -24,7 +25,7 @@ from stepscope.trace import Trace
 from stepscope.trace.cache import TraceCache
 from tests.unit.small_traces import complete, counted
 
-WATCHES = [module._Tracing, *([module._Monitoring] if hasattr(sys, "monitoring") else [])]
+WATCHES = [line_watches.Tracing, *([line_watches.Monitoring] if hasattr(sys, "monitoring") else [])]
 FORWARD, BACKWARD, MODEL, HOOK = range(4)
 PLACES = [
     Location("/srv/ada/train.py", 20, "main"),
@@ -169,7 +170,7 @@ def test_several_recordings_in_one_process() -> None:
 
 
 def test_a_debugger_keeps_its_place(request: pytest.FixtureRequest) -> None:
-    if request.node.callspec.params["_watch"] is not module._Tracing:
+    if request.node.callspec.params["_watch"] is not line_watches.Tracing:
         pytest.skip("sys.monitoring serves several tools")
     before = sys.gettrace()
     seen: list[str] = []
@@ -189,7 +190,7 @@ def test_a_debugger_keeps_its_place(request: pytest.FixtureRequest) -> None:
 
 
 def test_too_many_lines_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_NOTES", 50)
+    monkeypatch.setattr(line_watches, "MOST_NOTES", 50)
 
     def much() -> None:
         for value in range(1000):
@@ -214,7 +215,7 @@ def brighten(pixels: list[int]) -> list[int]:
 
 def test_a_busy_function_is_noted_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the line of its definition, whenever it is called; lines around it are noted as before."""
-    monkeypatch.setattr(module, "_BUSY_NS", 10**12)
+    monkeypatch.setattr(line_watches, "_BUSY_NS", 10**12)
     definition = brighten.__code__.co_firstlineno
 
     def images() -> None:
@@ -235,7 +236,7 @@ def test_a_busy_function_is_noted_as_a_whole(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_function_that_is_called_very_often_belongs_to_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BUSY_NS", 10**12)
+    monkeypatch.setattr(line_watches, "_BUSY_NS", 10**12)
 
     def often() -> None:
         for value in range(20_000):
