@@ -173,11 +173,22 @@ def goals(verdicts: Sequence[Verdict]) -> str:
     )
 
 
+def of_peers(verdicts: Sequence[Verdict]) -> str:
+    """How often each peer had an answer to the same traces, in sentences; empty where none was asked."""
+    sentences = []
+    for name in sorted({name for one in verdicts for name in one.peers}):
+        answers = [one.peers[name] for one in verdicts if name in one.peers]
+        failed = sum(answer.startswith(peers.FAILED) for answer in answers)
+        said = sum(answer != peers.NOTHING for answer in answers) - failed
+        sentences.append(f"{name} said something of {said} of the {len(answers)} faulty traces and failed on {failed}.")
+    return " ".join(sentences)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", metavar="NAME", action="append", help="only this program; may be repeated")
     parser.add_argument("--repeat", metavar="N", type=int, default=5, help="timings of each twin (default: 5)")
-    parser.add_argument("--markdown", action="store_true", help="print the README's table and nothing else")
+    parser.add_argument("--markdown", action="store_true", help="print the README's table, and no program by itself")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every program's figures")
     parser.add_argument("--traces", metavar="FOLDER", type=Path, help="keep the traces there")
     parser.add_argument("--hta", metavar="PYTHON", default=sys.executable, help="a Python that has HTA")
@@ -192,6 +203,12 @@ def main() -> None:
     chosen = set(options.only or known)
     asked = [peer for peer in peers.known(options.hta, options.tb_profiler) if peer.is_installed()]
     verdicts: list[Verdict] = []
+
+    def tell(one: Verdict) -> None:
+        verdicts.append(one)
+        if not options.markdown:
+            print(told(one), flush=True)
+
     failed: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.traces or Path(temporary)
@@ -199,26 +216,20 @@ def main() -> None:
         for name in registry.PROGRAMS:
             if name in chosen:
                 try:
-                    verdicts.append(_tell(judged(registry.program(name), options.repeat, folder, asked)))
+                    tell(judged(registry.program(name), options.repeat, folder, asked))
                 except measure.ProgramFailed as problem:
                     failed.append(name)
                     print(f"{name}: {problem}", file=sys.stderr, flush=True)
         for one in simulated.SIMULATED:
             if one.name in chosen:
-                verdicts.append(_tell(judged_machine(one, folder, asked)))
+                tell(judged_machine(one, folder, asked))
     if verdicts:
-        print(f"{table(verdicts)}\n\n{goals(verdicts)}")
+        print(f"{table(verdicts)}\n\n{goals(verdicts)} {of_peers(verdicts)}".rstrip())
     if options.json:
         rows = [dataclasses.asdict(one) | {"is_first": one.is_first, "error": one.error} for one in verdicts]
         options.json.write_text(json.dumps(rows, indent=1))
     if failed:
         raise SystemExit(f"Not counted, because they failed: {', '.join(failed)}")
-
-
-def _tell(one: Verdict) -> Verdict:
-    """Say on standard error, while the benchmark goes on, what came of a program."""
-    print(told(one), file=sys.stderr, flush=True)
-    return one
 
 
 if __name__ == "__main__":

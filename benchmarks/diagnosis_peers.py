@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SECONDS = 300
+NOTHING = "nothing"
+FAILED = "fails: "
 HTA = """
 import sys
 from hta.trace_analysis import TraceAnalysis
@@ -52,10 +54,10 @@ class Peer:
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
         except subprocess.TimeoutExpired:
-            return f"no answer in {SECONDS} s"
-        lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines() or ["nothing"]
+            return f"{FAILED}no answer in {SECONDS} s"
+        lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines() or [NOTHING]
         said = re.sub(r"<[^>]*>", "", lines[-1])
-        return said if done.returncode == 0 else f"fails: {said}"
+        return said if done.returncode == 0 else f"{FAILED}{said}"
 
 
 def known(hta_python: str, tb_profiler_python: str) -> tuple[Peer, ...]:

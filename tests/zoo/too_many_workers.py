@@ -24,7 +24,7 @@ class Texts(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, texts: int) -> None:
         self.texts = texts
-        words = " ".join(f"word{(position * 7919) % 997}" for position in range(30_000))
+        words = " ".join(f"word{(position * 7919) % 997}" for position in range(50_000))
         self.packed = zlib.compress(words.encode(), 1)
 
     def __len__(self) -> int:
