@@ -82,6 +82,13 @@ def test_tables_on_the_terminal(run: Stepscope) -> None:
     assert modules.splitlines()[-1].startswith("(outside of modules)")
 
 
+def test_what_is_outside_of_modules_is_never_cut_off(run: Stepscope) -> None:
+    modules = run("modules", PER_TOKEN, "--top", "3").out.splitlines()
+
+    assert modules[-3].startswith("(outside of modules)")
+    assert modules[-1].startswith("showing 4 of ")
+
+
 def test_csv_holds_the_same_sums(run: Stepscope) -> None:
     rows = list(csv.DictReader(io.StringIO(run("lines", BATCHED, "--csv", "-").out)))
 

@@ -30,11 +30,13 @@ def places_text(costs: PlaceCosts, table: pl.DataFrame, things: str, *, width: i
 
     Args:
         things: "lines" or "modules".
-        top: rows to show, 0 for all.
+        top: rows to show, 0 for all; the row of what has no place is always there.
     """
     if table[table.columns[0]].null_count() == table.height:
         return f"No {things} of yours are known in this trace: {_HOW[things]}\n"
     shown = table.head(top) if top else table
+    rest = table[shown.height :].filter(pl.col(table.columns[0]).is_null())  # often most of the time: never cut off
+    shown = pl.concat([shown, rest])
     rows = table_lines(_for_reading(shown, costs, things), width=width)
     lines = [heading(costs), "", *(row.replace("--format csv", "--csv -") if row[:1] == "(" else row for row in rows)]
     lines += ["", *filter(None, [showing(shown.height, table.height, things), *_notes(shown, things)])]
