@@ -230,9 +230,9 @@ class TestDiagnose:
         diagnose_as(monkeypatch, full())
         seen: list[Any] = []
 
-        def html_report(diagnoses: Any, pictures: Any, telemetry: Any, flames: Any, memories: Any) -> bytes:
+        def html_report(diagnoses: Any, pictures: Any, telemetry: Any, flames: Any, memories: Any, across: Any) -> bytes:
             seen.extend(pictures)
-            assert (telemetry, len(flames), memories) == ([None], 1, [()])
+            assert (telemetry, len(flames), memories, across) == ([None], 1, [()], ())
             return b"<html>"
 
         monkeypatch.setitem(sys.modules, "stepscope.report.html", module_with(html_report=html_report))
