@@ -230,7 +230,9 @@ class TestDiagnose:
         diagnose_as(monkeypatch, full())
         seen: list[Any] = []
 
-        def html_report(diagnoses: Any, pictures: Any, telemetry: Any, flames: Any, memories: Any, across: Any) -> bytes:
+        def html_report(
+            diagnoses: Any, pictures: Any, telemetry: Any, flames: Any, memories: Any, across: Any
+        ) -> bytes:
             seen.extend(pictures)
             assert (telemetry, len(flames), memories, across) == ([None], 1, [()], ())
             return b"<html>"

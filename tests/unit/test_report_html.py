@@ -242,9 +242,9 @@ def test_what_the_ranks_tell_together_stands_below_their_table() -> None:
     shown = Page(html_report(ranks, [None, None], across=[INPUT_BOUND]))
 
     assert f"The ranks together 1 {INPUT_BOUND.title}" in " ".join(shown.text.split())
-    assert [attributes["id"] for _, attributes in shown.elements if attributes.get("id", "").startswith("together")] == [
-        "together-finding-1"
-    ]
+    assert [
+        attributes["id"] for _, attributes in shown.elements if attributes.get("id", "").startswith("together")
+    ] == ["together-finding-1"]
 
 
 def test_without_a_device_the_hosts_time_is_shown() -> None:

@@ -79,8 +79,8 @@ _REMEDIES: Final = {
         "images = images.to(memory_format=torch.channels_last)",
     ),
     "attention": Remedy(
-        "Use PyTorch's fused attention in 16 bits, with head sizes of 64 or 128; where it does that already, try another "
-        "of its kernels.",
+        "Use PyTorch's fused attention in 16 bits, with head sizes of 64 or 128; where it is used already, try "
+        "another of its kernels.",
         "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n"
         "kernels = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]   # the first that can\n"
         "with sdpa_kernel(kernels, set_priority=True):                        # set_priority: PyTorch 2.6 or newer\n"
