@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 
 import stepscope.diagnosis
+import stepscope.diagnosis.ranks  # with the true rules, before a fixture puts others in their place
 from stepscope.analysis.naming import UserCode
 from stepscope.commands import COMMANDS, _output, _reading, main
 from stepscope.commands.cache import parsed_size
