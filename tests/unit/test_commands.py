@@ -274,6 +274,15 @@ class TestDiagnose:
         assert main(["diagnose", trace, "--fail-on", "0"]) == 0
         assert main(["diagnose", trace, "--fail-on", "0"]) == 0  # a note saves nothing
 
+    def test_what_the_ranks_tell_together_is_judged_too(
+        self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        diagnose_as(monkeypatch, empty())
+        late = FULL["findings"][0]
+        monkeypatch.setattr(stepscope.diagnosis.ranks, "across_ranks", lambda records: (late,))
+        assert main(["diagnose", trace, "--fail-on", "33%"]) == 1
+        assert capsys.readouterr().err == "stepscope: input-bound would save 33.2 %, --fail-on 33.0 %\n"
+
     def test_redact_reaches_every_report(
         self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

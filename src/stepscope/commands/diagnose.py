@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     flames, memories = [result[3] for result in results], [result[4] for result in results]
     across = _across(arguments, [result[5] for result in results if result[5] is not None])
     _write_reports(arguments, diagnoses, pictures, plots, flames, memories, across)
-    return _judged(arguments.fail_on, diagnoses)
+    return _judged(arguments.fail_on, [*across, *(each for diagnosis in diagnoses for each in diagnosis.findings)])
 
 
 def parsed_share(text: str) -> float:
@@ -317,16 +317,11 @@ def _write_reports(
         )
 
 
-def _judged(limit: float | None, diagnoses: Sequence[Diagnosis]) -> int:
+def _judged(limit: float | None, findings: Sequence[Finding]) -> int:
     """The exit code under --fail-on, with what broke the limit on standard error."""
     if limit is None:
         return 0
-    above: list[Finding] = [
-        finding
-        for diagnosis in diagnoses
-        for finding in diagnosis.findings
-        if finding.saving_ns_per_step > 0 and finding.saving_share >= limit
-    ]
+    above = [finding for finding in findings if finding.saving_ns_per_step > 0 and finding.saving_share >= limit]
     for finding in above:
         saving = share(finding.saving_share)
         print(f"stepscope: {printable(finding.rule)} would save {saving}, --fail-on {share(limit)}", file=sys.stderr)
