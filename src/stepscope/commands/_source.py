@@ -75,7 +75,7 @@ def _read(place: Path) -> list[str]:
 
 
 def _is_link_to(file: str, real: str) -> bool:
-    """Whether a recorded name leads to this file; names that no file can have, as with a null character, lead nowhere."""
+    """Whether a recorded name leads to this file; one that no file can have, as with a null character, does not."""
     try:
         return file[:1] != "<" and os.path.realpath(file) == real
     except ValueError:

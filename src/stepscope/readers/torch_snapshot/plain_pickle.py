@@ -18,7 +18,7 @@ Plain: TypeAlias = "dict[Any, Any] | list[Any] | tuple[Any, ...] | str | bytes |
 DEEPEST: Final = 1_000
 """Open containers; a snapshot has less than ten."""
 MOST_CONTAINERS: Final = 20_000_000
-"""Dictionaries, lists and tuples; each takes one byte of the file and a hundred of memory. A snapshot has one an event."""
+"""Dictionaries, lists, tuples; each takes one byte of the file and a hundred of memory. A snapshot has one an event."""
 MOST_MEMOS: Final = 40_000_000
 """Values to stand in several places; a snapshot has its containers and some texts."""
 _LONGEST_NUMBER: Final = 16
