@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepscope.analysis.communication import collectives
 from stepscope.analysis.ranks import RankCollectives, matched_collectives
 from stepscope.diagnosis.ranks import diagnose_ranks
 from stepscope.trace import Metadata, Trace
@@ -98,3 +99,8 @@ def test_slow_data_is_told_apart_from_late_ranks() -> None:
 
 def test_fast_data_is_not_slow() -> None:
     assert diagnose_ranks([rank(number, 500, elements=2**18) for number in (0, 1)]) == ()
+
+
+def test_a_message_that_no_rank_can_send_has_no_size() -> None:
+    for elements, size in ((2**62, None), (-5, None), (0, 0), (64, 256)):
+        assert set(collectives(rank(0, 100, elements=elements))["bytes"].to_list()) == {size}
