@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from stepscope.analysis.attribution import attribute
 from stepscope.capture import line_watches
 from stepscope.capture import lines as module
 from stepscope.capture.lines import LineTracker
@@ -440,6 +441,41 @@ def test_much_python_code_is_warned_of(tmp_path: Path) -> None:
     found = [counted(joined(tmp_path, records, forward("aten::mm", 7, 5))) for records in (few, many)]
 
     assert found == [{}, {"lines_cost": 1}]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"start_unix_ns": 2**63, "end_unix_ns": 2**64 - 1},
+        {"end_unix_ns": -1},
+        {"locations": [Location("x.py", 2**31, "f")]},
+        {"locations": [Location("x.py", -1, "f")]},
+        {"locations": [Location("x" * 5000, 1, "f")]},
+        {"modules": ["M" * 1001]},
+        {"modules": ["M" + ".m" * 101]},
+    ],
+)
+def test_numbers_and_names_that_no_recording_has_are_damage(tmp_path: Path, damage: dict[str, Any]) -> None:
+    trace = joined(tmp_path, msgspec.structs.replace(records_of((5, 0)), **damage), forward("aten::mm", 10, 5))
+
+    assert counted(trace) == {"damaged_lines": 1}
+
+
+def test_a_pipe_is_no_file_of_lines(tmp_path: Path) -> None:
+    os.mkfifo(lines_path(tmp_path / "trace.json"))
+
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [forward("aten::mm", 10, 5)]}))
+    assert open_trace(tmp_path / "trace.json", cache=TraceCache(tmp_path / "cache")).warnings == ()
+
+
+def test_modules_whose_names_begin_with_a_dot(tmp_path: Path) -> None:
+    base = 1_000_000_000_000_000_000
+    times, modules = array("q", [base, base + 1_000]), array("i", [0, 1])
+    thread = ThreadLines(2, b"", b"", times.tobytes(), modules.tobytes())
+    records = msgspec.structs.replace(records_of(), threads=[thread], modules=[".a", "..b"])
+    trace = joined(tmp_path, records, forward("aten::mm", 10, 5))
+
+    assert attribute(trace).operators()["module"].to_list() == ["..b"]
 
 
 def test_a_damaged_file_of_lines_leaves_the_trace_readable(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepscope.analysis.communication import collectives
 from stepscope.analysis.ranks import RankCollectives, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
 from stepscope.diagnosis.ranks import diagnose_ranks, without_answered
@@ -110,3 +111,8 @@ def test_the_question_for_the_other_ranks_is_gone_where_all_are_there() -> None:
     assert all(open_questions(diagnosis) for diagnosis in both)
     assert not any(open_questions(diagnosis) for diagnosis in without_answered(both))
     assert all(open_questions(diagnosis) for diagnosis in without_answered([diagnose(rank(0, 100, world=3)), both[1]]))
+
+
+def test_a_message_that_no_rank_can_send_has_no_size() -> None:
+    for elements, size in ((2**62, None), (-5, None), (0, 0), (64, 256)):
+        assert set(collectives(rank(0, 100, elements=elements))["bytes"].to_list()) == {size}
