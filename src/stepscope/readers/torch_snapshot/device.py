@@ -140,8 +140,7 @@ class DeviceEvents:
             budget.take()
             device._add(entry, stacks)
         at_end, reserved = _at_end(segments, stacks, budget)
-        in_use = sum(block.size for block in at_end)
-        device.all_bytes = sum(event.size for event in device.events) + in_use + reserved
+        device.all_bytes = sum(event.size for event in device.events) + sum(block.size for block in at_end) + reserved
         live: set[int] = set()
         change = reserved_change = 0
         for event in device.events:
