@@ -1,12 +1,15 @@
 """How often a planted fault is the first finding, and how much of a promised saving comes true.
 
-    python benchmarks/diagnosis_accuracy.py [--only NAME ...] [--repeat 5] [--markdown] [--json FILE] [--traces FOLDER]
+    python benchmarks/diagnosis_accuracy.py [--only NAME ...] [--join FILE ...] [--repeat 5] [--markdown] [--json FILE]
 
 Takes every program of tests/zoo: records its faulty and its clean twin with `stepscope run` and its default options,
 diagnoses both, and times the steps of both without a profiler, in turns, so that a change of the machine's speed meets
 both; the quickest steps count. Then the same for the simulated devices, whose steps need no timing. Printed are, for
 each rule, how often the planted fault came first, whether its line was named, what was found on clean twins, and the
 relative error of promised savings; all as shares of the step, because a step takes longer under a profiler.
+
+What other programs disturbed can be run again by itself: `--only NAME --join FILE` takes the rest from an earlier run's
+`--json FILE`.
 
 Needs the extra `dev` (torch and what the programs import). Where HTA or torch-tb-profiler is installed, what they say
 of the same traces is printed too: in this Python, or in those that --hta and --tb-profiler name.
@@ -184,9 +187,30 @@ def of_peers(verdicts: Sequence[Verdict]) -> str:
     return " ".join(sentences)
 
 
+def joined(files: Iterable[Path], fresh: Sequence[Verdict], order: Sequence[str]) -> list[Verdict]:
+    """The verdicts of earlier runs and fresh ones, of each program the last, in the programs' order."""
+    names = {one.name for one in dataclasses.fields(Verdict)}
+    found: dict[str, Verdict] = {}
+    for file in files:
+        for row in json.loads(file.read_text()):
+            kept = {key: value for key, value in row.items() if key in names}
+            kept["alarms"] = tuple(tuple(alarm) for alarm in kept["alarms"])
+            found[row["name"]] = Verdict(**kept)
+    found.update({one.name: one for one in fresh})
+    return sorted(found.values(), key=lambda one: order.index(one.name) if one.name in order else len(order))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", metavar="NAME", action="append", help="only this program; may be repeated")
+    parser.add_argument(
+        "--join",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="take programs that are not run from there",
+    )
     parser.add_argument("--repeat", metavar="N", type=int, default=5, help="timings of each twin (default: 5)")
     parser.add_argument("--markdown", action="store_true", help="print the README's table, and no program by itself")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every program's figures")
@@ -200,7 +224,7 @@ def main() -> None:
     for name in options.only or []:
         if name not in known:
             parser.error(f"there is no program {name!r}; there are {', '.join(known)}")
-    chosen = set(options.only or known)
+    chosen = set(options.only or ([] if options.join else known))
     asked = [peer for peer in peers.known(options.hta, options.tb_profiler) if peer.is_installed()]
     verdicts: list[Verdict] = []
 
@@ -223,6 +247,7 @@ def main() -> None:
         for one in simulated.SIMULATED:
             if one.name in chosen:
                 tell(judged_machine(one, folder, asked))
+    verdicts = joined(options.join, verdicts, known)
     if verdicts:
         print(f"{table(verdicts)}\n\n{goals(verdicts)} {of_peers(verdicts)}".rstrip())
     if options.json:

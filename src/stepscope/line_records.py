@@ -21,6 +21,11 @@ VERSION: Final = 1
 SUFFIX: Final = ".lines"
 MODULE_LEFT: Final = -1
 _LARGEST_BYTES: Final = 2**30
+_LATEST_NS: Final = 2**62
+_LARGEST_LINE: Final = 2**31
+_LONGEST_NAME: Final = 4096
+_LONGEST_MODULE: Final = 1000
+_DEEPEST_MODULE: Final = 100
 
 
 class Location(msgspec.Struct, array_like=True, frozen=True):
@@ -108,9 +113,24 @@ def read_lines(path: Path) -> LineRecords:
         raise UnreadableTraceError(f"{path} holds no lines that can be read: {error}") from error
     if records.version > VERSION:
         raise UnreadableTraceError(f"{path} was written by a newer stepscope (version {records.version})")
+    wrong = _damage(records)
+    if wrong is not None:
+        raise UnreadableTraceError(f"{path} is damaged: {wrong}")
+    return records
+
+
+def _damage(records: LineRecords) -> str | None:
+    """What no recording writes, or None; every number must fit the tables, every name a path or a module."""
     for thread in records.threads:
         if len(thread.times) % 8 or len(thread.times) // 8 * 4 != len(thread.locations):
-            raise UnreadableTraceError(f"{path} is damaged: times and locations of a thread differ in number")
+            return "times and locations of a thread differ in number"
         if len(thread.module_times) % 8 or len(thread.module_times) // 8 * 4 != len(thread.modules):
-            raise UnreadableTraceError(f"{path} is damaged: times and modules of a thread differ in number")
-    return records
+            return "times and modules of a thread differ in number"
+    if not (0 <= records.start_unix_ns < _LATEST_NS and 0 <= records.end_unix_ns < _LATEST_NS):
+        return "it does not say when lines were recorded"
+    for place in records.locations:
+        if not 0 <= place.line < _LARGEST_LINE or max(len(place.file), len(place.function)) > _LONGEST_NAME:
+            return "a line's number or names are larger than any"
+    if any(len(name) > _LONGEST_MODULE or name.count(".") > _DEEPEST_MODULE for name in records.modules):
+        return "a module's name is longer or deeper than any"
+    return None

@@ -13,6 +13,7 @@ import msgspec
 
 KEY: Final = "stepscope"
 """Name of the entry in the header of a Chrome-trace file."""
+_LARGEST: Final = 2**62
 
 
 class LoaderFacts(msgspec.Struct, kw_only=True, frozen=True):
@@ -236,6 +237,15 @@ def from_header(value: Any) -> ProgramFacts | None:
     if not isinstance(value, dict):
         return None
     try:
-        return msgspec.convert(value, ProgramFacts)
+        return msgspec.convert(value, ProgramFacts) if _fits(value) else None
     except (msgspec.ValidationError, RecursionError):
         return None
+
+
+def _fits(value: Any) -> bool:
+    """Whether all numbers in it fit the tables, which hold 64 bits, and can be added up there."""
+    if isinstance(value, dict):
+        return all(map(_fits, value.values()))
+    if isinstance(value, list):
+        return all(map(_fits, value))
+    return not isinstance(value, (int, float)) or -_LARGEST < value < _LARGEST

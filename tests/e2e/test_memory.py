@@ -53,6 +53,7 @@ def test_the_screen_of_a_trace(tmp_path: Path) -> None:
     assert "Alive at the peak, by category\n" in done.stdout
     assert "Allocated in the steps, by operator\n" in done.stdout
     assert "per_token_loss" in done.stdout
+    assert "\n  (outside of modules) " in done.stdout
 
 
 def test_what_operators_allocate(tmp_path: Path) -> None:

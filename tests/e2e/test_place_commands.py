@@ -82,6 +82,14 @@ def test_tables_on_the_terminal(run: Stepscope) -> None:
     assert modules.splitlines()[-1].startswith("(outside of modules)")
 
 
+def test_what_is_outside_of_modules_is_never_cut_off(run: Stepscope) -> None:
+    modules = run("modules", PER_TOKEN, "--top", "3").out.splitlines()
+
+    assert modules[0].endswith("; 5.0 % of it in modules.")
+    assert modules[-3].startswith("(outside of modules)")
+    assert modules[-1].startswith("showing 4 of ")
+
+
 def test_csv_holds_the_same_sums(run: Stepscope) -> None:
     rows = list(csv.DictReader(io.StringIO(run("lines", BATCHED, "--csv", "-").out)))
 
@@ -94,7 +102,7 @@ def test_what_is_not_the_users_belongs_to_the_line_that_called_it(run: Stepscope
 
     assert any("torch/optim" in (file or "") for file in files)
     assert none["attributed_ns"] == 0
-    assert "stepscope run records lines" in run("lines", PER_TOKEN, "--not-user-code", "*.py").out
+    assert "its Python frames are those of libraries" in run("lines", PER_TOKEN, "--not-user-code", "*.py").out
 
 
 @pytest.mark.parametrize("command", ["lines", "modules"])

@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 
 import stepscope.diagnosis
+import stepscope.diagnosis.ranks  # with the true rules, before a fixture puts others in their place
 from stepscope.analysis.naming import UserCode
 from stepscope.commands import COMMANDS, _output, _reading, main
 from stepscope.commands.cache import parsed_size
@@ -230,9 +231,11 @@ class TestDiagnose:
         diagnose_as(monkeypatch, full())
         seen: list[Any] = []
 
-        def html_report(diagnoses: Any, pictures: Any, telemetry: Any, flames: Any, memories: Any) -> bytes:
+        def html_report(
+            diagnoses: Any, pictures: Any, telemetry: Any, flames: Any, memories: Any, across: Any
+        ) -> bytes:
             seen.extend(pictures)
-            assert (telemetry, len(flames), memories) == ([None], 1, [()])
+            assert (telemetry, len(flames), memories, across) == ([None], 1, [()], ())
             return b"<html>"
 
         monkeypatch.setitem(sys.modules, "stepscope.report.html", module_with(html_report=html_report))
@@ -270,6 +273,15 @@ class TestDiagnose:
         assert main(["diagnose", trace, "--fail-on", "34%"]) == 0
         assert main(["diagnose", trace, "--fail-on", "0"]) == 0
         assert main(["diagnose", trace, "--fail-on", "0"]) == 0  # a note saves nothing
+
+    def test_what_the_ranks_tell_together_is_judged_too(
+        self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        diagnose_as(monkeypatch, empty())
+        late = FULL["findings"][0]
+        monkeypatch.setattr(stepscope.diagnosis.ranks, "across_ranks", lambda records: (late,))
+        assert main(["diagnose", trace, "--fail-on", "33%"]) == 1
+        assert capsys.readouterr().err == "stepscope: input-bound would save 33.2 %, --fail-on 33.0 %\n"
 
     def test_redact_reaches_every_report(
         self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

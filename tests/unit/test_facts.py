@@ -199,7 +199,11 @@ def test_another_file_is_left_alone(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, [], "x", 3, {"loaders": 3}, {"steps": [{"index": "a"}]}, {"start": {"a": 1.5}}]
+    "value",
+    [None, [], "x", 3, {"loaders": 3}, {"steps": [{"index": "a"}]}, {"start": {"a": 1.5}}]
+    + [{"input_stages": [{"calls": number}]} for number in (2**64, -(2**62), 10**25)]
+    + [{"padding": [{"padding_share": share}]} for share in (float("nan"), float("inf"), 1e300)]
+    + [{"process": {"memory_bytes": 2**63}}],
 )
 def test_damaged_ones_are_none(value: object) -> None:
     assert from_header(value) is None

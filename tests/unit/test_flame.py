@@ -74,9 +74,9 @@ def test_stacks_become_a_tree_the_largest_first_and_the_smallest_are_left_out() 
 
 def test_folded_stacks_are_one_line_each_whatever_their_frames_hold() -> None:
     recording = Recording()
-    recording.operator(0, 20, "aten::mm;\nx")
+    recording.operator(0, 20, "aten::mm;\nx\x1b\u2028y")
 
-    assert b"".join(folded(recording.trace())) == b"(no line of yours);aten::mm, x 20\n"
+    assert b"".join(folded(recording.trace())) == b"(no line of yours);aten::mm, x  y 20\n"
 
 
 def test_the_speedscope_file() -> None:

@@ -125,14 +125,21 @@ def test_a_table_in_every_format() -> None:
 
 
 def test_long_names_give_way_and_columns_that_do_not_fit_are_named() -> None:
-    frame = pl.DataFrame({"name": ["x" * 50], "calls": [1234], "self_ns": [54_100_000], "total_ns": [54_100_000]})
+    row = {"name": "x" * 50, "calls": 1234, "self_ns": 54_100_000, "total_ns": 54_100_000}
+    frame = pl.DataFrame([row, row])
     narrow = table_lines(frame, width=40)
     assert narrow[0].split() == ["name", "calls"]
-    assert narrow[2] == "(no room for self_ns, total_ns; a wider terminal or --format csv shows them)"
+    assert narrow[3] == "(no room for self_ns, total_ns; a wider terminal or --format csv shows them)"
     for width in range(36, 90):
         heading, row, *_ = table_lines(frame, width=width)
         assert len(heading) == len(row) <= width
         assert row.startswith("x" * 27)
+
+
+def test_a_single_row_that_does_not_fit_stands_upright() -> None:
+    frame = pl.DataFrame({"name": ["x" * 50], "calls": [1234], "self_ns": [54_100_000]})
+
+    assert table_lines(frame, width=20) == ["name   xxxxxxxxxxxx…", "calls  1,234", "self   54.1 ms"]
 
 
 def test_wide_characters_take_two_columns() -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from stepscope.analysis.attribution import attribute
+from stepscope.capture import line_watches
 from stepscope.capture import lines as module
 from stepscope.capture.lines import LineTracker
 from stepscope.errors import UnreadableTraceError
@@ -24,7 +26,7 @@ from stepscope.trace import Trace
 from stepscope.trace.cache import TraceCache
 from tests.unit.small_traces import complete, counted
 
-WATCHES = [module._Tracing, *([module._Monitoring] if hasattr(sys, "monitoring") else [])]
+WATCHES = [line_watches.Tracing, *([line_watches.Monitoring] if hasattr(sys, "monitoring") else [])]
 FORWARD, BACKWARD, MODEL, HOOK = range(4)
 PLACES = [
     Location("/srv/ada/train.py", 20, "main"),
@@ -169,7 +171,7 @@ def test_several_recordings_in_one_process() -> None:
 
 
 def test_a_debugger_keeps_its_place(request: pytest.FixtureRequest) -> None:
-    if request.node.callspec.params["_watch"] is not module._Tracing:
+    if request.node.callspec.params["_watch"] is not line_watches.Tracing:
         pytest.skip("sys.monitoring serves several tools")
     before = sys.gettrace()
     seen: list[str] = []
@@ -189,7 +191,7 @@ def test_a_debugger_keeps_its_place(request: pytest.FixtureRequest) -> None:
 
 
 def test_too_many_lines_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_NOTES", 50)
+    monkeypatch.setattr(line_watches, "MOST_NOTES", 50)
 
     def much() -> None:
         for value in range(1000):
@@ -214,7 +216,7 @@ def brighten(pixels: list[int]) -> list[int]:
 
 def test_a_busy_function_is_noted_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the line of its definition, whenever it is called; lines around it are noted as before."""
-    monkeypatch.setattr(module, "_BUSY_NS", 10**12)
+    monkeypatch.setattr(line_watches, "_BUSY_NS", 10**12)
     definition = brighten.__code__.co_firstlineno
 
     def images() -> None:
@@ -235,7 +237,7 @@ def test_a_busy_function_is_noted_as_a_whole(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_function_that_is_called_very_often_belongs_to_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BUSY_NS", 10**12)
+    monkeypatch.setattr(line_watches, "_BUSY_NS", 10**12)
 
     def often() -> None:
         for value in range(20_000):
@@ -439,6 +441,41 @@ def test_much_python_code_is_warned_of(tmp_path: Path) -> None:
     found = [counted(joined(tmp_path, records, forward("aten::mm", 7, 5))) for records in (few, many)]
 
     assert found == [{}, {"lines_cost": 1}]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"start_unix_ns": 2**63, "end_unix_ns": 2**64 - 1},
+        {"end_unix_ns": -1},
+        {"locations": [Location("x.py", 2**31, "f")]},
+        {"locations": [Location("x.py", -1, "f")]},
+        {"locations": [Location("x" * 5000, 1, "f")]},
+        {"modules": ["M" * 1001]},
+        {"modules": ["M" + ".m" * 101]},
+    ],
+)
+def test_numbers_and_names_that_no_recording_has_are_damage(tmp_path: Path, damage: dict[str, Any]) -> None:
+    trace = joined(tmp_path, msgspec.structs.replace(records_of((5, 0)), **damage), forward("aten::mm", 10, 5))
+
+    assert counted(trace) == {"damaged_lines": 1}
+
+
+def test_a_pipe_is_no_file_of_lines(tmp_path: Path) -> None:
+    os.mkfifo(lines_path(tmp_path / "trace.json"))
+
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [forward("aten::mm", 10, 5)]}))
+    assert open_trace(tmp_path / "trace.json", cache=TraceCache(tmp_path / "cache")).warnings == ()
+
+
+def test_modules_whose_names_begin_with_a_dot(tmp_path: Path) -> None:
+    base = 1_000_000_000_000_000_000
+    times, modules = array("q", [base, base + 1_000]), array("i", [0, 1])
+    thread = ThreadLines(2, b"", b"", times.tobytes(), modules.tobytes())
+    records = msgspec.structs.replace(records_of(), threads=[thread], modules=[".a", "..b"])
+    trace = joined(tmp_path, records, forward("aten::mm", 10, 5))
+
+    assert attribute(trace).operators()["module"].to_list() == ["..b"]
 
 
 def test_a_damaged_file_of_lines_leaves_the_trace_readable(tmp_path: Path) -> None:

@@ -103,6 +103,15 @@ def test_levels_without_totals_are_the_least_that_are_possible() -> None:
     assert memory_levels(recording.trace())["allocated_bytes"].to_list() == [80, 0, 10]
 
 
+def test_sizes_that_add_up_to_more_than_64_bits() -> None:
+    recording = Recording()
+    for time in (10, 20, 30):
+        recording.block(time, None, 2**62, total_allocated=2**63 - 100 + time)
+
+    (memory,) = device_memories(recording.trace())
+    assert alive_table(memory)["blocks"].to_list() == [3]
+
+
 def test_blocks_are_paired_by_device_and_address() -> None:
     recording = Recording()
     recording.allocation(10, 5, address=1)

@@ -55,6 +55,8 @@ NAMES: dict[str, tuple[str, ...]] = {
         "mpi:broadcast",
         "ucc:all_reduce",
         "c10d::barrier",
+        "<built-in method _broadcast_coalesced of pybind11_builtins.pybind11_detail_function_record_v1 object at 0x7f>",
+        "<built-in method wait of PyCapsule object at 0x7f8a4c1b2d30>",
         "nccl:barrier",
         "torch/distributed/distributed_c10d.py(4000): barrier",
         "torch/distributed/distributed_c10d.py(4700): monitored_barrier",
@@ -111,6 +113,7 @@ NEAR_MISSES = (
     "c10d::allreduce_",
     "nccl:all_reduce",  # a device's work: it does not hold the host
     "train.py(20): barrier_free",
+    "<built-in method wait of _CudaEventBase object at 0x7f8a4c1b2d30>",
     "torch/distributed/distributed_c10d.py(2500): all_reduce",
     "aten::item_like",
     "aten::nonzero_static",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from stepscope.analysis.communication import collectives
 from stepscope.analysis.ranks import RankCollectives, matched_collectives
-from stepscope.diagnosis.ranks import diagnose_ranks
+from stepscope.diagnosis import Diagnosis, diagnose
+from stepscope.diagnosis.ranks import diagnose_ranks, without_answered
 from stepscope.trace import Metadata, Trace
 from tests.unit.recording import Recording
 
@@ -98,3 +100,19 @@ def test_slow_data_is_told_apart_from_late_ranks() -> None:
 
 def test_fast_data_is_not_slow() -> None:
     assert diagnose_ranks([rank(number, 500, elements=2**18) for number in (0, 1)]) == ()
+
+
+def test_the_question_for_the_other_ranks_is_gone_where_all_are_there() -> None:
+    both = [diagnose(rank(0, 100)), diagnose(rank(1, 100))]
+
+    def open_questions(diagnosis: Diagnosis) -> bool:
+        return any(question.rule == "exposed-communication" for question in diagnosis.not_answered)
+
+    assert all(open_questions(diagnosis) for diagnosis in both)
+    assert not any(open_questions(diagnosis) for diagnosis in without_answered(both))
+    assert all(open_questions(diagnosis) for diagnosis in without_answered([diagnose(rank(0, 100, world=3)), both[1]]))
+
+
+def test_a_message_that_no_rank_can_send_has_no_size() -> None:
+    for elements, size in ((2**62, None), (-5, None), (0, 0), (64, 256)):
+        assert set(collectives(rank(0, 100, elements=elements))["bytes"].to_list()) == {size}

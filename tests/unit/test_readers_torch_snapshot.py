@@ -117,6 +117,27 @@ def test_containers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load(pickle.dumps([[]] * 100), "file") == [[]] * 100  # one list, a hundred times
     with pytest.raises(NotATraceError, match="holds more than 10 lists and dictionaries"):
         load(pickle.dumps([[number] for number in range(10)]), "file")
+    for one_byte_each in (b"N" + b"\x85" * 11, b"(l" * 11, b"(t" * 11, b"(d" * 11):
+        with pytest.raises(NotATraceError, match="holds more than 10 lists and dictionaries"):
+            load(b"\x80\x04" + one_byte_each + b".", "file")
+
+
+def test_the_memo_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_pickle, "MOST_MEMOS", 10)
+
+    assert load(b"\x80\x04N" + b"\x94" * 10 + b".", "file") is None
+    with pytest.raises(NotATraceError, match="names more than 10 values"):
+        load(b"\x80\x04N" + b"\x94" * 11 + b".", "file")
+
+
+def test_containers_of_json_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepscope.readers.torch_snapshot import reader
+
+    monkeypatch.setattr(reader, "MOST_CONTAINERS", 10)
+    (tmp_path / "file.json").write_text('{"segments": [' + "[]," * 9 + "{}]}")
+
+    with pytest.raises(NotATraceError, match="holds more than 10 lists and dictionaries"):
+        open_trace(tmp_path / "file.json")
 
 
 def test_damage_is_refused_with_a_sentence_or_read(tmp_path: Path) -> None:
@@ -306,6 +327,12 @@ def test_json_and_packed_files_and_lists_of_segments(tmp_path: Path) -> None:
         ({"model": {}}, "is a dictionary of Python, but no memory snapshot: it has neither 'segments' nor"),
         ({"segments": 3}, "is no memory snapshot: its 'segments' or 'device_traces' are no list"),
         ({"segments": [], "device_traces": [[], 7, None]}, "is a memory snapshot without a single allocation"),
+        ({"segments": [], "device_traces": [[]] * 1025}, "is no memory snapshot: it tells of 1,025 devices"),
+        (
+            {"device_traces": [[{"action": "free_completed", "addr": 1, "size": 2**49}] * 5_000]},
+            "is no memory snapshot: it tells of more memory than there can be",
+        ),
+        ({"segments": [{"device": 0, "total_size": 2**49}] * 5_000}, "it tells of more memory than there can be"),
     ],
 )
 def test_plain_pickles_that_are_no_snapshot(value: object, message: str, tmp_path: Path) -> None:
@@ -320,14 +347,20 @@ def test_plain_pickles_that_are_no_snapshot(value: object, message: str, tmp_pat
 
 def test_odd_events_are_counted(tmp_path: Path) -> None:
     good = {"action": "alloc", "addr": 2**64 - 1, "size": 8, "frames": [{"filename": 3}, 4], "time_us": True}
-    odd = [{}, 7, {"action": "alloc", "addr": "x", "size": 1}, {"action": "alloc", "addr": 1, "size": -1}]
+    odd = [
+        {},
+        7,
+        {"action": ["alloc"], "addr": 1, "size": 1},
+        {"action": "alloc", "addr": "x", "size": 1},
+        {"action": "alloc", "addr": 1, "size": -1},
+    ]
     strange = {"action": "teleport", "addr": 1, "size": 1}
     path = tmp_path / "file.pickle"
     path.write_bytes(pickle.dumps({"device_traces": [[good, *odd, strange]], "segments": [None, {"blocks": [None]}]}))
     trace = open_trace(path)
     trace.check()
 
-    assert [(warning.kind, warning.count) for warning in trace.warnings] == [("damaged_event", 4), ("unknown_event", 1)]
+    assert [(warning.kind, warning.count) for warning in trace.warnings] == [("damaged_event", 5), ("unknown_event", 1)]
     assert trace.memory.select("start_ns", "address", "bytes", "call_stack").rows() == [(1_000, 2**63 - 1, 8, None)]
     assert trace.metadata.origin_unix_ns is None
 

@@ -236,6 +236,17 @@ def test_several_ranks_are_listed_first_and_can_be_reached() -> None:
     assert "3 ranks rank step" in shown.text
 
 
+def test_what_the_ranks_tell_together_stands_below_their_table() -> None:
+    ranks = [full(metadata=Metadata(path=f"{rank}.json", rank=rank)) for rank in range(2)]
+
+    shown = Page(html_report(ranks, [None, None], across=[INPUT_BOUND]))
+
+    assert f"The ranks together 1 {INPUT_BOUND.title}" in " ".join(shown.text.split())
+    assert [
+        attributes["id"] for _, attributes in shown.elements if attributes.get("id", "").startswith("together")
+    ] == ["together-finding-1"]
+
+
 def test_without_a_device_the_hosts_time_is_shown() -> None:
     # Given, when
     text = page([full(devices=())], [None]).text

@@ -73,3 +73,12 @@ def test_encodings_and_what_is_no_text(tmp_path: Path) -> None:
     for place in (binary, large):
         with pytest.raises(UsageError, match="is no source text"):
             source_lines(str(place), place.name, None)
+
+
+def test_names_that_no_file_can_have_are_no_file(tmp_path: Path) -> None:
+    (tmp_path / "x.py").touch()
+
+    assert recorded_file(str(tmp_path / "x.py"), ["nul\0.py", str(tmp_path / "x.py")]) == str(tmp_path / "x.py")
+    assert source_lines("/" + "a" * 300 + ".py", "nul\0.py", None) is None
+    assert source_lines("/a/nul\0.py", "nul.py", str(tmp_path)) is None
+    assert source_lines("/" + "a" * 300 + ".py", "a.py", str(tmp_path)) is None

@@ -46,6 +46,7 @@ _ON_HOST: Final = (
     r"|alltoall_base_|broadcast_|reduce_|send|recv_|barrier)$"
 )
 _DEFAULT_BYTES: Final = 4
+_MOST_BYTES: Final = 1 << 50
 
 
 @lru_cache(maxsize=4096)
@@ -93,7 +94,7 @@ def _of_device(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
                "duration_ns", "launch")  # fmt: skip
     for row, name, collective, group, ranks, count, kind, start, duration, launch in work.select(columns).iter_rows():
         size = None if count is None else count * _TYPE_BYTES.get((kind or "").lower().removeprefix("c10::"), 4)
-        size = size if size is not None else messages.get(launch)
+        size = _known(size if size is not None else messages.get(launch))
         rows.append((row, True, kind_of(collective or name), group or "", ranks, size, start, duration, launch))
     return pl.DataFrame(rows, schema=dict(COLLECTIVE_SCHEMA), orient="row")
 
@@ -136,6 +137,7 @@ def _of_host(trace: Trace) -> pl.DataFrame:
     for name, start, duration in running.sort("start_ns").select("name", "start_ns", "duration_ns").iter_rows():
         ends.setdefault(kind_of(name), []).append((start, duration))
     numbers: dict[str, int] = {}
+    calls = dict(operators.group_by("name").len().iter_rows())
     rows = []
     columns = ("row", "name", "input_shapes", "input_types", "start_ns", "duration_ns")
     for row, name, shapes, types, start, duration in operators.sort("start_ns").select(columns).iter_rows():
@@ -143,11 +145,16 @@ def _of_host(trace: Trace) -> pl.DataFrame:
         number = numbers[kind] = numbers.get(kind, -1) + 1
         noted = ends.get(kind, [])
         length = duration
-        if len(noted) == operators.filter(pl.col("name") == name).height:
+        if len(noted) == calls[name]:
             length = max(noted[number][0] + noted[number][1] - start, duration)
-        size = _bytes(shapes, types) or None
+        size = _known(_bytes(shapes, types) or None)
         rows.append((row, False, kind, "", trace.metadata.world_size, size, start, length, None))
     return pl.DataFrame(rows, schema=dict(COLLECTIVE_SCHEMA), orient="row")
+
+
+def _known(size: int | None) -> int | None:
+    """The size; None for what no message has."""
+    return size if size is not None and 0 <= size < _MOST_BYTES else None
 
 
 def _bytes(shapes: str | None, types: str | None) -> int:

@@ -66,5 +66,5 @@ def _costliest_first(stacks: list[FlameStack]) -> list[FlameStack]:
 
 
 def _one_line(frame: str) -> str:
-    """A frame without what separates frames and stacks."""
-    return frame.replace(";", ",").translate({10: " ", 13: " "}) or "?"
+    """A frame without what separates frames and stacks, or could move a terminal's cursor."""
+    return "".join(mark if mark.isprintable() else " " for mark in frame.replace(";", ",")) or "?"

@@ -20,6 +20,7 @@ from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Trace
 from stepscope.trace.intervals import Times
 
+_MOST_BYTES: Final = 1 << 62
 GROUPINGS: Final[dict[str, tuple[str, ...]]] = {
     "category": ("category",),
     "line": ("file", "line", "function"),
@@ -157,7 +158,8 @@ def alive_at(memory: DeviceMemory, row: int) -> pl.DataFrame:
     begun = pl.col("start_ns").is_null() | (pl.col("start_ns") <= time)
     columns = ["bytes", "category", *PLACE_SCHEMA, "operator_name"]
     rows = memory.blocks.filter(begun & (pl.col("end_ns").is_null() | (pl.col("end_ns") > time))).select(columns)
-    missing = int(memory.levels["allocated_bytes"][row]) - int(rows["bytes"].sum())
+    known = int(rows["bytes"].cast(pl.Int128).sum())  # damaged sizes can add up to more than 64 bits
+    missing = min(int(memory.levels["allocated_bytes"][row]) - known, _MOST_BYTES)
     if missing > 0 and memory.blocks.height:
         rows = pl.concat([rows, _before(memory, missing, rows)], how="diagonal_relaxed").select(columns)
     return rows.sort("bytes", descending=True, maintain_order=True)

@@ -41,8 +41,8 @@ def _recorded_modules(calls: pl.DataFrame, activity: HostActivity, paths: pl.Ser
 
 def _number_of_path(parts: Iterable[str], paths: Numbering[str], parents: dict[int, int]) -> None:
     around, path = -1, ""
-    for part in parts:
-        path = f"{path}.{part}" if path else part
+    for position, part in enumerate(parts):
+        path = f"{path}.{part}" if position else part
         number = paths[path]
         parents.setdefault(number, around)
         around = number

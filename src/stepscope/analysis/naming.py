@@ -57,6 +57,8 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
         (
             "communication",
             HOST_BACKEND + r"|(?::|::)barrier$"
+            # What Python calls that returns only when the other ranks are there: buffers of DDP, a collective's wait().
+            r"|built-in method (?:_broadcast_coalesced|wait) of (?:PyCapsule|pybind11_)"
             r"|distributed_c10d\.py\(\d+\): (?:monitored_)?"
             r"(?:barrier|all_gather_object|broadcast_object_list|gather_object)",
         ),

@@ -22,7 +22,7 @@ def recorded_file(wanted: str, recorded: Sequence[str]) -> str:
         UsageError: none, or several.
     """
     real = os.path.realpath(wanted)
-    same = [file for file in recorded if file in (wanted, real) or (file[:1] != "<" and os.path.realpath(file) == real)]
+    same = [file for file in recorded if file in (wanted, real) or _is_link_to(file, real)]
     ending = [
         file for file in recorded if _ends_with(file, wanted) or (os.path.exists(real) and _ends_with(real, file))
     ]
@@ -46,7 +46,7 @@ def source_lines(recorded: str, wanted: str, root: str | None) -> tuple[str, lis
     if root is not None and not os.path.isdir(root):
         raise UsageError(f"--source-root {root} is no folder")
     for place in _candidates(recorded, wanted, root):
-        if place.is_file():
+        if os.path.isfile(place):  # False also for names that no file can have
             return str(place), _read(place)
     return None
 
@@ -72,6 +72,14 @@ def _read(place: Path) -> list[str]:
     except SyntaxError:
         encoding = "utf-8"
     return data.decode(encoding, "replace").splitlines()
+
+
+def _is_link_to(file: str, real: str) -> bool:
+    """Whether a recorded name leads to this file; one that no file can have, as with a null character, does not."""
+    try:
+        return file[:1] != "<" and os.path.realpath(file) == real
+    except ValueError:
+        return False
 
 
 def _ends_with(path: str, ending: str) -> bool:

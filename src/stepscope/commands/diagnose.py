@@ -99,12 +99,12 @@ def run(arguments: argparse.Namespace) -> int:
     settings = dict(parsed_setting(text) for text in arguments.set)
     results = [_diagnosed(arguments, trace, settings) for trace in _traces(arguments)]
     results.sort(key=lambda result: _order(result[0]))
-    diagnoses = [result[0] for result in results]
+    diagnoses = _without_answered([result[0] for result in results])
     pictures, plots = [result[1] for result in results], [result[2] for result in results]
     flames, memories = [result[3] for result in results], [result[4] for result in results]
     across = _across(arguments, [result[5] for result in results if result[5] is not None])
     _write_reports(arguments, diagnoses, pictures, plots, flames, memories, across)
-    return _judged(arguments.fail_on, diagnoses)
+    return _judged(arguments.fail_on, [*across, *(each for diagnosis in diagnoses for each in diagnosis.findings)])
 
 
 def parsed_share(text: str) -> float:
@@ -205,6 +205,15 @@ def _across(arguments: argparse.Namespace, records: Sequence[RankRecord]) -> tup
     return tuple(finding for finding in found if arguments.rule is None or finding.rule in arguments.rule)
 
 
+def _without_answered(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
+    """Several ranks' diagnoses without the questions that their traces answer together."""
+    if len(diagnoses) < 2:
+        return diagnoses
+    from stepscope.diagnosis.ranks import without_answered
+
+    return without_answered(diagnoses)
+
+
 def _memory(trace: Trace, arguments: argparse.Namespace) -> tuple[MemoryPicture, ...]:
     from stepscope.analysis.host import host_activity
     from stepscope.analysis.memory_picture import memory_pictures
@@ -298,7 +307,7 @@ def _write_reports(
     if arguments.html:
         from stepscope.report.html import html_report
 
-        _output.write_output(arguments.html, html_report(diagnoses, pictures, plots, flames, memories))
+        _output.write_output(arguments.html, html_report(diagnoses, pictures, plots, flames, memories, across))
     if "-" not in (arguments.json, arguments.markdown, arguments.html):
         from stepscope.report.text import text_reports
 
@@ -308,16 +317,11 @@ def _write_reports(
         )
 
 
-def _judged(limit: float | None, diagnoses: Sequence[Diagnosis]) -> int:
+def _judged(limit: float | None, findings: Sequence[Finding]) -> int:
     """The exit code under --fail-on, with what broke the limit on standard error."""
     if limit is None:
         return 0
-    above: list[Finding] = [
-        finding
-        for diagnosis in diagnoses
-        for finding in diagnosis.findings
-        if finding.saving_ns_per_step > 0 and finding.saving_share >= limit
-    ]
+    above = [finding for finding in findings if finding.saving_ns_per_step > 0 and finding.saving_share >= limit]
     for finding in above:
         saving = share(finding.saving_share)
         print(f"stepscope: {printable(finding.rule)} would save {saving}, --fail-on {share(limit)}", file=sys.stderr)

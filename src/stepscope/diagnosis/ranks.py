@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -12,8 +12,9 @@ import polars as pl
 from stepscope.analysis.causes import CAUSES
 from stepscope.analysis.communication import bus_bytes, collectives, exposed_on_host
 from stepscope.analysis.ranks import RankCollectives, matched_collectives
+from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
-from stepscope.diagnosis.rules import late_rank, slow_transfer
+from stepscope.diagnosis.rules import exposed_communication, late_rank, slow_transfer
 from stepscope.diagnosis.view import View, severity
 from stepscope.trace import Trace
 
@@ -90,6 +91,20 @@ def across_ranks(records: Sequence[RankRecord]) -> tuple[Finding, ...]:
     found = [_late(records, matched), _slow(records, matched)]
     findings = [finding for finding in found if finding is not None]
     return tuple(sorted(findings, key=lambda finding: -finding.saving_ns_per_step))
+
+
+def without_answered(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """The diagnoses without the question that one rank's trace leaves open, where every rank's is there."""
+    ranks = {diagnosis.metadata.rank for diagnosis in diagnoses} - {None}
+    if len(ranks) < max((diagnosis.metadata.world_size or 2 for diagnosis in diagnoses), default=2):
+        return list(diagnoses)
+    return [
+        replace(
+            diagnosis,
+            not_answered=tuple(each for each in diagnosis.not_answered if each.rule != exposed_communication.ID),
+        )
+        for diagnosis in diagnoses
+    ]
 
 
 def _steps(matched: pl.DataFrame) -> int:

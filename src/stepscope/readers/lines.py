@@ -43,8 +43,11 @@ _NEVER: Final = np.iinfo(np.int64).min
 
 def variant_of(path: str | Path) -> str:
     """What tells apart the cached readings of one trace file with different lines beside it; "" without lines."""
+    place = lines_path(path)
     try:
-        return hashlib.sha256(lines_path(path).read_bytes()).hexdigest()
+        return (
+            hashlib.sha256(place.read_bytes()).hexdigest() if place.is_file() else ""
+        )  # a named pipe would wait for ever
     except OSError:
         return ""
 

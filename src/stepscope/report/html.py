@@ -59,6 +59,7 @@ def html_report(
     telemetry: Sequence[TelemetryPicture | None] | None = None,
     flames: Sequence[FlameGraph | None] | None = None,
     memories: Sequence[Sequence[MemoryPicture]] | None = None,
+    across: Sequence[Finding] = (),
 ) -> bytes:
     """The report of one trace or of several ranks, each with the picture of a typical step where there is one.
 
@@ -66,6 +67,7 @@ def html_report(
         telemetry: what each rank's program logged and sampled, where it did.
         flames: each rank's flame graph, where there is one.
         memories: each rank's devices' memory over time.
+        across: findings about the ranks together, which stand below the table of the ranks.
 
     Raises:
         ValueError: there is no diagnosis, or not one picture (or None) for each.
@@ -76,12 +78,14 @@ def html_report(
     graphs = graphs_or_none(flames, len(diagnoses))
     held = memories_or_none(memories, len(diagnoses))
     together = zip(diagnoses, pictures, plots, graphs, held, strict=True)
+    slowest = max(diagnoses, key=lambda diagnosis: diagnosis.step_ns)  # of whose step such savings are shares
     ranks = [_rank(number, *each) for number, each in enumerate(together)]
     return page(
         "report.html.j2",
         title=ranks[0]["file"] if len(ranks) == 1 else f"{len(ranks)} ranks",
         ranks=ranks,
         overview=_table(rank_table(diagnoses)) if len(ranks) > 1 else None,
+        together=[_finding(finding, slowest, None) for finding in across] if len(ranks) > 1 else [],
     )
 
 

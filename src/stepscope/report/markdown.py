@@ -39,8 +39,9 @@ def markdown_reports(diagnoses: Sequence[Diagnosis], *, top: int, across: Sequen
         f"# stepscope: {len(diagnoses)} {ranks_or_traces(diagnoses)}\n",
         "\n".join(_table(rank_table(diagnoses))) + "\n",
     ]
+    slowest = max(diagnoses, key=lambda diagnosis: diagnosis.step_ns)  # of whose step such savings are shares
     for number, finding in enumerate(across, start=1):
-        parts.append("\n".join(_finding(number, finding, diagnoses[0])))
+        parts.append("\n".join(_finding(number, finding, slowest)))
     parts += [f"# {escape(rank_name(diagnosis))}\n\n{markdown_report(diagnosis, top=top)}" for diagnosis in diagnoses]
     return "\n".join(parts)
 

@@ -30,12 +30,14 @@ def _device(summary: MemorySummary, width: int, top: int) -> Iterator[str]:
         yield f"  {label:<10}{sentence}"
     if summary.addressed:
         yield from _table("Alive at the peak, by category", described(summary.categories), width, 0, "categories")
-        yield from _table("By line", summary.lines, width, top, "lines")
+        yield from _table("By line", _named(summary.lines, "file", "(no line of yours)"), width, top, "lines")
         if summary.modules.height > 1 or summary.modules["module"].null_count() == 0:
-            yield from _table("By module", summary.modules, width, top, "modules")
+            named = _named(summary.modules, "module", "(outside of modules)")
+            yield from _table("By module", named, width, top, "modules")
         if summary.operators["operator_name"].null_count() < summary.operators.height:
             steps = " in the steps" if summary.memory.steps.height else ""
-            yield from _table(f"Allocated{steps}, by operator", summary.operators, width, top, "operators")
+            named = _named(summary.operators, "operator_name", "(no operator)")
+            yield from _table(f"Allocated{steps}, by operator", named, width, top, "operators")
     else:
         yield f"  {NO_ADDRESSES}"
 
@@ -96,6 +98,10 @@ def _names(allocator: pl.DataFrame) -> str:
 def described(categories: pl.DataFrame) -> pl.DataFrame:
     """The table with what each category means."""
     return categories.with_columns(meaning=pl.col("category").replace_strict(CATEGORIES, default=""))
+
+
+def _named(frame: pl.DataFrame, column: str, nothing: str) -> pl.DataFrame:
+    return frame.with_columns(pl.col(column).fill_null(nothing))
 
 
 def _table(title: str, frame: pl.DataFrame, width: int, top: int, things: str) -> Iterator[str]:

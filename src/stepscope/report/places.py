@@ -23,6 +23,9 @@ _HOW: Final = {
     "lines": "it has no Python stacks either. stepscope run records lines; torch.profiler needs with_stack=True.",
     "modules": "stepscope run records their calls; torch.profiler needs with_stack=True.",
 }
+_LIBRARIES: Final = (
+    "its Python frames are those of libraries. --user-code PATTERN says which files of theirs are yours."
+)
 
 
 def places_text(costs: PlaceCosts, table: pl.DataFrame, things: str, *, width: int, top: int) -> str:
@@ -30,13 +33,18 @@ def places_text(costs: PlaceCosts, table: pl.DataFrame, things: str, *, width: i
 
     Args:
         things: "lines" or "modules".
-        top: rows to show, 0 for all.
+        top: rows to show, 0 for all; the row of what has no place is always there.
     """
     if table[table.columns[0]].null_count() == table.height:
-        return f"No {things} of yours are known in this trace: {_HOW[things]}\n"
+        has_frames = things == "lines" and costs.attribution.trace.frames.height > 0
+        return f"No {things} of yours are known in this trace: {_LIBRARIES if has_frames else _HOW[things]}\n"
     shown = table.head(top) if top else table
+    rest = table[shown.height :].filter(pl.col(table.columns[0]).is_null())  # often most of the time: never cut off
+    shown = pl.concat([shown, rest])
     rows = table_lines(_for_reading(shown, costs, things), width=width)
-    lines = [heading(costs), "", *(row.replace("--format csv", "--csv -") if row[:1] == "(" else row for row in rows)]
+    rest_ns = int(table.filter(pl.col(table.columns[0]).is_null())["total_ns"].sum())
+    title = heading(costs) if things == "lines" else heading(costs, costs.total_ns - rest_ns, "modules")
+    lines = [title, "", *(row.replace("--format csv", "--csv -") if row[:1] == "(" else row for row in rows)]
     lines += ["", *filter(None, [showing(shown.height, table.height, things), *_notes(shown, things)])]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -58,14 +66,15 @@ def places_report(costs: PlaceCosts, table: pl.DataFrame, things: str, *, top: i
     }
 
 
-def heading(costs: PlaceCosts) -> str:
+def heading(costs: PlaceCosts, placed_ns: int | None = None, where: str = "lines of yours") -> str:
     """What the times are, over what, and how much of them has a place, in one sentence."""
+    placed_ns = costs.attributed_ns if placed_ns is None else placed_ns
     steps = max(costs.steps, 1)
     over = f"per step, mean of {count(costs.steps)}" if costs.steps > 1 else "of one step" if costs.steps else "in all"
     what = "Device time" if costs.basis == "device" else "Operators’ own time"
     idle = f", idle {duration(costs.idle_ns / steps)}" if costs.idle_ns else ""
-    part = share(costs.attributed_ns / max(costs.total_ns, 1))
-    return f"{what} {over}: {duration(costs.total_ns / steps)}{idle}; {part} of it in lines of yours."
+    part = share(placed_ns / max(costs.total_ns, 1))
+    return f"{what} {over}: {duration(costs.total_ns / steps)}{idle}; {part} of it in {where}."
 
 
 def per_step(table: pl.DataFrame, costs: PlaceCosts) -> pl.DataFrame:

@@ -96,8 +96,9 @@ def _across(findings: Sequence[Finding]) -> Iterator[RenderableType]:
         saving = f"{duration(finding.saving_ns_per_step)} per step ({share(finding.saving_share)})"
         yield Text(printable(finding.title), style=_SEVERITY_STYLES.get(finding.severity, ""))
         facts = [("saves", f"{saving}; {printable(finding.saving_basis)}; confidence {finding.confidence}")]
-        facts += [("where", place(location)) for location in finding.where]
-        facts += [("rule", printable(finding.rule)), ("change", printable(finding.remedy.text))]
+        facts += [("where" if number == 0 else "", place(location)) for number, location in enumerate(finding.where)]
+        facts += [("rule", printable(f"{finding.rule} (stepscope explain {finding.rule})"))]
+        facts += [("change", printable(finding.remedy.text))]
         yield _facts(facts)
         yield ""
 

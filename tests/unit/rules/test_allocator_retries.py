@@ -11,14 +11,20 @@ from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figur
 
 
 def asking(
-    names: tuple[str, ...] = ("cudaFree", "cudaMalloc"), *, steps: int = 3, call_ns: int = 100, first_only: bool = False
+    names: tuple[str, ...] = ("cudaFree", "cudaMalloc"),
+    *,
+    steps: int = 3,
+    call_ns: int = 100,
+    first_only: bool = False,
+    marked: bool = True,
 ) -> Trace:
     """Steps of 1000 ns in which the device waits while the host is in these calls, one after the other."""
     recording = Recording()
     number = 0
     for step in range(steps):
         begin = 1000 * step
-        recording.step(begin, 1000, step)
+        if marked:
+            recording.step(begin, 1000, step)
         recording.frame(begin, 1000, "train.py(20): step")
         recording.launched(begin + 10, begin + 20, 80, "gemm", 1000 + step)
         recording.operator(begin + 100, 100 + len(names) * call_ns, "aten::empty")
@@ -78,3 +84,10 @@ def test_the_remedy_follows_from_the_calls(names: tuple[str, ...], code: str) ->
 def test_the_threshold_decides() -> None:
     assert asked(rule, asking(), share=0.21).findings == ()
     assert len(asked(rule, asking(call_ns=4), share=0.005).findings) == 1
+
+
+@pytest.mark.parametrize(("names", "times"), [(("cudaMalloc",), "once"), (("cudaMalloc",) * 2, "2 times")])
+def test_without_steps_nothing_is_said_of_a_step(names: tuple[str, ...], times: str) -> None:
+    finding = the_finding(rule, asking(names, steps=1, marked=False))
+
+    assert finding.title == f"the driver is asked for memory {times}"

@@ -109,3 +109,7 @@ def test_the_threshold_decides() -> None:
     assert len(asked(rule, on_the_host(), share=0.2).findings) == 1
     assert asked(rule, on_the_host(), share=0.21).findings == ()
     assert len(asked(rule, on_the_host(40), share=0.04).findings) == 1
+
+
+def test_without_a_device_nothing_is_said_of_one() -> None:
+    assert "device" not in the_finding(rule, on_the_host()).saving_basis

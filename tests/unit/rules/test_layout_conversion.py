@@ -83,7 +83,7 @@ def test_the_copies_are_saved() -> None:
         ("kernels that convert layouts per step", 0.0, "count", None),
     ]
     assert places_of(finding) == [("train.py", 20, "step")]
-    assert "channels_last" in finding.remedy.code
+    assert "transpose(1, 2)   # a view" in finding.remedy.code
 
 
 def test_what_the_gradients_go_through_is_saved_too() -> None:
@@ -113,3 +113,12 @@ def test_a_librarys_kernels_are_saved() -> None:
 def test_the_threshold_decides() -> None:
     assert len(asked(rule, permuting(), share=0.04).findings) == 1
     assert asked(rule, permuting(), share=0.041).findings == ()
+
+
+def test_a_network_of_images_is_told_of_channels_last() -> None:
+    step = Shaped()
+    step.call("aten::conv2d", 5_000, FIRST)
+    copied(step, FIRST, LAST, None, 1)
+    copied(step, LAST, FIRST, None, 11)
+
+    assert "channels_last" in the_finding(rule, step.trace()).remedy.code

@@ -30,6 +30,7 @@ SILENT: Cases = {
     "core not known": lambda: running(None),
     "core of no node": lambda: running(99),
     "no device": lambda: running(device=False),
+    "numbers without end": lambda: running(nodes="0-" + "9" * 9000 + ";1-2", devices="9" * 9000),
     "damaged lists": lambda: running(nodes="0-;x,,3-y;-", devices="one"),
 }
 

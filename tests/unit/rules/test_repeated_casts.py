@@ -75,3 +75,25 @@ def test_the_thresholds_decide() -> None:
     assert asked(rule, casting(), share=0.11).findings == ()
     assert len(asked(rule, casting(layers=1), pairs=1).findings) == 1
     assert asked(rule, casting(), pairs=3).findings == ()
+
+
+def test_the_narrower_type_is_kept() -> None:
+    finding = the_finding(rule, casting(("c10::BFloat16", "float"), ("float", "c10::BFloat16")))
+
+    assert finding.title.startswith("tensors are converted from bfloat16 to float32 and back")
+    assert "model.to(torch.bfloat16)" in finding.remedy.code
+
+
+def test_a_normalisation_in_a_wider_type_belongs_to_fusible_chain() -> None:
+    step, row = Shaped(), (64, 1)
+    for layer in range(2):
+        cast(step, "c10::BFloat16", "float", 10 * layer)
+        step.call("aten::pow", 100, SHAPE)
+        step.call("aten::mean", 100, SHAPE)
+        step.call("aten::add", 100, row)
+        step.call("aten::rsqrt", 100, row)
+        step.call("aten::mul", 100, SHAPE, row)
+        cast(step, "float", "c10::BFloat16", 10 * layer + 1)
+        step.call("aten::linear", 500, SHAPE)
+
+    assert asked(rule, step.trace()).findings == ()

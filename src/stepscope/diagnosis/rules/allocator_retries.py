@@ -60,7 +60,7 @@ def check(view: View) -> RuleResult:
     again = ", and gives memory back in between" if retries >= 1 else ""
     finding = view.finding(
         ID,
-        f"the driver is asked for memory {asked / view.step_count:,.1f} times a step{again}",
+        f"the driver is asked for memory {_times(view, asked)}{again}",
         cost,
         basis="idle time of the device during the driver's calls for memory",
         confidence="high" if in_steps > 1 else "medium",
@@ -78,6 +78,12 @@ def check(view: View) -> RuleResult:
         where=view.locations(waiting),
     )
     return RuleResult((finding,))
+
+
+def _times(view: View, asked: int) -> str:
+    if view.complete_steps.is_empty():
+        return "once" if asked == 1 else f"{asked:,} times"
+    return f"{asked / view.step_count:,.1f} times a step"
 
 
 def _steps_with_calls(view: View) -> int:

@@ -54,7 +54,9 @@ def check(view: View) -> RuleResult:
         ID,
         f"{view.share(cost):.0%} of the step goes to communication that no computation overlaps",
         cost,
-        basis="time when the device only communicates, plus idle time spent waiting for other ranks",
+        basis="time when the device only communicates, plus idle time spent waiting for other ranks"
+        if view.device is not None
+        else "time in which collectives run on the host and no operator computes",
         confidence="medium",
         evidence=Evidence(
             (

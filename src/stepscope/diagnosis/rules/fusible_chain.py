@@ -89,6 +89,17 @@ def check(view: View) -> RuleResult:
     return RuleResult(tuple(findings))
 
 
+def rows_of_named_functions(view: View) -> Rows:
+    """The operators of chains that one named function replaces."""
+    on_device = view.device is not None
+    named = [
+        chain.operators
+        for chain in chains(view.trace, _candidates(view), _SHORTEST)
+        if fused_function(chain, on_device=on_device) is not None
+    ]
+    return np.array([row for rows in named for row in rows], np.int64)
+
+
 def _candidates(view: View) -> Rows:
     """Operators that the program called itself, in order of time, outside the optimizer, the loader and loops."""
     rows = called_from_python(view)

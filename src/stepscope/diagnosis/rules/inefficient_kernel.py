@@ -79,10 +79,12 @@ _REMEDIES: Final = {
         "images = images.to(memory_format=torch.channels_last)",
     ),
     "attention": Remedy(
-        "Use PyTorch's fused attention in 16 bits, with head sizes of 64 or 128.",
+        "Use PyTorch's fused attention in 16 bits, with head sizes of 64 or 128; where it is used already, try "
+        "another of its kernels.",
         "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n"
-        "with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):\n"
-        "    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+        "kernels = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]   # the first that can\n"
+        "with sdpa_kernel(kernels, set_priority=True):                        # set_priority: PyTorch 2.6 or newer\n"
+        "    out = F.scaled_dot_product_attention(q, k, v)",
     ),
 }
 _REMEDY: Final = Remedy(

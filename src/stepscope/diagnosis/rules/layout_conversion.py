@@ -40,6 +40,8 @@ ID: Final = "layout-conversion"
 TITLE: Final = "Tensors are copied into another order of dimensions and back"
 THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step that such copies cost")}
 
+_CONVOLUTION: Final = r"^aten::\w*conv"
+
 
 def check(view: View) -> RuleResult:
     """Converting kernels of libraries, and pairs of copies that undo each other."""
@@ -76,13 +78,20 @@ def check(view: View) -> RuleResult:
             ),
             view.longest(kernels, "conversion"),
         ),
-        remedy=_remedy(bool(len(forward))),
+        remedy=_remedy(view, bool(len(forward))),
         where=view.locations_of(slices, weights),
     )
     return RuleResult((finding,))
 
 
-def _remedy(explicit: bool) -> Remedy:
+def _remedy(view: View, explicit: bool) -> Remedy:
+    if explicit and not view.operators["name"].str.contains(_CONVOLUTION).any():
+        return Remedy(
+            "Keep one order of dimensions between layers, and hand views on: no contiguous where the next operator "
+            "takes any order, as matrix products and fused attention do.",
+            "query = query.view(batch, length, heads, size).transpose(1, 2)   # a view: no .contiguous() behind it\n"
+            "attended = torch.nn.functional.scaled_dot_product_attention(query, key, value)",
+        )
     if explicit:
         return Remedy(
             "Keep one order through the network: channels last where layers work on channels, and no permute and "

@@ -41,9 +41,8 @@ _LARGEST_LIST: Final = 4096
 def check(view: View) -> RuleResult:
     """Compare the nodes of the steps' cores with those of the cards."""
     counts, nodes = host_counts(view), _nodes(view)
-    devices = {
-        int(one) for one in str(view.program.process.get("device_numa_nodes") or "").split(",") if one.isdecimal()
-    }
+    named = str(view.program.process.get("device_numa_nodes") or "")[:_LARGEST_LIST]
+    devices = {int(one) for one in named.split(",") if one.isdecimal()}
     if counts is None or view.device is None or len(nodes) < 2 or not devices:
         return RuleResult()
     where = [_node_of(step.core, nodes) for step in counts.steps if step.core is not None]

@@ -8,7 +8,8 @@ numbers that went through a narrower type have lost their digits all the same.
 # How it is measured
 Copies between floating-point types in the forward pass, each with the next copy of a tensor of that shape in the other
 direction, and the conversions of their gradients. What they cost together is counted as saved: one type throughout
-needs none. Conversions to float64 and back around computation in float64 belong to low-precision.
+needs none. Conversions to float64 and back around computation in float64 belong to low-precision,
+those inside a normalisation or another chain that one named function replaces to fusible-chain.
 
 # Known false positives
 A layer that needs a wider type in a model of a narrower one, such as a sum over very many numbers. Under autocast the
@@ -30,6 +31,7 @@ import numpy as np
 
 from stepscope.analysis.casts import Cast, casts, there_and_back, wide_operators
 from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
+from stepscope.diagnosis.rules.fusible_chain import rows_of_named_functions
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 
@@ -41,6 +43,8 @@ THRESHOLDS: Final = {
 }
 REPLACES: Final = ("fusible-chain",)
 
+_BITS: Final = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
+
 
 def check(view: View) -> RuleResult:
     """Pair conversions with those back, and sum what they and their gradients' cost."""
@@ -51,6 +55,8 @@ def check(view: View) -> RuleResult:
         wide = view.cost_ns(wide_operators(view.trace, rows, found))
         if wide > view.cost_ns(_rows(paired)):
             paired = [cast for cast in paired if "float64" not in (cast.source, cast.target)]
+    if paired:
+        paired = _without_named_functions(view, paired)
     pairs = len(paired) / 2 / view.step_count
     fewest, limit = (view.threshold(ID, THRESHOLDS, name) for name in ("pairs", "share"))
     if not paired or pairs < fewest:
@@ -62,6 +68,7 @@ def check(view: View) -> RuleResult:
         return RuleResult()
     ((there, back), _) = Counter((cast.source, cast.target) for cast in paired).most_common(1)[0]
     durations = view.trace.operators["duration_ns"].to_numpy()[forward]
+    kept = min(there, back, key=lambda kind: _BITS[kind])
     finding = view.finding(
         ID,
         f"tensors are converted from {there} to {back} and back {pairs:,.0f} times a step: "
@@ -78,14 +85,30 @@ def check(view: View) -> RuleResult:
             (_longest(view, forward),),
         ),
         remedy=Remedy(
-            f"Stay in one type: take out the conversions, and convert the batch once where it is made if {back} is "
+            f"Stay in one type: take out the conversions, and convert the batch once where it is made if {kept} is "
             "wanted throughout.",
-            f"batch = batch.to(torch.{back})        # once, in the data loader\n"
-            f"model = model.to(torch.{back})        # and no .to(), .float(), .half() between layers",
+            f"batch = batch.to(torch.{kept})        # once, in the data loader\n"
+            f"model = model.to(torch.{kept})        # and no .to(), .float(), .half() between layers",
         ),
         where=view.locations_of(view.slices_of_operators(forward), np.maximum(durations, 1)),
     )
     return RuleResult((finding,))
+
+
+def _without_named_functions(view: View, paired: list[Cast]) -> list[Cast]:
+    """Without the pairs of which one lies in a chain that a named function replaces: fusible-chain tells them."""
+    named = set(rows_of_named_functions(view).tolist())
+    waiting: dict[tuple[object, ...], list[Cast]] = {}
+    kept: list[Cast] = []
+    for cast in paired:
+        first = waiting.get((cast.lane, cast.shape, cast.target, cast.source))
+        if not first:
+            waiting.setdefault((cast.lane, cast.shape, cast.source, cast.target), []).append(cast)
+            continue
+        pair = [first.pop(0), cast]
+        if not any(each.row in named for each in pair):
+            kept += pair
+    return kept
 
 
 def _rows(found: list[Cast]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

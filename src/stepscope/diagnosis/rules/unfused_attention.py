@@ -128,10 +128,11 @@ def _remedy(found: list[WrittenOutAttention]) -> Remedy:
         )
     mask = ", is_causal=True" if all(each.causal for each in found) else ""
     mask = mask or (", attn_mask=mask" if any(each.masked for each in found) else "")
-    dropout = ", dropout_p=dropout if self.training else 0.0" if any(each.dropout for each in found) else ""
+    dropout = ", dropout_p=p" if any(each.dropout for each in found) else ""
+    first = "p = dropout if self.training else 0.0\n" if dropout else ""
     return Remedy(
         "Let one fused operator compute it; query, key and value are (batch, heads, length, size of a head).",
-        "attended = torch.nn.functional.scaled_dot_product_attention(query, key, value" + mask + dropout + ")\n"
+        first + "attended = torch.nn.functional.scaled_dot_product_attention(query, key, value" + mask + dropout + ")\n"
         '# nn.MultiheadAttention: need_weights=False;  Transformers: attn_implementation="sdpa"',
     )
 

@@ -17,6 +17,7 @@ _LARGEST_ADDRESS: Final = (1 << 63) - 1
 _LATEST_US: Final = 1 << 53
 _MOST_FRAMES: Final = 64
 _LONGEST_ENTRY: Final = 400
+_LONGEST_NAME: Final = 4_000
 _MOST_STACK_BYTES: Final = 256 << 20
 
 
@@ -96,6 +97,7 @@ def _entry(frame: Any) -> str:
     file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
     if type(file) is not str or type(name) is not str or type(line) is not int:
         return ""
+    name = name[:_LONGEST_NAME]  # one text may stand in a million frames
     if file == "none":  # snapshots that torch makes of a profile have all in the name
         text = name
     elif file.endswith(".py") or file.startswith("<") or "autograd::Engine" in name:
@@ -115,6 +117,7 @@ class DeviceEvents:
         blocks: in use at the end, and not allocated by one of the events.
         allocated_bytes: in use before the first event.
         reserved_bytes: in segments before the first event.
+        all_bytes: of all events, blocks and segments together, which no sum over some of them passes.
         damaged, unknown: events that were passed over.
     """
 
@@ -123,17 +126,21 @@ class DeviceEvents:
     blocks: list[Block] = field(default_factory=list)
     allocated_bytes: int = 0
     reserved_bytes: int = 0
+    all_bytes: int = 0
     damaged: int = 0
     unknown: int = 0
 
     @classmethod
-    def read(cls, number: int, segments: list[Any], entries: list[Any], stacks: Stacks, budget: Budget) -> DeviceEvents:
-        """What a snapshot says of one device."""
+    def read(
+        cls, number: int, segments: list[dict[Any, Any]], entries: list[Any], stacks: Stacks, budget: Budget
+    ) -> DeviceEvents:
+        """What a snapshot says of one device, whose segments these are."""
         device = cls(number)
         for entry in entries:
             budget.take()
             device._add(entry, stacks)
-        at_end, reserved = _at_end(number, segments, stacks, budget)
+        at_end, reserved = _at_end(segments, stacks, budget)
+        device.all_bytes = sum(event.size for event in device.events) + sum(block.size for block in at_end) + reserved
         live: set[int] = set()
         change = reserved_change = 0
         for event in device.events:
@@ -151,7 +158,7 @@ class DeviceEvents:
 
     def _add(self, entry: Any, stacks: Stacks) -> None:
         action = entry.get("action") if type(entry) is dict else None
-        if action in _PASSED_OVER:
+        if type(action) is str and action in _PASSED_OVER:
             return
         size = _whole(entry.get("size"), LARGEST_SIZE) if type(entry) is dict else None
         if type(action) is not str or size is None:
@@ -171,13 +178,22 @@ class DeviceEvents:
         self.events.append(SnapshotEvent(time_us, action, address & _LARGEST_ADDRESS, size, stack, free))
 
 
-def _at_end(number: int, segments: list[Any], stacks: Stacks, budget: Budget) -> tuple[list[Block], int]:
+def segments_by_device(segments: list[Any], budget: Budget) -> dict[int, list[dict[Any, Any]]]:
+    """The segments of each device's number."""
+    found: dict[int, list[dict[Any, Any]]] = {}
+    for segment in segments:
+        budget.take()
+        number = segment.get("device", 0) if type(segment) is dict else None
+        if type(number) is int:
+            found.setdefault(number, []).append(segment)
+    return found
+
+
+def _at_end(segments: list[dict[Any, Any]], stacks: Stacks, budget: Budget) -> tuple[list[Block], int]:
     """A device's blocks in use when the snapshot was taken, and what its segments hold in all."""
     found: list[Block] = []
     reserved = 0
     for segment in segments:
-        if type(segment) is not dict or segment.get("device", 0) != number:
-            continue
         reserved += _whole(segment.get("total_size"), LARGEST_SIZE) or 0
         address = _whole(segment.get("address"), 1 << 64) or 0
         blocks = segment.get("blocks")

@@ -18,7 +18,9 @@ Plain: TypeAlias = "dict[Any, Any] | list[Any] | tuple[Any, ...] | str | bytes |
 DEEPEST: Final = 1_000
 """Open containers; a snapshot has less than ten."""
 MOST_CONTAINERS: Final = 20_000_000
-"""Dictionaries and lists; each takes one byte of the file and a hundred of memory. A snapshot has one an event."""
+"""Dictionaries, lists, tuples; each takes one byte of the file and a hundred of memory. A snapshot has one an event."""
+MOST_MEMOS: Final = 40_000_000
+"""Values to stand in several places; a snapshot has its containers and some texts."""
 _LONGEST_NUMBER: Final = 16
 _KEYS: Final = (str, int, float, bool, type(None))
 _OBJECTS: Final = frozenset(b"cRi\x93\x81\x92obPQ\x82\x83\x84\x97\x98")
@@ -131,29 +133,32 @@ class _Machine:
     def constant(self, value: Any) -> None:
         self._push(value)
 
-    def empty(self, kind: Callable[[], Any]) -> None:
+    def _push_container(self, value: Any) -> None:
         self._containers += 1
         if self._containers > MOST_CONTAINERS:
             raise _Broken(f"holds more than {MOST_CONTAINERS:,} lists and dictionaries, as no memory snapshot does")
-        self._push(kind())
+        self._push(value)
+
+    def empty(self, kind: Callable[[], Any]) -> None:
+        self._push_container(kind())
 
     def tuple_of(self, count: int) -> None:
         values = [self._stack.pop() for _ in range(count)]
-        self._push(tuple(reversed(values)))
+        self._push_container(tuple(reversed(values)))
 
     def tuple_to_mark(self) -> None:
         values = self._pop_to_mark()
-        self._push(tuple(values))
+        self._push_container(tuple(values))
 
     def list_to_mark(self) -> None:
         values = self._pop_to_mark()
-        self._push(values)
+        self._push_container(values)
 
     def dict_to_mark(self) -> None:
         values = self._pop_to_mark()
         made: dict[Any, Any] = {}
         _fill(made, values)
-        self._push(made)
+        self._push_container(made)
 
     def append(self) -> None:
         value = self._stack.pop()
@@ -171,11 +176,16 @@ class _Machine:
         values = self._pop_to_mark()
         _fill(_dict(self._stack[-1]), values)
 
+    def _remember(self, number: int) -> None:
+        if len(self._memo) >= MOST_MEMOS:
+            raise _Broken(f"names more than {MOST_MEMOS:,} values, as no memory snapshot does")
+        self._memo[number] = self._stack[-1]
+
     def memoize(self) -> None:
-        self._memo[len(self._memo)] = self._stack[-1]
+        self._remember(len(self._memo))
 
     def put(self, size: int) -> None:
-        self._memo[self._number(size)] = self._stack[-1]
+        self._remember(self._number(size))
 
     def get(self, size: int) -> None:
         self._push(self._memo[self._number(size)])

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from stepscope.errors import NotATraceError, UsageError
 from stepscope.readers.source import ByteSource
-from stepscope.readers.torch_snapshot.device import DeviceEvents, Stacks
-from stepscope.readers.torch_snapshot.plain_pickle import Plain, load
+from stepscope.readers.torch_snapshot.device import DeviceEvents, Stacks, segments_by_device
+from stepscope.readers.torch_snapshot.plain_pickle import MOST_CONTAINERS, Plain, load
 from stepscope.readers.torch_snapshot.tables import FIRST_EVENT_NS, write_tables
 from stepscope.trace.model import Device, Metadata, TraceWarning
 from stepscope.trace.store import StoreWriter
@@ -22,6 +22,9 @@ from stepscope.trace.window import StepRange, Window
 LARGEST_BYTES: Final = 2 << 30
 """Unpacked; a snapshot is one value, which is read as a whole."""
 MOST_EVENTS: Final = 20_000_000
+MOST_DEVICES: Final = 1024
+MOST_BYTES: Final = 1 << 61
+"""Of all events together; sums are kept in 64 bits."""
 
 _PICKLES: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _EPOCH_US: Final = 10**15
@@ -58,7 +61,12 @@ def read(
     segments, traces = _checked(content, source.name)
     stacks = Stacks()
     budget = _Budget(source.name)
-    devices = [DeviceEvents.read(number, segments, events, stacks, budget) for number, events in enumerate(traces)]
+    parts = segments_by_device(segments, budget)
+    devices = [
+        DeviceEvents.read(number, parts.get(number, []), events, stacks, budget) for number, events in enumerate(traces)
+    ]
+    if sum(device.all_bytes for device in devices) > MOST_BYTES:
+        raise NotATraceError(f"{source.name} is no memory snapshot: it tells of more memory than there can be")
     devices = [device for device in devices if device.events or device.blocks]
     if not devices:
         raise NotATraceError(f"{source.name} is a memory snapshot without a single allocation")
@@ -93,6 +101,8 @@ def _all(source: ByteSource, progress: Callable[[int, int | None], None] | None)
 def _value(data: bytes, name: str) -> Plain:
     if data.startswith(_PICKLES):
         return load(data, name)
+    if data.count(b"[") + data.count(b"{") > MOST_CONTAINERS:  # each takes a byte or two here, and a hundred of memory
+        raise NotATraceError(f"{name} holds more than {MOST_CONTAINERS:,} lists and dictionaries, as no snapshot does")
     try:
         value: Plain = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -115,9 +125,13 @@ def _checked(content: Plain, name: str) -> tuple[list[Any], list[list[Any]]]:
     segments, traces = content.get("segments", []), content.get("device_traces", [])
     if not isinstance(segments, list) or not isinstance(traces, list):
         raise NotATraceError(f"{name} is no memory snapshot: its 'segments' or 'device_traces' are no list")
+    if len(traces) > MOST_DEVICES:
+        raise NotATraceError(f"{name} is no memory snapshot: it tells of {len(traces):,} devices")
     traces = [events if isinstance(events, list) else [] for events in traces]
     numbers = [each.get("device", 0) for each in segments if isinstance(each, dict)]
-    count = max([len(traces), *(number + 1 for number in numbers if isinstance(number, int) and 0 <= number < 1024)])
+    count = max(
+        [len(traces), *(number + 1 for number in numbers if isinstance(number, int) and 0 <= number < MOST_DEVICES)]
+    )
     return segments, traces + [[]] * (count - len(traces))
 
 
