@@ -20,7 +20,7 @@ def main() -> None:
     model = DistributedDataParallel(mlp(64, 32, 300, 1), bucket_cap_mb=0.5, find_unused_parameters=options.fault)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
     for _ in range(options.steps):
-        x, y = torch.randn(128, 64), torch.randn(128, 1)
+        x, y = torch.randn(256, 64), torch.randn(256, 1)
         loss = mse_loss(model(x), y)  # planted
         optimizer.zero_grad()
         loss.backward()  # planted

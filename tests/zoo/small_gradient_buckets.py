@@ -18,10 +18,10 @@ def main() -> None:
     options = command.options(__doc__)
     distributed.init_process_group("gloo")
     bucket_mb = 16 / 1024 if options.fault else 1
-    model = DistributedDataParallel(mlp(64, 96, 60, 1), bucket_cap_mb=bucket_mb)
+    model = DistributedDataParallel(mlp(64, 64, 60, 1), bucket_cap_mb=bucket_mb)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
     for _ in range(options.steps):
-        x, y = torch.randn(256, 64), torch.randn(256, 1)
+        x, y = torch.randn(512, 64), torch.randn(512, 1)
         loss = mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()  # planted
