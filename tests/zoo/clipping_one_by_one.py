@@ -1,6 +1,6 @@
 """Many small layers, whose gradients are clipped one by one.
 
-Planted: every gradient is looked at and its norm read with .item(), and the gradients are scaled one after another.
+Planted: the norm of every gradient is read with .item() and the gradients scaled one after another.
 Expected: gradient-clipping
 """
 
@@ -16,8 +16,6 @@ from tests.zoo.models import mlp
 
 def clip_one_by_one(parameters: Iterable[nn.Parameter], limit: float) -> None:
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
-    if not all(torch.isfinite(parameter.grad).all().item() for parameter in parameters):  # planted
-        raise ValueError("a gradient is not finite")
     total = sum(parameter.grad.detach().norm().item() ** 2 for parameter in parameters) ** 0.5  # planted
     scale = min(1.0, limit / (total + 1e-6))
     for parameter in parameters:
@@ -36,7 +34,7 @@ def main() -> None:
         if options.fault:
             clip_one_by_one(model.parameters(), 1.0)
         else:
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True, error_if_nonfinite=True)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
 
 

@@ -12,9 +12,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from tests.zoo import command
 from tests.zoo.models import Recommender
 
-BATCH = 1536
+BATCH = 3072
 TABLES = 8
-PAIRS = 25_000
+PAIRS = 20_000
 
 
 def main() -> None:

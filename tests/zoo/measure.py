@@ -39,17 +39,18 @@ def record(program: Program, twin: str, folder: Path) -> Path:
 
 
 def diagnosed(traces: Path) -> list[dict[str, Any]]:
-    """The JSON reports of a run's folder or a trace, one a rank."""
+    """The JSON reports of a run's folder or a trace: of several ranks, what is said of them together comes first."""
     words = [sys.executable, "-m", "stepscope", "diagnose", str(traces), "--json", "-", "--no-cache"]
     report = json.loads(_output_of(words, traces.parent))
-    ranks: list[dict[str, Any]] = report.get("ranks", [report])
-    return ranks
+    if "ranks" not in report:
+        return [report]
+    return [{"findings": report["across_ranks"]}, *report["ranks"]]
 
 
 def findings(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a report says, in its order; of several ranks' reports what they say together, the largest saving first.
+    """What a report says, in its order; of several reports what they say together, the largest saving first.
 
-    What several ranks say of one line counts once, with the largest saving.
+    What several ranks say of one line counts once, with the largest saving; of equal savings the earlier report's.
     """
     if len(reports) == 1:
         return list(reports[0]["findings"])

@@ -2,6 +2,7 @@
 
 Planted: the second rank gets longer texts in every step, and the first waits for it.
 Expected: late-rank
+Place: everywhere
 Ranks: 2
 """
 

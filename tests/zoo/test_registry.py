@@ -84,6 +84,12 @@ def test_ranks_that_say_the_same_count_once_with_the_larger_saving() -> None:
     ]
 
 
+def test_of_equal_savings_what_is_said_of_all_ranks_comes_first() -> None:
+    together, alone = {"findings": [found("late-rank", 20)]}, {"findings": [found("exposed-communication", 20)]}
+
+    assert [one["rule"] for one in findings([together, alone])] == ["late-rank", "exposed-communication"]
+
+
 def test_one_report_keeps_its_order() -> None:
     note, saving = found("memory-growth", 0), found("b", 7)
 
