@@ -5,7 +5,8 @@ import polars as pl
 import pytest
 
 from stepscope.diagnosis.diagnosis import DeviceSummary
-from stepscope.report.text import headline, idle_by_cause, text_report, text_reports
+from stepscope.report.sentences import headline, idle_by_cause
+from stepscope.report.text import text_report, text_reports
 from stepscope.trace import Metadata
 from tests.unit.hand_built import FULL, HOST, IDLE, empty, full
 

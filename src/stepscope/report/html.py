@@ -28,8 +28,7 @@ from stepscope.report.html_flame import flame_view, graphs_or_none
 from stepscope.report.html_memory import memories_or_none, memory_view
 from stepscope.report.html_picture import View, cause_view, picture_view
 from stepscope.report.html_telemetry import pictures_or_none, telemetry_view
-from stepscope.report.tables import heading, showing
-from stepscope.report.text import (
+from stepscope.report.sentences import (
     headline,
     hidden_sentence,
     place,
@@ -39,6 +38,7 @@ from stepscope.report.text import (
     warning_sentences,
     worst_device,
 )
+from stepscope.report.tables import heading, showing
 
 MAXIMUM_BARS: Final = 300
 """Steps beyond this many share a bar, which shows the slowest of them."""

@@ -12,8 +12,7 @@ from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Finding
 from stepscope.report.format import cell, duration, printable, share
 from stepscope.report.glance import glances
-from stepscope.report.tables import heading, showing
-from stepscope.report.text import (
+from stepscope.report.sentences import (
     headline,
     hidden_sentence,
     idle_by_cause,
@@ -27,6 +26,7 @@ from stepscope.report.text import (
     trigger_sentence,
     warning_sentences,
 )
+from stepscope.report.tables import heading, showing
 
 _SPECIAL = re.compile(r"([\\`*_\[\]#|~!$])")
 
