@@ -9,13 +9,13 @@ more than it needs; joined to the operators by `stepscope.readers.lines`.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from stepscope.errors import UnreadableTraceError
+from stepscope.whole_files import whole_file
 
 VERSION: Final = 1
 SUFFIX: Final = ".lines"
@@ -91,12 +91,8 @@ def write_lines(records: LineRecords | None, trace: Path) -> None:
     if records is None:
         path.unlink(missing_ok=True)
         return
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(msgspec.msgpack.encode(records))
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        file.write(msgspec.msgpack.encode(records))
 
 
 def read_lines(path: Path) -> LineRecords:

@@ -6,18 +6,18 @@ import contextlib
 import http.client
 import json
 import os
-import secrets
 import shutil
 import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, BinaryIO, Final, Protocol
 from urllib.parse import quote
 
 from stepscope.capture.protocol import DONE, ENDED, MAX_WAIT_S, VERSION, WAITING, CaptureOrder, Reply
 from stepscope.errors import AgentError
+from stepscope.whole_files import whole_file
 
 _MAX_ANSWER_BYTES: Final = 16 * 2**20
 _COPY_BYTES: Final = 1 << 20
@@ -320,17 +320,12 @@ def _copy(source: Path, destination: Path) -> None:
 
 
 @contextlib.contextmanager
-def _whole_file(destination: Path) -> Iterator[Any]:
+def _whole_file(destination: Path) -> Iterator[BinaryIO]:
     """A file to write that takes its place only when all went well."""
-    temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.partial")
     try:
-        with temporary.open("xb") as file:
+        with whole_file(destination) as file:
             yield file
-        os.replace(temporary, destination)
     except OSError as error:
         if isinstance(error, (ConnectionError, TimeoutError)):
             raise
         raise AgentError(f"{destination} cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from stepscope.capture.protocol import ENDED, MAX_BODY_BYTES, Refusal, Reply, decoded
 from stepscope.errors import AgentError
+from stepscope.whole_files import whole_file
 
 Handle = Callable[[str, str, bytes], Reply]
 """Carries a request out without waiting: method, target, body."""
@@ -208,15 +209,8 @@ def _reply(claimed: Path, reply: Reply) -> None:
 
 def _write_whole(path: Path, content: dict[str, Any]) -> None:
     """With the permissions the folder's users expect: the process may run under another user, as in a container."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            json.dump(content, file)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with whole_file(path) as file:
+        file.write(json.dumps(content).encode())
 
 
 def _reply_in(path: Path) -> Reply:

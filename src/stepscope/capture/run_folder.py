@@ -16,12 +16,12 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 from stepscope.capture.manifest import RunManifest
 from stepscope.errors import UsageError
+from stepscope.whole_files import whole_file
 
 MANIFEST: Final = "run.json"
 _RANK: Final = re.compile(r"rank(\d{1,9})", re.ASCII)
@@ -214,16 +214,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         UsageError: it cannot be written.
     """
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1)
-                file.write("\n")
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        with whole_file(path, private=True) as file:
+            file.write(json.dumps(content, indent=1).encode() + b"\n")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 

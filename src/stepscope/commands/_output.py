@@ -7,13 +7,13 @@ import contextlib
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from stepscope.errors import UsageError
 from stepscope.report.format import printable
+from stepscope.whole_files import whole_file
 
 _PIPE_WIDTH: Final = 120
 _PLAIN_CHARACTERS: Final = str.maketrans({"█": "#", "…": "~"})
@@ -59,16 +59,8 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
             with place.open("wb") as file:
                 file.writelines(_pieces(data))
             return
-        handle, temporary = tempfile.mkstemp(prefix=f".{place.name}-", dir=place.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.writelines(_pieces(data))
-            os.chmod(temporary, _permissions(place))
-            os.replace(temporary, place)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        with whole_file(place) as file:
+            file.writelines(_pieces(data))
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
@@ -121,13 +113,3 @@ def _columns() -> int:
         return int(os.environ.get("COLUMNS", "")) or _PIPE_WIDTH
     except ValueError:
         return _PIPE_WIDTH
-
-
-def _permissions(place: Path) -> int:
-    """Those of the file that is replaced, else what a new file gets."""
-    try:
-        return place.stat().st_mode & 0o777
-    except OSError:
-        mask = os.umask(0)
-        os.umask(mask)
-        return 0o666 & ~mask
