@@ -20,6 +20,7 @@ from stepscope.capture.hooks import StepHooks
 from stepscope.capture.manifest import process_facts, rank_and_world_size
 from stepscope.capture.options import RecordOptions
 from stepscope.capture.run_folder import RunFolder
+from stepscope.capture.step_times import TIMED_S, TIMED_STEPS, StepTimes
 
 WARMUP_STEPS: Final = 5
 WARMUP_S: Final = 3.0
@@ -47,6 +48,8 @@ class RunOptions:
         quiet: pin the process, and collect no garbage while steps are recorded.
         seed: for the random generators of a quiet machine; None leaves them alone.
         record: what is recorded besides times.
+        measure: only note when steps end, and record nothing (`stepscope bench`); `steps` are timed, and then the
+            program is ended.
     """
 
     steps: int = 5
@@ -58,6 +61,7 @@ class RunOptions:
     quiet: bool = False
     seed: int | None = None
     record: RecordOptions = field(default_factory=RecordOptions)
+    measure: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """For STEPSCOPE_RUN_OPTIONS and `run.json`."""
@@ -78,7 +82,7 @@ class RunOptions:
 
 
 class FirstRecording:
-    """Lets a process warm up, records its steps once, and leaves it alone.
+    """Lets a process warm up, records its steps once, times some more of them, and leaves it alone.
 
     Where the steps were only guessed from DataLoaders or forward calls and an optimizer steps later, its steps are
     recorded too, into a second trace.
@@ -95,6 +99,8 @@ class FirstRecording:
         self._counted = 0
         self._begun_s = time.monotonic()
         self._waits_for_optimizer: bool | None = None
+        self._times = StepTimes()
+        self._recorded: tuple[int, float] | None = None  # the step and the time at which the recording ended
         self._over = False
         self._company = Company(folder.path, telemetry=options.telemetry, quiet=options.quiet, seed=options.seed)
         self.process = os.getpid()
@@ -106,6 +112,7 @@ class FirstRecording:
 
     def step_ended(self, step: int) -> None:
         """Count it, and ask for the capture when the program is warm."""
+        self._times.ended()
         now = time.monotonic()
         if self._controller.source is not self._source:
             self._restart(now)
@@ -131,7 +138,16 @@ class FirstRecording:
             )
 
     def step_begins(self, step: int) -> None:
-        """Let go of the program when the capture has ended, and end the program if that was asked for."""
+        """Let go of the program some steps after the capture has ended, or end it if that was asked for."""
+        self._look_at_result(step)
+        if self._recorded is not None and self._is_timed(step, *self._recorded):
+            self._recorded = None
+            self.report()
+            self._rest()
+        self._times.begins(step, self._is_recorded())
+
+    def _look_at_result(self, step: int) -> None:
+        """Keep word of a capture that has ended."""
         result = self._handle.result if self._handle is not None else None
         if result is None or result is self._result:
             return
@@ -141,6 +157,27 @@ class FirstRecording:
         self._result = result
         self._company.recording_ends()
         self.report()
+        if self._options.exit_after:
+            self._rest()
+            if not result.cancelled:
+                end_program()
+            return
+        self._recorded = (step, time.monotonic())
+
+    def _is_timed(self, step: int, recorded_step: int, recorded_s: float) -> bool:
+        """Whether enough steps were timed since the recording ended."""
+        return step - recorded_step >= TIMED_STEPS or time.monotonic() - recorded_s >= TIMED_S
+
+    def _is_recorded(self) -> bool | None:
+        """Whether the step that begins is one that is recorded; None where a profiler is there, but does not record."""
+        if self._controller.others.active():
+            return None
+        if self._controller.is_recording:
+            return True
+        return None if self._controller.is_busy else False
+
+    def _rest(self) -> None:
+        """Nothing more is to be done at the end of steps, but to look out for a better sign of them."""
         if self._controller.stays and not self._options.exit_after:
             if self._source >= StepSource.OPTIMIZER:
                 self._controller.listener = None
@@ -148,8 +185,6 @@ class FirstRecording:
             self.let_go()
         else:
             self._hooks.keep(StepSource.OPTIMIZER)
-        if self._options.exit_after and not result.cancelled:
-            end_program()
 
     def program_ends(self) -> None:
         """Keep what was recorded so far."""
@@ -159,7 +194,7 @@ class FirstRecording:
         self._controller.finish("the program ended first")
         self._company.recording_ends()
         result = self._handle.result if self._handle is not None else None
-        if not is_helper() and (self._result is None or result not in (None, self._result)):
+        if not is_helper() and (self._result is None or self._recorded or result not in (None, self._result)):
             self._result = result
             self.report()
         self.let_go()
@@ -194,6 +229,7 @@ class FirstRecording:
                 "problem": result.problem,
                 "own_profiler": self._controller.others.seen,
                 "said": self._company.said,
+                "step_times": self._times.to_json(),
                 "facts": process_facts(redact=self._options.redact),
             },
         )
@@ -206,6 +242,8 @@ class FirstRecording:
         """A better sign of steps was seen: what was asked for by the lesser one is dropped."""
         self._source = self._controller.source
         self._counted, self._begun_s = 0, now
+        self._recorded = None
+        self._times.clear()
         if self._handle is not None and self._handle.result is None:
             self._handle.cancel()
         self._handle = None
@@ -230,7 +268,7 @@ class FirstRecording:
     def _has_optimizer(self, count: int) -> bool:
         """Whether the program has made an optimizer; looked for once, when the program could be warm."""
         if self._waits_for_optimizer is None and count >= min(WARMUP_STEPS, self._options.warmup or WARMUP_STEPS):
-            self._waits_for_optimizer = _optimizer_exists()
+            self._waits_for_optimizer = optimizer_exists()
         return bool(self._waits_for_optimizer)
 
     def _why_nothing(self) -> str:
@@ -262,6 +300,7 @@ def end_program() -> None:
     raise SystemExit(0)
 
 
-def _optimizer_exists() -> bool:
+def optimizer_exists() -> bool:
+    """Whether the program has made an optimizer; torch.optim is imported."""
     optimizer: Any = sys.modules["torch.optim.optimizer"].Optimizer
     return any(issubclass(type(each), optimizer) for each in gc.get_objects())

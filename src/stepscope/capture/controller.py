@@ -104,6 +104,16 @@ class StepController:
         self._watched = False
         self._wake = threading.Event()
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether the step that runs now is recorded."""
+        return self._capture is not None and self._capture.started_s is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a capture is asked for or under way."""
+        return self._busy
+
     def current_step(self) -> int:
         """The number of the step that runs now: how many ended before it."""
         return self._step
