@@ -28,6 +28,8 @@ _BY_DAEMON: Final = "KINETO_USE_DAEMON" in os.environ
 """Kineto's daemon starts profiles behind torch's back."""
 
 
+_IN_RUN: Final = "STEPSCOPE_RUN" in os.environ
+"""Whether `stepscope run` or `stepscope bench` started the program."""
 _modules: Final = sys.modules
 
 
@@ -139,6 +141,9 @@ def _next_number(name: str) -> int:
 def tell_controller() -> None:
     """Say that a step has ended, so that captures on demand begin and end between steps."""
     module = sys.modules.get("stepscope.capture.controller")
+    if module is None and _IN_RUN:
+        import_module("stepscope.capture.bootstrap").steps_are_marked()
+        module = sys.modules.get("stepscope.capture.controller")
     found = module.controller() if module is not None else None
     if found is not None:
         found.step_boundary()

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
+from stepscope.capture.bench_steps import BenchSteps
 from stepscope.capture.bootstrap_plan import FirstRecording, RunOptions
 from stepscope.capture.controller import StepController, controller, set_controller
 from stepscope.capture.hooks import StepHooks
@@ -21,15 +22,44 @@ RUN_OPTIONS: str = "STEPSCOPE_RUN_OPTIONS"
 def torch_was_imported() -> None:
     """Have this process recorded as the environment says; does nothing where it says nothing."""
     path = os.environ.get(RUN, "")
-    if controller() is not None or not is_run_folder(path):
+    if not is_run_folder(path):
+        return
+    folder = RunFolder(Path(path))
+    options = RunOptions.parse(os.environ.get(RUN_OPTIONS, ""))
+    folder.sign("torch")
+    if options.measure:
+        measured = _measure(folder, options)
+        if measured is not None:
+            measured.watch_torch()
+        return
+    if controller() is not None:
         return
     mark("torch_imported")
-    folder = RunFolder(Path(path))
-    folder.sign("torch")
     steps = StepController(lambda: folder.new_trace_path(rank_and_world_size()[0]))
     hooks = StepHooks(steps)
-    plan = FirstRecording(steps, hooks, folder, RunOptions.parse(os.environ.get(RUN_OPTIONS, "")))
+    plan = FirstRecording(steps, hooks, folder, options)
     hooks.install()
+    _have_listen(steps, plan)
+
+
+def steps_are_marked() -> None:
+    """Have `stepscope bench` see the steps that the program marks itself, also where it never imports torch."""
+    path = os.environ.get(RUN, "")
+    options = RunOptions.parse(os.environ.get(RUN_OPTIONS, "")) if is_run_folder(path) else RunOptions()
+    if options.measure:
+        _measure(RunFolder(Path(path)), options)
+
+
+def _measure(folder: RunFolder, options: RunOptions) -> BenchSteps | None:
+    """Have this process note when its steps end; None where something else listens to them already."""
+    steps = controller() or StepController()
+    if steps.listener is None:
+        _have_listen(steps, BenchSteps(steps, folder, options))
+    return steps.listener if isinstance(steps.listener, BenchSteps) else None
+
+
+def _have_listen(steps: StepController, plan: FirstRecording | BenchSteps) -> None:
+    """Have the plan told of this process's steps, and of its end however that comes."""
     steps.listener = plan
     set_controller(steps)
     atexit.register(plan.program_ends)
@@ -38,7 +68,7 @@ def torch_was_imported() -> None:
         os.register_at_fork(after_in_child=lambda: _forked(steps, plan))
 
 
-def _before_exit(plan: FirstRecording) -> None:
+def _before_exit(plan: FirstRecording | BenchSteps) -> None:
     """Keep the recording of a program that ends by os._exit, for which nothing registered is called."""
     original = os._exit
 
@@ -51,7 +81,7 @@ def _before_exit(plan: FirstRecording) -> None:
     os._exit = leave
 
 
-def _forked(steps: StepController, plan: FirstRecording) -> None:
+def _forked(steps: StepController, plan: FirstRecording | BenchSteps) -> None:
     """A process forked before the first step may be a rank; one that is forked later helps the one it came from."""
     if plan.has_begun:
         plan.let_go()

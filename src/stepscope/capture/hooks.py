@@ -58,10 +58,16 @@ class Marker:
 
 
 class StepHooks:
-    """The hooks of one process; the steps they see go to its controller."""
+    """The hooks of one process; the steps they see go to its controller.
 
-    def __init__(self, controller: StepController) -> None:
+    Args:
+        controller: is told of steps.
+        watch_input: measure the stages of DataLoaders too, which costs some microseconds a batch.
+    """
+
+    def __init__(self, controller: StepController, *, watch_input: bool = True) -> None:
         self._controller = controller
+        self._watches_input = watch_input
         self._removals: dict[StepSource, Callable[[], None]] = {}
         self._checked = False
 
@@ -70,7 +76,8 @@ class StepHooks:
         self._controller.on_source = self.keep
         self._controller.keeps_watch = True
         self._controller.others.watch()
-        _watch_input(self, True)
+        if self._watches_input:
+            _watch_input(self, True)
         self._removals = {
             StepSource.FORWARD: _ForwardCalls(self._seen).remove,
             StepSource.LOADER: _loader_hook(self._seen),
@@ -87,7 +94,8 @@ class StepHooks:
         self.keep(StepSource.EXPLICIT)
         self._controller.keeps_watch = False
         self._controller.others.unwatch()
-        _watch_input(self, False)
+        if self._watches_input:
+            _watch_input(self, False)
 
     def _seen(self, source: StepSource) -> None:
         if not self._checked:

@@ -1,0 +1,196 @@
+"""When the steps of a program end, and nothing else: what `stepscope bench` has each of its processes note.
+
+No profiler runs. A step costs a clock reading, and where the process uses an accelerator an event on its queue, so
+that the times are those at which the device came to the end of each step, not those at which the host had launched it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+from stepscope.capture.bootstrap_plan import (
+    OPTIMIZER_PATIENCE_S,
+    RunOptions,
+    end_program,
+    is_helper,
+    optimizer_exists,
+)
+from stepscope.capture.company import Company
+from stepscope.capture.controller import StepController, StepSource
+from stepscope.capture.hooks import StepHooks
+from stepscope.capture.manifest import rank_and_world_size
+from stepscope.capture.run_folder import RunFolder, write_json
+
+PREFIX: Final = "steps-"
+"""Files of a rank's folder that begin so hold what `BenchSteps` noted."""
+_DEVICE_KINDS: Final = ("cuda", "xpu")
+
+
+class BenchSteps:
+    """Notes when steps end, and ends the program when there are enough; listens to a process's controller.
+
+    Of a program whose steps show by a better sign later, only the steps by that sign count.
+
+    Attributes:
+        process: the process whose steps these are.
+    """
+
+    def __init__(self, controller: StepController, folder: RunFolder, options: RunOptions) -> None:
+        self._controller = controller
+        self._folder = folder
+        self._boundaries = options.steps + 1  # when the first step began is not known
+        self._company = Company(folder.path, telemetry=False, quiet=options.quiet, seed=options.seed)
+        self._hooks: StepHooks | None = None
+        self._source = StepSource.NONE
+        self._ends_ns: list[int] = []
+        self._device: DeviceMarks | None = None
+        self._begun_s = time.monotonic()
+        self._waits_for_optimizer: bool | None = None
+        self._over = False
+        self.process = os.getpid()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any step was seen."""
+        return self._source is not StepSource.NONE
+
+    def watch_torch(self) -> None:
+        """Look out for the steps of a program that has imported torch."""
+        if self._hooks is None:
+            self._hooks = StepHooks(self._controller, watch_input=False)
+            self._hooks.install()
+
+    def step_ended(self, step: int) -> None:
+        """Note the time."""
+        now = time.perf_counter_ns()
+        if self._controller.source is not self._source:
+            self._source = self._controller.source
+            self._restart()
+        if self._device is None:
+            self._device = DeviceMarks.of_this_process()
+            if self._device is not None:
+                self._ends_ns.clear()
+        if len(self._ends_ns) >= self._boundaries:
+            return
+        if self._device is None or self._device.mark():
+            self._ends_ns.append(now)
+        if len(self._ends_ns) == 1 and not is_helper():
+            self._company.begin()
+            self._company.recording_begins()
+            self._ends_ns[0] = time.perf_counter_ns()
+
+    def step_begins(self, step: int) -> None:
+        """End the program when there are enough steps."""
+        if len(self._ends_ns) >= self._boundaries and not self._over and self._may_end():
+            if is_helper():
+                self.let_go()
+                return
+            self._finish()
+            end_program()
+
+    def program_ends(self) -> None:
+        """Keep the steps there are."""
+        if os.getpid() == self.process and self.has_begun and not self._over:
+            self._finish()
+
+    def let_go(self) -> None:
+        """Leave torch as it was; the steps are not counted any more."""
+        self._over = True
+        if self._hooks is not None:
+            self._hooks.remove()
+        self._controller.listener = None
+
+    def _restart(self) -> None:
+        """A better sign of steps was seen: those by the lesser one are dropped."""
+        self._ends_ns.clear()
+        self._device = None
+        self._begun_s = time.monotonic()
+
+    def _may_end(self) -> bool:
+        """Whether no better sign of steps is to be waited for."""
+        if self._source >= StepSource.OPTIMIZER or time.monotonic() - self._begun_s >= OPTIMIZER_PATIENCE_S:
+            return True
+        if self._waits_for_optimizer is None:
+            self._waits_for_optimizer = "torch.optim.optimizer" in sys.modules and optimizer_exists()
+        return not self._waits_for_optimizer
+
+    def _finish(self) -> None:
+        self._over = True
+        ends_ns, clock = self._ends_ns, "host"
+        if self._device is not None:
+            with contextlib.suppress(RuntimeError):  # the device failed: the host's clock is left
+                ends_ns, clock = self._device.ends_ns(), "device"
+        self._company.recording_ends()
+        if not is_helper():
+            self._write(ends_ns, clock)
+        self.let_go()
+
+    def _write(self, ends_ns: Sequence[int], clock: str) -> None:
+        rank, world_size = rank_and_world_size()
+        write_json(
+            self._folder.rank_folder(rank) / f"{PREFIX}{self.process}.json",
+            {
+                "process": self.process,
+                "machine": platform.node(),
+                "world_size": world_size,
+                "source": self._source.name.lower(),
+                "clock": clock,
+                "complete": len(ends_ns) >= self._boundaries,
+                "ends_ns": list(ends_ns),
+                "own_profiler": self._controller.others.seen,
+                "said": self._company.said,
+            },
+        )
+
+
+class DeviceMarks:
+    """Events on the current queue of an accelerator, one for each end of a step.
+
+    Args:
+        module: torch.cuda or torch.xpu.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._is_capturing = getattr(module, "is_current_stream_capturing", lambda: False)
+        self._events: list[Any] = []
+
+    @classmethod
+    def of_this_process(cls) -> DeviceMarks | None:
+        """Those of the accelerator that the process uses; None where it uses none whose events have times."""
+        torch: Any = sys.modules.get("torch")
+        for kind in _DEVICE_KINDS:
+            module = getattr(torch, kind, None)
+            if module is not None and module.is_initialized():
+                return cls(module)
+        return None
+
+    def mark(self) -> bool:
+        """Put an event behind all that was launched; False while a graph is captured, which an event would enter."""
+        if self._is_capturing():
+            return False
+        event = self._module.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+        return True
+
+    def ends_ns(self) -> list[int]:
+        """When the device came to each event, by this process's clock (time.perf_counter_ns); waits for the last."""
+        if not self._events:
+            return []
+        self._events[-1].synchronize()
+        now_ns = time.perf_counter_ns()
+        return ends_from_gaps([first.elapsed_time(second) for first, second in pairwise(self._events)], now_ns)
+
+
+def ends_from_gaps(gaps_ms: Sequence[float], last_ns: int) -> list[int]:
+    """The times of events from the milliseconds between them and the time of the last."""
+    back_ms = accumulate(reversed(gaps_ms), initial=0.0)
+    return [last_ns - round(each * 1e6) for each in back_ms][::-1]
