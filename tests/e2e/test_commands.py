@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import getpass
+import gzip
 import io
 import json
 import os
@@ -262,15 +263,46 @@ class TestDiagnose:
         outcome = run("diagnose", tmp_path)
         assert outcome.code == 0
         assert outcome.out.startswith("2 ranks\nrank ")
-        assert outcome.err.count("\n") == 1
-        assert "passed over" in outcome.err
-        assert "config.json" in outcome.err
+        assert outcome.err == ""
+        assert "1 file could not be read, and is not in this report\n" in outcome.out
+        assert "config.json is not a trace: " in outcome.out
         assert outcome.out.count("== rank ") == 1
         assert run("diagnose", tmp_path, "-v").out.count("== rank ") == 2
-        reports = run("diagnose", tmp_path, "--json", "-").json()["ranks"]
+        outcome = run("diagnose", tmp_path, "--json", "-")
+        reports = outcome.json()["ranks"]
         assert [report["trace"]["rank"] for report in reports] == [0, 1]
         for report in reports:
             assert_schema(report)
+        assert [each["path"] for each in outcome.json()["unreadable"]] == [str(tmp_path / "config.json")]
+        assert outcome.err.startswith(f"stepscope: passed over: {tmp_path / 'config.json'} is not a trace: ")
+
+    def test_one_broken_rank_hides_no_other(self, run: Stepscope, gpu: Path, tmp_path: Path) -> None:
+        ranks = tmp_path / "ranks of alice"
+        ranks.mkdir()
+        (ranks / "rank0.json.gz").write_bytes(gzip.compress(gpu.read_bytes())[:12])
+        (ranks / "rank1.json").touch()
+        assert run("diagnose", ranks).mistake() == (
+            f"stepscope: none of the 2 files in {ranks} can be read: "
+            f"{ranks / 'rank0.json.gz'} cannot be unpacked: the compressed data ends early\n"
+        )
+        (ranks / "rank2.json").write_bytes(gpu.read_bytes())
+        outcome = run("diagnose", ranks)
+        assert (outcome.code, outcome.err) == (0, "")
+        listed = outcome.out.partition("\n2 files could not be read, and are not in this report\n")
+        assert listed[0] == run("diagnose", ranks / "rank2.json").out
+        assert " ".join(listed[2].split()) == (
+            f"- {ranks / 'rank0.json.gz'} cannot be unpacked: the compressed data ends early. "
+            f"- {ranks / 'rank1.json'} is empty."
+        )
+        for option in ("--json", "--markdown", "--html"):
+            outcome = run("diagnose", ranks, option, "-", "--redact")
+            assert "rank1.json is empty" in outcome.out.replace("\\_", "_")
+            assert "alice" not in outcome.out + outcome.err
+        (ranks / "rank2.json").unlink()
+        (ranks / "rank0.json.gz").unlink()
+        assert run("diagnose", ranks).mistake() == (
+            f"stepscope: the only file in {ranks} cannot be read: {ranks / 'rank1.json'} is empty\n"
+        )
 
     def test_the_same_file_counts_once(self, run: Stepscope, gpu: Path) -> None:
         outcome = run("diagnose", gpu, gpu, f"{gpu.parent}/./{gpu.name}")

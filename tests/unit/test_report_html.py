@@ -14,6 +14,7 @@ import pytest
 
 from stepscope.analysis.causes import CAUSES
 from stepscope.analysis.picture import PictureGap, PictureLane, PictureSlice, Shown, StepPicture
+from stepscope.diagnosis.diagnosis import Unreadable
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, NotAnswered, Remedy
 from stepscope.report.html import MAXIMUM_BARS, html_report
 from stepscope.report.html_picture import cause_view
@@ -234,6 +235,19 @@ def test_several_ranks_are_listed_first_and_can_be_reached() -> None:
     assert len(identities) == len(set(identities))
     assert {link[1:] for link in links} <= set(identities)
     assert "3 ranks rank step" in shown.text
+
+
+def test_files_that_could_not_be_read_are_listed() -> None:
+    shown = Page(html_report([full()], [None], unreadable=[Unreadable("<b>.json", "<b>.json is empty")]))
+    assert "1 file could not be read, and is not in this report <b>.json is empty." in " ".join(shown.text.split())
+    assert "could not be read" not in page([full()], [None]).text
+
+
+def test_traces_that_are_no_ranks_are_called_traces() -> None:
+    traces = [full(metadata=Metadata(path=path)) for path in ("a.json", "b.json")]
+    shown = page(traces, [None, None])
+    assert "2 traces" in shown.text
+    assert "2 ranks" not in shown.text
 
 
 def test_what_the_ranks_tell_together_stands_below_their_table() -> None:

@@ -4,6 +4,7 @@ import math
 import polars as pl
 
 import stepscope
+from stepscope.diagnosis.diagnosis import Unreadable
 from stepscope.report.json_report import json_bytes, json_report, json_reports
 from stepscope.trace import Metadata, Window
 from tests.unit.hand_built import empty, full
@@ -166,8 +167,16 @@ def test_several_ranks_stand_in_one_report() -> None:
         "stepscope": stepscope.__version__,
         "ranks": [EMPTY_REPORT, FULL_REPORT],
         "across_ranks": [],
+        "unreadable": [],
     }
-    assert json_reports([full()]) == FULL_REPORT
+    assert json_reports([full()]) == {**FULL_REPORT, "unreadable": []}
+
+
+def test_files_that_could_not_be_read_are_listed() -> None:
+    unreadable = [Unreadable("/data/rank2.json", "/data/rank2.json is empty")]
+    listed = [{"path": "/data/rank2.json", "reason": "/data/rank2.json is empty"}]
+    assert json_reports([full()], unreadable=unreadable)["unreadable"] == listed
+    assert json_reports([empty(), full()], unreadable=unreadable)["unreadable"] == listed
 
 
 def test_findings_about_the_ranks_together_stand_beside_them() -> None:

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from stepscope.diagnosis.diagnosis import Unreadable
 from stepscope.diagnosis.finding import Remedy
 from stepscope.report.markdown import code, escape, markdown_report, markdown_reports
 from stepscope.trace import Metadata
@@ -78,6 +79,14 @@ def test_the_empty_diagnosis() -> None:
 
 def test_the_whole_report() -> None:
     assert markdown_report(full(), top=1) == FULL_MARKDOWN
+
+
+def test_files_that_could_not_be_read_are_listed() -> None:
+    unreadable = [Unreadable("a_b.json", "a_b.json is *empty*")]
+    listed = "## 1 file could not be read, and is not in this report\n\n- a\\_b.json is \\*empty\\*.\n"
+    assert markdown_reports([full()], top=1, unreadable=unreadable) == f"{FULL_MARKDOWN}\n{listed}"
+    several = markdown_reports([full(), full()], top=1, unreadable=unreadable)
+    assert f"the DataLoader |\n\n{listed}\n# rank 3\n" in several
 
 
 def test_several_ranks_begin_with_a_table() -> None:

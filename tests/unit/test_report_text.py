@@ -4,11 +4,12 @@ import re
 import polars as pl
 import pytest
 
-from stepscope.diagnosis.diagnosis import DeviceSummary
-from stepscope.report.sentences import headline, idle_by_cause
+from stepscope.diagnosis.diagnosis import DeviceSummary, Unreadable
+from stepscope.diagnosis.finding import Remedy
+from stepscope.report.sentences import headline, idle_by_cause, rank_table
 from stepscope.report.text import text_report, text_reports
 from stepscope.trace import Metadata
-from tests.unit.hand_built import FULL, HOST, IDLE, empty, full
+from tests.unit.hand_built import FULL, HOST, IDLE, INPUT_BOUND, empty, full
 
 EMPTY_TEXT = """\
 No device was recorded; 0 ns recorded, without steps.
@@ -159,6 +160,40 @@ def test_without_anything_computed_the_largest_cause_is_most_of_the_time() -> No
     assert headline(diagnosis) == (
         "No device was recorded; 5 ns recorded, without steps; "
         "most of the host's time: the host was loading data (40.0 %)."
+    )
+
+
+def test_code_can_be_copied_from_a_narrow_terminal() -> None:
+    code = "model = DistributedDataParallel(model, bucket_cap_mb=50, static_graph=True)"
+    finding = dataclasses.replace(INPUT_BOUND, remedy=Remedy("Do this.", code))
+
+    assert f"          {code}\n" in text_report(full(findings=(finding,)), width=60, colour=False, top=0)
+
+
+def test_ranks_without_a_device_have_no_columns_of_one() -> None:
+    ranks = [empty(metadata=Metadata(rank=rank), step_ns=rank + 1) for rank in range(2)]
+
+    assert rank_table(ranks).columns == ["rank", "step_ns", "top_finding"]
+    assert rank_table([*ranks, full()]).columns[2:5] == ["busy_share", "idle_share", "exposed_communication_share"]
+
+
+UNREADABLE = (Unreadable("/data/rank2.json", "/data/rank2.json is empty"), Unreadable("r\x1b", "r\x1b is no trace."))
+
+
+def test_files_that_could_not_be_read_stand_below_the_table_of_the_others() -> None:
+    ranks = [empty(metadata=Metadata(rank=rank)) for rank in range(2)]
+    report = text_reports(ranks, width=100, colour=False, top=1, unreadable=UNREADABLE)
+    assert "rank" not in report[report.index("2 files") :].splitlines()[0]
+    assert (
+        "\n2 files could not be read, and are not in this report\n  - /data/rank2.json is empty.\n"
+        "  - r\\x1b is no trace.\n\nBelow: rank 0,"
+    ) in report
+
+
+def test_a_file_that_could_not_be_read_stands_below_the_only_other() -> None:
+    report = text_reports([full()], width=100, colour=False, top=1, unreadable=UNREADABLE[:1])
+    assert report == (
+        f"{FULL_TEXT}\n1 file could not be read, and is not in this report\n  - /data/rank2.json is empty.\n"
     )
 
 

@@ -7,15 +7,17 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from stepscope.errors import UsageError
+from stepscope.errors import TraceError, UsageError
 from stepscope.report.format import count, printable, share, size
 
 if TYPE_CHECKING:
     from stepscope.capture.run_folder import RunFolder
+    from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.trace import Trace
     from stepscope.trace.window import StepRange
 
@@ -59,6 +61,44 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
     if arguments.steps:
         _say_which_steps(trace, StepRange.parse(arguments.steps))
     return _with_printable_path(trace)
+
+
+def readable_traces(
+    arguments: argparse.Namespace, paths: Sequence[str], unreadable: list[Unreadable]
+) -> Iterator[Trace]:
+    """Open every trace that the paths stand for, one after the other, each file once.
+
+    Args:
+        unreadable: takes the files of folders and runs that cannot be read; what a path itself names must be readable.
+
+    Raises:
+        UsageError: no file can be read.
+    """
+    from stepscope.diagnosis.diagnosis import Unreadable
+
+    seen: set[str] = set()
+    opened = False
+    for path in paths:
+        for file in trace_paths(path):
+            place = "-" if str(file) == "-" else os.path.realpath(file)
+            if place in seen:
+                print(f"stepscope: passed over: {printable(str(file))} was named before", file=sys.stderr)
+                continue
+            seen.add(place)
+            try:
+                trace = open_from(arguments, file)
+            except TraceError as error:
+                if os.path.abspath(file) == os.path.abspath(path):
+                    raise
+                unreadable.append(Unreadable(encodable(str(file)), encodable(str(error))))
+                continue
+            opened = True
+            yield trace
+    if unreadable and not opened:
+        first = unreadable[0].reason
+        count_of = "the only file" if len(unreadable) == 1 else f"none of the {count(len(unreadable))} files"
+        verb = "cannot" if len(unreadable) == 1 else "can"
+        raise UsageError(f"{count_of} in {', '.join(paths)} {verb} be read: {first}")
 
 
 def _say_which_steps(trace: Trace, wanted: StepRange) -> None:
@@ -152,8 +192,13 @@ def _is_empty(trace: Trace) -> bool:
 
 def _with_printable_path(trace: Trace) -> Trace:
     """The trace with a path that can be encoded: a file's name may be any bytes, a report is UTF-8."""
-    path = trace.metadata.path.encode("utf-8", "backslashreplace").decode()
+    path = encodable(trace.metadata.path)
     return trace if path == trace.metadata.path else replace(trace, metadata=replace(trace.metadata, path=path))
+
+
+def encodable(text: str) -> str:
+    """The text with what UTF-8 has no bytes for written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Progress:

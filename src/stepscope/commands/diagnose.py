@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
 from stepscope.commands._parser import suggestion
-from stepscope.commands._reading import add_reading_options, local_names, open_from, trace_paths
+from stepscope.commands._reading import add_reading_options, local_names, readable_traces
 from stepscope.commands._tables import whole_number
 from stepscope.commands._user_code import add_user_code_options, user_code_from
 from stepscope.commands.explain import rule_named
-from stepscope.errors import NotATraceError, UsageError
+from stepscope.errors import UsageError
 from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.memory_picture import MemoryPicture
     from stepscope.analysis.picture import StepPicture
     from stepscope.analysis.telemetry_plots import TelemetryPicture
-    from stepscope.diagnosis.diagnosis import Diagnosis
+    from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
     from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.ranks import RankRecord
     from stepscope.trace import Trace, Window
@@ -97,13 +95,15 @@ def run(arguments: argparse.Namespace) -> int:
     for name in arguments.rule or []:
         rule_named(name)
     settings = dict(parsed_setting(text) for text in arguments.set)
-    results = [_diagnosed(arguments, trace, settings) for trace in _traces(arguments)]
+    unreadable: list[Unreadable] = []
+    traces = readable_traces(arguments, arguments.paths, unreadable)
+    results = [_diagnosed(arguments, trace, settings) for trace in traces]
     results.sort(key=lambda result: _order(result[0]))
     diagnoses = _without_answered([result[0] for result in results])
     pictures, plots = [result[1] for result in results], [result[2] for result in results]
     flames, memories = [result[3] for result in results], [result[4] for result in results]
     across = _across(arguments, [result[5] for result in results if result[5] is not None])
-    _write_reports(arguments, diagnoses, pictures, plots, flames, memories, across)
+    _write_reports(arguments, diagnoses, pictures, plots, flames, memories, across, _redacted(unreadable, arguments))
     return _judged(arguments.fail_on, [*across, *(each for diagnosis in diagnoses for each in diagnosis.findings)])
 
 
@@ -130,32 +130,6 @@ def parsed_setting(text: str) -> tuple[str, float]:
         guess = suggestion(match[2], thresholds) or f"; it has {', '.join(thresholds) or 'none'}"
         raise UsageError(f"the rule {match[1]} has no threshold {match[2]!r}{guess}")
     return f"{match[1]}.{match[2]}", float(match[3]) * _SCALES.get(match[4], 1)
-
-
-def _traces(arguments: argparse.Namespace) -> Iterator[Trace]:
-    """Every trace the paths stand for, one after the other; what else lies in a folder is named and passed over."""
-    seen: set[str] = set()
-    for path in arguments.paths:
-        found, other = 0, None
-        for file in trace_paths(path):
-            place = "-" if str(file) == "-" else os.path.realpath(file)
-            if place in seen:
-                print(f"stepscope: passed over: {printable(str(file))} was named before", file=sys.stderr)
-                found += 1
-                continue
-            seen.add(place)
-            try:
-                trace = open_from(arguments, file)
-            except NotATraceError as error:
-                if str(file) == str(Path(path)):
-                    raise
-                other = error
-                print(f"stepscope: passed over: {printable(str(error))}", file=sys.stderr)
-                continue
-            found += 1
-            yield trace
-        if other is not None and not found:
-            raise UsageError(f"no file in {path} is a trace")
 
 
 def _diagnosed(
@@ -195,6 +169,15 @@ def _diagnosed(
         drawn = redactor.redact(picture), redactor.redact(plots), redactor.redact(flame), memory
         return redactor.redact(diagnosis), *drawn, redactor.redact(record)
     return diagnosis, picture, plots, flame, memory, record
+
+
+def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -> Sequence[Unreadable]:
+    from stepscope.report.redact import Redactor
+
+    if not arguments.redact:
+        return unreadable
+    redactor = Redactor(local_names(), [each.path for each in unreadable])
+    return [redactor.redact(each) for each in unreadable]
 
 
 def _across(arguments: argparse.Namespace, records: Sequence[RankRecord]) -> tuple[Finding, ...]:
@@ -294,27 +277,35 @@ def _write_reports(
     flames: Sequence[FlameGraph | None],
     memories: Sequence[tuple[MemoryPicture, ...]],
     across: Sequence[Finding],
+    unreadable: Sequence[Unreadable],
 ) -> None:
     top = arguments.top if arguments.top is not None else _TEXT_ROWS
     if arguments.json:
         from stepscope.report.json_report import json_bytes, json_reports
 
-        _output.write_output(arguments.json, json_bytes(json_reports(diagnoses, across)))
+        _output.write_output(arguments.json, json_bytes(json_reports(diagnoses, across, unreadable)))
     if arguments.markdown:
         from stepscope.report.markdown import markdown_reports
 
-        _output.write_output(arguments.markdown, markdown_reports(diagnoses, top=top, across=across).encode())
+        text = markdown_reports(diagnoses, top=top, across=across, unreadable=unreadable)
+        _output.write_output(arguments.markdown, text.encode())
     if arguments.html:
         from stepscope.report.html import html_report
 
-        _output.write_output(arguments.html, html_report(diagnoses, pictures, plots, flames, memories, across))
+        page = html_report(diagnoses, pictures, plots, flames, memories, across, unreadable)
+        _output.write_output(arguments.html, page)
     if "-" not in (arguments.json, arguments.markdown, arguments.html):
         from stepscope.report.text import text_reports
 
         width, colour = _output.width(), _output.colour()
-        _output.print_text(
-            text_reports(diagnoses, width=width, colour=colour, top=top, every=arguments.verbose, across=across)
+        every = arguments.verbose
+        text = text_reports(
+            diagnoses, width=width, colour=colour, top=top, every=every, across=across, unreadable=unreadable
         )
+        _output.print_text(text)
+    else:
+        for each in unreadable:
+            print(f"stepscope: passed over: {printable(each.reason)}", file=sys.stderr)
 
 
 def _judged(limit: float | None, findings: Sequence[Finding]) -> int:

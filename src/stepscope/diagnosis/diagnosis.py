@@ -29,6 +29,19 @@ class DeviceSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A file among several, such as one rank's, that could not be read: the report is about the others.
+
+    Attributes:
+        path: of the file.
+        reason: one sentence that names it and says what is wrong with it.
+    """
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """Everything a report needs; tables are small (already cut to the top rows).
 

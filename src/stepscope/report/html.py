@@ -20,7 +20,7 @@ from stepscope.analysis.flame import FlameGraph
 from stepscope.analysis.memory_picture import MemoryPicture
 from stepscope.analysis.picture import StepPicture
 from stepscope.analysis.telemetry_plots import TelemetryPicture
-from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis
+from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Figure, Finding, Interval, Location
 from stepscope.report.format import cell, count, duration, printable, share, size
 from stepscope.report.glance import glances
@@ -34,7 +34,10 @@ from stepscope.report.sentences import (
     place,
     rank_name,
     rank_table,
+    ranks_or_traces,
     saving_sentence,
+    unreadable_heading,
+    unreadable_sentences,
     warning_sentences,
     worst_device,
 )
@@ -60,6 +63,7 @@ def html_report(
     flames: Sequence[FlameGraph | None] | None = None,
     memories: Sequence[Sequence[MemoryPicture]] | None = None,
     across: Sequence[Finding] = (),
+    unreadable: Sequence[Unreadable] = (),
 ) -> bytes:
     """The report of one trace or of several ranks, each with the picture of a typical step where there is one.
 
@@ -68,6 +72,7 @@ def html_report(
         flames: each rank's flame graph, where there is one.
         memories: each rank's devices' memory over time.
         across: findings about the ranks together, which stand below the table of the ranks.
+        unreadable: files that there is no diagnosis of, which are listed with what is wrong with them.
 
     Raises:
         ValueError: there is no diagnosis, or not one picture (or None) for each.
@@ -82,9 +87,10 @@ def html_report(
     ranks = [_rank(number, *each) for number, each in enumerate(together)]
     return page(
         "report.html.j2",
-        title=ranks[0]["file"] if len(ranks) == 1 else f"{len(ranks)} ranks",
+        title=ranks[0]["file"] if len(ranks) == 1 else f"{len(ranks)} {ranks_or_traces(diagnoses)}",
         ranks=ranks,
         overview=_table(rank_table(diagnoses)) if len(ranks) > 1 else None,
+        unreadable={"heading": unreadable_heading(unreadable), "sentences": unreadable_sentences(unreadable)},
         together=[_finding(finding, slowest, None) for finding in across] if len(ranks) > 1 else [],
     )
 

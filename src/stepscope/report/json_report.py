@@ -11,25 +11,30 @@ import msgspec
 import polars as pl
 
 from stepscope import __version__
-from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Finding
 
 SCHEMA: Final = 1
 
 
-def json_reports(diagnoses: Sequence[Diagnosis], across: Sequence[Finding] = ()) -> dict[str, Any]:
+def json_reports(
+    diagnoses: Sequence[Diagnosis], across: Sequence[Finding] = (), unreadable: Sequence[Unreadable] = ()
+) -> dict[str, Any]:
     """The report of one trace, or of several as {"schema", "stepscope", "ranks": [a report each], "across_ranks"}.
 
     Args:
         across: findings about the ranks together.
+        unreadable: files that there is no diagnosis of, as {"path", "reason"}.
     """
+    without = [_plain(each) for each in unreadable]
     if len(diagnoses) == 1:
-        return json_report(diagnoses[0])
+        return {**json_report(diagnoses[0]), "unreadable": without}
     return {
         "schema": SCHEMA,
         "stepscope": __version__,
         "ranks": [json_report(diagnosis) for diagnosis in diagnoses],
         "across_ranks": [_finding(finding) for finding in across],
+        "unreadable": without,
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import polars as pl
 
 from stepscope.analysis.causes import CAUSES
-from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Finding
 from stepscope.report.format import cell, duration, printable, share
 from stepscope.report.glance import glances
@@ -24,6 +24,8 @@ from stepscope.report.sentences import (
     sentence,
     top_rows,
     trigger_sentence,
+    unreadable_heading,
+    unreadable_sentences,
     warning_sentences,
 )
 from stepscope.report.tables import heading, showing
@@ -31,19 +33,39 @@ from stepscope.report.tables import heading, showing
 _SPECIAL = re.compile(r"([\\`*_\[\]#|~!$])")
 
 
-def markdown_reports(diagnoses: Sequence[Diagnosis], *, top: int, across: Sequence[Finding] = ()) -> str:
-    """The report of one trace, or of several ranks: a table of them first, then the findings about all together."""
+def markdown_reports(
+    diagnoses: Sequence[Diagnosis],
+    *,
+    top: int,
+    across: Sequence[Finding] = (),
+    unreadable: Sequence[Unreadable] = (),
+) -> str:
+    """The report of one trace, or of several ranks: a table of them first, then the findings about all together.
+
+    Args:
+        unreadable: files that there is no diagnosis of, which are listed with what is wrong with them.
+    """
+    without = "\n".join(_unreadable(unreadable))
     if len(diagnoses) == 1:
-        return markdown_report(diagnoses[0], top=top)
+        return "\n".join(filter(None, [markdown_report(diagnoses[0], top=top), without]))
     parts = [
         f"# stepscope: {len(diagnoses)} {ranks_or_traces(diagnoses)}\n",
         "\n".join(_table(rank_table(diagnoses))) + "\n",
     ]
+    parts += [without] if unreadable else []
     slowest = max(diagnoses, key=lambda diagnosis: diagnosis.step_ns)  # of whose step such savings are shares
     for number, finding in enumerate(across, start=1):
         parts.append("\n".join(_finding(number, finding, slowest)))
     parts += [f"# {escape(rank_name(diagnosis))}\n\n{markdown_report(diagnosis, top=top)}" for diagnosis in diagnoses]
     return "\n".join(parts)
+
+
+def _unreadable(unreadable: Sequence[Unreadable]) -> Iterator[str]:
+    if unreadable:
+        yield f"## {unreadable_heading(unreadable)}"
+        yield ""
+        yield from (f"- {escape(sentence)}" for sentence in unreadable_sentences(unreadable))
+        yield ""
 
 
 def markdown_report(diagnosis: Diagnosis, *, top: int) -> str:

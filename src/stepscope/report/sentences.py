@@ -8,7 +8,7 @@ from typing import Final
 import polars as pl
 
 from stepscope.analysis.causes import CAUSES
-from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis
+from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Finding, Location
 from stepscope.report.format import count, duration, printable, share
 
@@ -63,6 +63,18 @@ def warning_sentences(diagnosis: Diagnosis) -> list[str]:
     return [f"{count(w.count)} x {printable(w.kind)}: {printable(w.detail)}" for w in diagnosis.warnings]
 
 
+def unreadable_heading(unreadable: Sequence[Unreadable]) -> str:
+    """What stands above the reasons why files are not in the report."""
+    if len(unreadable) == 1:
+        return "1 file could not be read, and is not in this report"
+    return f"{count(len(unreadable))} files could not be read, and are not in this report"
+
+
+def unreadable_sentences(unreadable: Sequence[Unreadable]) -> list[str]:
+    """Why each of the files is not in the report."""
+    return [f"{printable(each.reason).removesuffix('.')}." for each in unreadable]
+
+
 def hidden_sentence(diagnosis: Diagnosis) -> str:
     """How many findings are not shown, and how to see them; empty where none is."""
     if diagnosis.hidden == 0:
@@ -88,8 +100,11 @@ def sentence(text: str) -> str:
 
 
 def rank_table(diagnoses: Iterable[Diagnosis]) -> pl.DataFrame:
-    """One row a rank: columns rank, step_ns, busy_share, idle_share, exposed_communication_share, top_finding."""
-    return pl.DataFrame(
+    """One row a rank: columns rank, step_ns, busy_share, idle_share, exposed_communication_share, top_finding.
+
+    Those of a device are left out where no rank has one.
+    """
+    table = pl.DataFrame(
         [_rank_row(diagnosis) for diagnosis in diagnoses],
         schema={
             "rank": pl.String,
@@ -101,6 +116,7 @@ def rank_table(diagnoses: Iterable[Diagnosis]) -> pl.DataFrame:
         },
         orient="row",
     )
+    return table.select(name for name in table.columns if table[name].null_count() < table.height)
 
 
 def worst_device(diagnosis: Diagnosis) -> DeviceSummary | None:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.analysis.causes import CAUSES
-from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Finding
 from stepscope.report.format import duration, printable, share
 from stepscope.report.glance import glances
@@ -30,6 +30,8 @@ from stepscope.report.sentences import (
     sentence,
     top_rows,
     trigger_sentence,
+    unreadable_heading,
+    unreadable_sentences,
     warning_sentences,
 )
 from stepscope.report.tables import showing, table_lines
@@ -61,19 +63,23 @@ def text_reports(
     top: int,
     every: bool = False,
     across: Sequence[Finding] = (),
+    unreadable: Sequence[Unreadable] = (),
 ) -> str:
     """The report of one trace, or of several ranks: a table of them, then the rank that can save most, or every one.
 
     Args:
         across: findings about the ranks together, which stand below the table.
+        unreadable: files that there is no diagnosis of, which are listed with what is wrong with them.
     """
     if len(diagnoses) == 1:
-        return text_report(diagnoses[0], width=width, colour=colour, top=top)
+        text = text_report(diagnoses[0], width=width, colour=colour, top=top)
+        return "\n".join(filter(None, [text, _render(_unreadable(unreadable), width=width, colour=colour)]))
     shown = list(diagnoses) if every else [max(diagnoses, key=_largest_saving_ns)]
     intro = [
         _heading(f"{len(diagnoses)} {ranks_or_traces(diagnoses)}"),
         *_plain(table_lines(rank_table(diagnoses), width=width)),
         "",
+        *_unreadable(unreadable, ""),
         *_across(across),
     ]
     if not every:
@@ -84,6 +90,14 @@ def text_reports(
         title = _render([_heading(f"== {rank_name(diagnosis)}"), ""], width=width, colour=colour)
         text += title + text_report(diagnosis, width=width, colour=colour, top=top) + "\n"
     return text.rstrip("\n") + "\n"
+
+
+def _unreadable(unreadable: Sequence[Unreadable], *after: RenderableType) -> Iterator[RenderableType]:
+    """Files that could not be read."""
+    if unreadable:
+        yield _heading(unreadable_heading(unreadable))
+        yield from (_item(sentence) for sentence in unreadable_sentences(unreadable))
+        yield from after
 
 
 def _across(findings: Sequence[Finding]) -> Iterator[RenderableType]:
@@ -236,8 +250,9 @@ def _code_lines(code: str, indent: int) -> Iterator[str]:
 
 
 def _plain(lines: Iterable[str]) -> Iterator[RenderableType]:
+    """Lines as they are, however long: in a group, for the console wraps a text by itself whatever it says."""
     for line in lines:
-        yield Text(line, no_wrap=True, overflow="ignore")
+        yield Group(Text(line, no_wrap=True, overflow="ignore"))
 
 
 def _render(parts: Iterable[RenderableType], *, width: int, colour: bool) -> str:
