@@ -552,9 +552,39 @@ class TestQuery:
         assert message in err
         assert err.count("\n") == 1
 
+    @pytest.mark.parametrize("options", [["--format", "json"], ["--format", "json", "--output", "FILE"]])
+    def test_json_turns_no_text_around(
+        self, options: list[str], trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        options = [str(tmp_path / "rows.json") if option == "FILE" else option for option in options]
+        assert main(["query", trace, "select 'a\u202eb' as name from operators limit 1", *options]) == 0
+        out = capsys.readouterr().out or (tmp_path / "rows.json").read_text(encoding="utf-8")
+        assert out == '[\n{"name":"a\\u202eb"}\n]\n'
+
     def test_redact(self, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["query", trace, "select process_name, kind from lanes", "--redact", "--format", "csv"]) == 0
         assert capsys.readouterr().out == "process_name,kind\n[redacted],host_thread\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lines", "TRACE", ""], "the name of the source file is empty"),
+        (["lines", "TRACE", "", "--all"], "the name of the source file is empty"),
+        (["lines", "TRACE", "--source-root", ""], "--source-root and --all are for one FILE"),
+        (["steps", "TRACE", "--window", ""], "a window is START:END, such as 2s:4s or 150ms:, not ''"),
+        (["steps", "TRACE", "--steps", ""], "steps are FIRST:LAST, such as 3:5, or one number, not ''"),
+        (["steps", "TRACE", "--sort", ""], "there is no column ''; the columns are "),
+        (["diagnose", "TRACE", "--json", ""], "the name of the file to write is empty"),
+    ],
+)
+def test_what_an_empty_variable_leaves_is_not_taken_for_nothing(
+    words: list[str], message: str, trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([trace if word == "TRACE" else word for word in words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
 
 
 class TestRulesAndCache:

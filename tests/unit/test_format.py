@@ -5,7 +5,7 @@ import math
 import polars as pl
 import pytest
 
-from stepscope.report.format import cell, count, duration, printable, share, size
+from stepscope.report.format import cell, count, duration, printable, printable_json, share, size
 from stepscope.report.tables import heading, showing, table_bytes, table_lines
 
 
@@ -159,3 +159,10 @@ def test_a_heading_drops_the_unit_but_never_what_tells_columns_apart() -> None:
     columns = ["ns", "busy_share", "self_ns", "self_share", "shared_memory_bytes"]
     assert [heading(name, columns) for name in columns] == ["time", "busy", "self", "self share", "shared memory"]
     assert heading("busy_share") == "busy share"
+
+
+def test_json_keeps_its_values_and_hides_nothing_on_a_terminal() -> None:
+    value = {"größe 名前": 'a\u202eb\x7f\x9b\u200b\U000e0041"\\u202e\n'}
+    written = printable_json(json.dumps(value, ensure_ascii=False).encode())
+    assert written.decode() == (r'{"größe 名前": "a\u202eb\u007f\u009b\u200b\udb40\udc41\"\\u202e\n"}')
+    assert json.loads(written) == value

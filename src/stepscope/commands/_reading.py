@@ -47,8 +47,8 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
     try:
         trace = open_trace(
             path,
-            window=Window.parse(arguments.window) if arguments.window else None,
-            steps=StepRange.parse(arguments.steps) if arguments.steps else None,
+            window=Window.parse(arguments.window) if arguments.window is not None else None,
+            steps=StepRange.parse(arguments.steps) if arguments.steps is not None else None,
             cache=None if arguments.no_cache else TraceCache(),
             progress=progress if sys.stderr.isatty() else None,
         )
@@ -58,7 +58,7 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
         raise UsageError(
             f"nothing was recorded in the window {arguments.window!r} of {path}; times count from the trace's start"
         )
-    if arguments.steps:
+    if arguments.steps is not None:
         _say_which_steps(trace, StepRange.parse(arguments.steps))
     return _with_printable_path(trace)
 

@@ -58,7 +58,7 @@ def write_table(frame: pl.DataFrame, arguments: argparse.Namespace, things: str)
 
     table_format = _format(arguments)
     total = frame.height
-    if arguments.sort:
+    if arguments.sort is not None:
         frame = _sorted(frame, arguments.sort, ascending=arguments.ascending)
     top = arguments.top if arguments.top is not None else DEFAULT_TOP if table_format == "table" else 0
     frame = frame.head(top) if top else frame

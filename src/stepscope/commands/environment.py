@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
 from stepscope.errors import UsageError
-from stepscope.report.format import printable
+from stepscope.report.format import printable, printable_json
 
 if TYPE_CHECKING:
     from stepscope.capture.environment import Machine, Observation, Runtime
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         from stepscope.capture.environment import observations_json
 
         report = {"schema": 1, "stepscope": __version__, "observations": observations_json(observations)}
-        _output.write_output("-", msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        _output.write_output("-", printable_json(msgspec.json.format(msgspec.json.encode(report))) + b"\n")
     else:
         _output.print_text("\n".join(text_lines(observations, _output.width())) + "\n")
     return 0

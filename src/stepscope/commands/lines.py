@@ -45,11 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the costliest lines, or a file with its costs."""
     from stepscope.analysis.lines import line_table
 
-    if not arguments.file and (arguments.source_root or arguments.all):
+    if arguments.file == "":
+        raise UsageError("the name of the source file is empty")
+    if arguments.file is None and (arguments.source_root is not None or arguments.all):
         raise UsageError("--source-root and --all are for one FILE: stepscope lines TRACE FILE")
     costs = costs_from(arguments)
     table = line_table(costs.attribution.trace, costs=costs)
-    if arguments.file:
+    if arguments.file is not None:
         table, recorded = _of_file(table, arguments.file)
         if not arguments.json and not arguments.csv:
             _print_source(costs, table, recorded, arguments)

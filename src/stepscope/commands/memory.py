@@ -87,7 +87,7 @@ def _write_screen(trace: Trace, memories: tuple[DeviceMemory, ...], arguments: a
     from stepscope.analysis.memory_summary import memory_summary
     from stepscope.report.memory_text import memory_json, memory_text
 
-    if arguments.sort:
+    if arguments.sort is not None:
         raise UsageError("--sort goes with --by or --over-time, which print one table")
     if arguments.format in ("csv", "parquet"):
         raise UsageError(f"--format {arguments.format} goes with --by or --over-time, which print one table")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Final
 
 _DURATIONS: Final = ((1_000_000_000, "s", 2), (1_000_000, "ms", 1), (1_000, "us", 1), (1, "ns", 0))
@@ -12,6 +13,7 @@ _IDENTIFIERS: Final = frozenset(
 )
 _SHARES: Final = ("share", "occupancy", "utilisation")
 _UNKNOWN: Final = "-"
+_ABOVE_ASCII: Final = re.compile(r"[^\x00-\x7e]")
 
 
 def duration(ns: float) -> str:
@@ -67,6 +69,23 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in text)
+
+
+def printable_json(data: bytes) -> bytes:
+    r"""The same JSON with every control, invisible or direction-changing character as an escape such as \u202e.
+
+    The values stay what they are, and the text can be read on a terminal.
+    """
+    if data.isascii() and b"\x7f" not in data:
+        return data  # JSON has the other controls escaped
+    return _ABOVE_ASCII.sub(lambda match: _escaped(match[0]), data.decode("utf-8", "surrogatepass")).encode()
+
+
+def _escaped(mark: str) -> str:
+    if mark.isprintable():
+        return mark
+    units = mark.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[place]:02x}{units[place + 1]:02x}" for place in range(0, len(units), 2))
 
 
 def _number(column_name: str, value: float) -> str:

@@ -13,6 +13,7 @@ import polars as pl
 from stepscope import __version__
 from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Finding
+from stepscope.report.format import printable_json
 
 SCHEMA: Final = 1
 
@@ -65,8 +66,8 @@ def json_report(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def json_bytes(report: dict[str, Any]) -> bytes:
-    """The report as indented UTF-8 text, one line break at the end."""
-    return msgspec.json.format(msgspec.json.encode(report, enc_hook=str), indent=2) + b"\n"
+    """The report as indented UTF-8 text, one line break at the end; what cannot be seen is escaped."""
+    return printable_json(msgspec.json.format(msgspec.json.encode(report, enc_hook=str), indent=2)) + b"\n"
 
 
 def _trace(diagnosis: Diagnosis) -> dict[str, Any]:

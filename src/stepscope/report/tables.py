@@ -11,7 +11,7 @@ import msgspec
 import polars as pl
 from rich.cells import cell_len, set_cell_size
 
-from stepscope.report.format import cell, printable
+from stepscope.report.format import cell, printable, printable_json
 
 TableFormat: TypeAlias = Literal["table", "csv", "json", "parquet"]
 FORMATS: Final[tuple[str, ...]] = get_args(TableFormat)
@@ -31,7 +31,7 @@ def table_bytes(frame: pl.DataFrame, table_format: TableFormat, *, width: int = 
             return _flat(frame).write_csv().encode()
         case "json":
             rows = b",\n".join(msgspec.json.encode(row, enc_hook=str) for row in frame.iter_rows(named=True))
-            return b"[\n" + rows + b"\n]\n" if rows else b"[]\n"
+            return printable_json(b"[\n" + rows + b"\n]\n") if rows else b"[]\n"
         case "parquet":
             buffer = io.BytesIO()
             frame.write_parquet(buffer)
