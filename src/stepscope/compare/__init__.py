@@ -1,5 +1,14 @@
 """Two runs side by side: which is faster, whether that is real, and where the difference comes from."""
 
+from stepscope.compare.comparison import Comparison, Side, SideSummary, compare_sides, compare_traces
 from stepscope.compare.statistics import SampleComparison, compare_samples
 
-__all__ = ["SampleComparison", "compare_samples"]
+__all__ = [
+    "Comparison",
+    "SampleComparison",
+    "Side",
+    "SideSummary",
+    "compare_samples",
+    "compare_sides",
+    "compare_traces",
+]

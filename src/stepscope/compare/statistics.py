@@ -206,7 +206,7 @@ def _correlation(steps: Numbers) -> float:
     if count < 3 or square <= 0:
         return 0.0
     found = float(apart[1:] @ apart[:-1]) / square
-    caution = 0.5 / count**0.5 if count < SHORT_SERIES else 0.0
+    caution = 0.25 / count**0.5 if count < SHORT_SERIES else 0.0
     return min(max(found + (1 + 3 * found) / count + caution, 0.0), _HIGHEST_CORRELATION)
 
 

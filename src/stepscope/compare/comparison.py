@@ -1,0 +1,332 @@
+"""Two programs beside each other: whether one is faster, and what makes the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import polars as pl
+
+from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
+from stepscope.compare.lines import matched_lines
+from stepscope.compare.matching import (
+    CAUSE_LEVELS,
+    COMMUNICATION_LEVELS,
+    KERNEL_LEVELS,
+    MEMORY_LEVELS,
+    MODULE_LEVELS,
+    OPERATOR_LEVELS,
+    Level,
+    matched,
+    without_unknown,
+)
+from stepscope.compare.record import SCHEMAS, Basis, TraceRecord, trace_record
+from stepscope.compare.settings import different_settings, merged_settings
+from stepscope.compare.statistics import SampleComparison, compare_samples
+from stepscope.trace import Trace
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the programs that are compared.
+
+    Attributes:
+        name: what it is called in reports.
+        traces: one, or those of its ranks, or of several runs of it; read one after the other, each once.
+        settings: what is known of its settings beyond the traces, by name; never a secret.
+    """
+
+    name: str
+    traces: Iterable[Trace]
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SideSummary:
+    """What is known of one side as a whole.
+
+    Attributes:
+        name: of the side.
+        paths: of its traces.
+        ranks: how many ranks of one run the traces are; 1 where they are not.
+        runs: how many runs.
+        basis: "device" where times are the device's, "host" where they are the main thread's, as without a device.
+        devices: the accelerators' names, where the traces tell.
+        step_source: "annotation", "inferred" or "none"; with "none" all that was recorded counts as one step.
+        step_count: complete steps of all its traces.
+        total_ns: their length, together; the sums of the tables are over the same.
+        trace: the first of its traces, such as to draw a step.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    ranks: int
+    runs: int
+    basis: Basis
+    devices: tuple[str, ...]
+    step_source: str
+    step_count: int
+    total_ns: int
+    trace: Trace
+
+    @property
+    def step_ns(self) -> float:
+        """The mean step's length."""
+        return self.total_ns / self.step_count
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two programs beside each other.
+
+    A table's row is what is the same on both sides: the columns that name it; columns `after_...` where it may be in
+    another place or have other shapes after, null where it has not; `match` ("same", "other shapes", "other module",
+    "other module and shapes", "other line", "other sizes", "only before" or "only after"); `before_total_ns` and
+    `after_total_ns`, whole nanoseconds over all steps; `before_ns`, `after_ns` and `difference_ns`, a step (totals over
+    `step_count`); `share`, the difference over the step before; and calls a step. The largest difference comes first.
+
+    Attributes:
+        before, after: the sides.
+        samples: the steps' times, the verdict and its interval.
+        basis: "device" if both sides' times are their devices', "host" if their main threads', else "mixed".
+        causes: kind ("busy", "idle" or "host"), name (of what the device worked on, or of the cause) and the times. Per
+            side the totals add up to `total_ns`; the differences to that of the steps.
+        operators: name, module, input_shapes; own time.
+        kernels: name, kind, module and input_shapes of the operator that launched it.
+        lines: file, line, function; device time and idle time, or time of operators and of the main thread.
+        modules: module; likewise, without modules inside.
+        communication: kind, ranks and bytes of collectives.
+        memory: category, before_bytes, after_bytes, difference_bytes, share: at the peak; mean of the traces.
+        settings: name, before, after: those that differ.
+        notes: what to keep in mind, a sentence each.
+    """
+
+    before: SideSummary
+    after: SideSummary
+    samples: SampleComparison
+    basis: str
+    causes: pl.DataFrame
+    operators: pl.DataFrame
+    kernels: pl.DataFrame
+    lines: pl.DataFrame
+    modules: pl.DataFrame
+    communication: pl.DataFrame
+    memory: pl.DataFrame
+    settings: pl.DataFrame
+    notes: tuple[str, ...] = ()
+
+    @property
+    def difference_ns(self) -> float:
+        """How much longer the mean step takes after; negative where it is shorter."""
+        return self.after.step_ns - self.before.step_ns
+
+
+@dataclass(frozen=True)
+class _Collected:
+    """What one side's traces give together."""
+
+    summary: SideSummary
+    runs: list[list[float]]
+    tables: Mapping[str, pl.DataFrame]
+    settings: Mapping[str, str]
+    recorded: frozenset[str] | None
+
+
+_KEYS_OF_LINES: Final = ("file", "line", "function", "exact_line")
+_LINE_SUMS: Final = ("ns", "idle_ns", "calls")
+
+
+def compare_traces(
+    before: Trace | Sequence[Trace] | Side,
+    after: Trace | Sequence[Trace] | Side,
+    *,
+    confidence: float = 0.95,
+    user_code: UserCode = DEFAULT_USER_CODE,
+) -> Comparison:
+    """Hold two programs against each other: by one trace of each, or by several ranks or runs.
+
+    Args:
+        before, after: a trace; traces, which are the ranks of one run if each has another rank, and otherwise runs; or
+            a `Side`, which has a name and settings too.
+        confidence: of the intervals.
+        user_code: which files are the user's.
+
+    Raises:
+        ValueError: a side without a trace.
+    """
+    return compare_sides(before, [after], confidence=confidence, user_code=user_code)[0]
+
+
+def compare_sides(
+    before: Trace | Sequence[Trace] | Side,
+    after: Sequence[Trace | Sequence[Trace] | Side],
+    *,
+    confidence: float = 0.95,
+    user_code: UserCode = DEFAULT_USER_CODE,
+) -> list[Comparison]:
+    """As `compare_traces`, for several programs against the same one."""
+    baseline = _collected(_side(before, "before"), user_code)
+    return [_compared(baseline, _collected(_side(each, "after"), user_code), confidence) for each in after]
+
+
+def _side(given: Trace | Sequence[Trace] | Side, name: str) -> Side:
+    if isinstance(given, Side):
+        return given
+    return Side(name, (given,) if isinstance(given, Trace) else tuple(given))
+
+
+def _collected(side: Side, user_code: UserCode) -> _Collected:
+    first: Trace | None = None
+    records: list[TraceRecord] = []
+    for trace in side.traces:
+        first = first or trace
+        records.append(trace_record(trace, user_code=user_code))
+    if first is None:
+        raise ValueError(f"there is no trace of {side.name}")
+    runs = _runs(records)
+    sources = {record.step_source for record in records}
+    summary = SideSummary(
+        name=side.name,
+        paths=tuple(record.metadata.path for record in records),
+        ranks=len(records) if _are_ranks(records) else 1,
+        runs=1 if _are_ranks(records) else len(records),
+        basis="device" if all(record.basis == "device" for record in records) else "host",
+        devices=tuple(dict.fromkeys(each.name for record in records for each in record.metadata.devices if each.name)),
+        step_source=sources.pop() if len(sources) == 1 else "none" if "none" in sources else "inferred",
+        step_count=sum(record.step_count for record in records),
+        total_ns=sum(record.total_ns for record in records),
+        trace=first,
+    )
+    tables = {name: pl.concat([record.tables[name] for record in records]) for name in SCHEMAS}
+    memory = tables["memory"].with_columns(pl.col("bytes") // len(records))
+    settings = {**merged_settings(record.settings for record in records), **side.settings}
+    recorded = first.metadata.recorded
+    return _Collected(
+        summary, runs, {**tables, "memory": memory}, settings, None if recorded is None else frozenset(recorded)
+    )
+
+
+def _are_ranks(records: Sequence[TraceRecord]) -> bool:
+    ranks = {record.metadata.rank for record in records}
+    return len(records) > 1 and None not in ranks and len(ranks) == len(records)
+
+
+def _runs(records: Sequence[TraceRecord]) -> list[list[float]]:
+    """The step times of each run; ranks take their steps together, so that theirs are one run's, their mean."""
+    if not _are_ranks(records):
+        return [[float(ns) for ns in record.steps.values()] for record in records]
+    common = [index for index in records[0].steps if all(index in record.steps for record in records)]
+    if not common:
+        return [[float(ns) for ns in records[0].steps.values()]]
+    return [[sum(record.steps[index] for record in records) / len(records) for index in common]]
+
+
+def _compared(before: _Collected, after: _Collected, confidence: float) -> Comparison:
+    ours, theirs = before.summary, after.summary
+    basis = ours.basis if ours.basis == theirs.basis else "mixed"
+    tables = [_on_common_basis(each.tables, basis) for each in (before, after)]
+    counts = (ours.step_count, theirs.step_count)
+    unknown: dict[str, None] = {}
+
+    def beside(name: str, levels: Sequence[Level], sums: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:
+        left, right, gone = without_unknown(tables[0][name], tables[1][name], optional)
+        unknown.update(dict.fromkeys(gone))
+        return _per_step(matched(left, right, levels, sums, "ns"), sums, counts, ours.step_ns)
+
+    lines = matched_lines(_lines(tables[0]["lines"]), _lines(tables[1]["lines"]), _LINE_SUMS)
+    result = {
+        "causes": beside("causes", CAUSE_LEVELS, ("ns",)),
+        "operators": beside("operators", OPERATOR_LEVELS, ("ns", "calls"), ("module", "input_shapes")),
+        "kernels": beside("kernels", KERNEL_LEVELS, ("ns", "calls"), ("module", "input_shapes")),
+        "lines": _per_step(lines, _LINE_SUMS, counts, ours.step_ns),
+        "modules": beside("modules", MODULE_LEVELS, ("ns", "idle_ns", "calls")),
+        "communication": beside("communication", COMMUNICATION_LEVELS, ("ns", "calls"), ("bytes", "ranks")),
+        "memory": _memory(tables[0]["memory"], tables[1]["memory"]),
+    }
+    samples = compare_samples(before.runs, after.runs, confidence=confidence)
+    return Comparison(
+        before=ours,
+        after=theirs,
+        samples=samples,
+        basis=basis,
+        settings=different_settings(before.settings, after.settings),
+        notes=tuple(_notes(before, after, basis, samples, tuple(unknown))),
+        **result,
+    )
+
+
+def _on_common_basis(tables: Mapping[str, pl.DataFrame], basis: str) -> Mapping[str, pl.DataFrame]:
+    """Where only one side has a device, operators are compared by their time on the host."""
+    operators = tables["operators"].with_columns(ns="host_ns") if basis == "mixed" else tables["operators"]
+    return {**tables, "operators": operators.drop("host_ns")}
+
+
+def _lines(table: pl.DataFrame) -> pl.DataFrame:
+    """One row a line, of all traces of a side together."""
+    sums = [pl.col(name).sum() for name in _LINE_SUMS]
+    return table.group_by(_KEYS_OF_LINES).agg(pl.col("operators").drop_nulls().first(), *sums)
+
+
+def _per_step(table: pl.DataFrame, sums: Sequence[str], counts: tuple[int, int], step_ns: float) -> pl.DataFrame:
+    """With totals over all steps, and figures for one step; the largest difference first, then by name."""
+    sides = ("before", "after")
+    keys = [name for name in table.columns if name not in {f"{side}_{each}" for side in sides for each in sums}]
+    totals = [pl.col(f"{side}_ns").alias(f"{side}_total_ns") for side in sides]
+    means = [
+        (pl.col(f"{side}_{name}") / count).alias(f"{side}_{name}")
+        for side, count in zip(sides, counts, strict=True)
+        for name in sums
+    ]
+    # Over the common denominator: equal means of different counts differ by exactly nothing.
+    difference = (
+        pl.col("after_ns").cast(pl.Int128) * counts[0] - pl.col("before_ns").cast(pl.Int128) * counts[1]
+    ).cast(pl.Float64) / (counts[0] * counts[1])
+    shown = table.select(*keys, *totals, *means, difference.alias("difference_ns"))
+    shown = shown.with_columns(share=pl.col("difference_ns") / max(step_ns, 1.0))
+    names = [name for name in keys if name != "match"]
+    return shown.sort(
+        [pl.col("difference_ns").abs(), *names], descending=[True, *[False] * len(names)], nulls_last=True
+    )
+
+
+def _memory(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
+    table = matched(before, after, MEMORY_LEVELS, ("bytes",), "bytes")
+    peak = max(int(table["before_bytes"].sum()), 1)
+    difference = pl.col("after_bytes") - pl.col("before_bytes")
+    return (
+        table.select("category", "match", "before_bytes", "after_bytes", difference_bytes=difference)
+        .with_columns(share=pl.col("difference_bytes") / peak)
+        .sort(pl.col("difference_bytes").abs(), "category", descending=[True, False], nulls_last=True)
+    )
+
+
+def _notes(
+    before: _Collected, after: _Collected, basis: str, samples: SampleComparison, unknown: Sequence[str]
+) -> Iterable[str]:
+    """What to keep in mind about a comparison."""
+    ours, theirs = before.summary, after.summary
+    if basis == "mixed":
+        without = "before" if ours.basis == "host" else "after"
+        yield (
+            f"No device was recorded {without}: there the main thread's time stands for the step, on the other side "
+            "the device's; operators are compared by their time on the host."
+        )
+    for word, side in (("before", ours), ("after", theirs)):
+        if side.step_source == "none":
+            yield f"No steps were found {word}: all that was recorded counts as one step."
+    if "input_shapes" in unknown:
+        yield "Only one side's recording kept input shapes: operators are matched without them."
+    if "module" in unknown:
+        yield "Only one side's recording kept modules: operators are matched without them."
+    if before.recorded is not None and after.recorded is not None and before.recorded != after.recorded:
+        more = ", ".join(sorted(before.recorded ^ after.recorded))
+        yield f"Only one side's recording kept {more}, which costs time itself: record both alike."
+    if ours.ranks != theirs.ranks:
+        yield f"The traces are of {ours.ranks} ranks before and {theirs.ranks} after; the tables are a rank's mean."
+    for word, side, mean in (("before", ours, samples.before_ns), ("after", theirs, samples.after_ns)):
+        if mean is not None and abs(mean - side.step_ns) > 0.005 * side.step_ns:
+            yield (
+                f"The mean step {word} is that of the runs' means; the tables are means of all its steps, "
+                f"{side.step_ns / 1e6:,.1f} ms."
+            )

@@ -1,0 +1,306 @@
+"""What is kept of one trace to hold it against another: sums over its complete steps, in whole nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.communication import collectives
+from stepscope.analysis.device_time import COPY_KINDS, busy_intervals
+from stepscope.analysis.host_time import host_time
+from stepscope.analysis.idle import idle_time
+from stepscope.analysis.memory import DeviceMemory, alive_table
+from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
+from stepscope.analysis.place_costs import PlaceCosts, place_costs
+from stepscope.analysis.where import slice_index
+from stepscope.compare.settings import settings_of_trace
+from stepscope.diagnosis.view import View
+from stepscope.trace import Metadata, Trace, Window
+from stepscope.trace.nesting import Rows
+
+Basis: TypeAlias = Literal["device", "host"]
+_SUMS: Final = {"ns": pl.Int64, "calls": pl.Int64}
+SCHEMAS: Final[Mapping[str, Mapping[str, type[pl.DataType]]]] = {
+    # Kind is "busy" (what the device did; work that nothing of the kinds before it covers), "idle" (why it did nothing)
+    # or, without a device, "host" (what the main thread did). The sum of `ns` is the steps' time.
+    "causes": {"kind": pl.String, "name": pl.String, "ns": pl.Int64},
+    "operators": {
+        "name": pl.String,
+        "module": pl.String,
+        "input_shapes": pl.String,
+        "host_ns": pl.Int64,  # own time on the host
+        **_SUMS,  # own time on the device, or on the host where the trace has none
+    },
+    "kernels": {"name": pl.String, "kind": pl.String, "module": pl.String, "input_shapes": pl.String, **_SUMS},
+    "lines": {
+        "file": pl.String,
+        "line": pl.Int64,
+        "function": pl.String,
+        "exact_line": pl.Boolean,
+        "operators": pl.String,  # the different ones it called, by which it is known again after an edit
+        "idle_ns": pl.Int64,
+        **_SUMS,  # device time and idle time; or operators' own time and the main thread's outside of operators
+    },
+    "modules": {"module": pl.String, "idle_ns": pl.Int64, **_SUMS},
+    "communication": {"kind": pl.String, "ranks": pl.Int64, "bytes": pl.Int64, **_SUMS},
+    "memory": {"category": pl.String, "bytes": pl.Int64},  # at the peak of the device, or of the host without one
+}
+_BUSY_KINDS: Final = (
+    ("computing", ("compute",)),
+    ("communication", ("communication",)),
+    ("copies", COPY_KINDS),
+    ("other work", ()),
+)
+
+
+@dataclass(frozen=True)
+class TraceRecord:
+    """One trace's steps.
+
+    Attributes:
+        basis: "device" where times are the device's, "host" where they are the main thread's.
+        total_ns: length of the steps together: what `stepscope diagnose` divides by their number.
+        step_count: of complete steps; 1 where there are none and everything recorded counts as one.
+        step_source: "annotation", "inferred" or "none".
+        steps: the length of each complete step, by its number, until the next one starts; their sum is `total_ns`.
+        tables: those of SCHEMAS, sums over the steps.
+        settings: what the trace tells of the program's, by name.
+    """
+
+    metadata: Metadata
+    basis: Basis
+    device: str | None
+    total_ns: int
+    step_count: int
+    step_source: str
+    steps: Mapping[int, int]
+    tables: Mapping[str, pl.DataFrame]
+    settings: Mapping[str, str]
+
+
+def trace_record(trace: Trace, *, user_code: UserCode = DEFAULT_USER_CODE) -> TraceRecord:
+    """The sums of one trace."""
+    view = View(trace, user_code=user_code)
+    window = _window(view)
+    places = _place_costs(view, window)
+    tables = {
+        "causes": _causes(view, window),
+        "operators": _operators(view),
+        "kernels": _kernels(view),
+        "lines": _lines(view, places),
+        "modules": _modules(places),
+        "communication": _communication(view),
+        "memory": _memory(view),
+    }
+    return TraceRecord(
+        metadata=trace.metadata,
+        basis="host" if view.device is None else "device",
+        device=view.device,
+        total_ns=window.duration_ns,
+        step_count=view.step_count,
+        step_source=view.summary.source if view.complete_steps.height else "none",
+        steps=_steps(view, window),
+        tables={name: _conformed(name, table) for name, table in tables.items()},
+        settings=settings_of_trace(trace.metadata),
+    )
+
+
+def _conformed(name: str, table: pl.DataFrame) -> pl.DataFrame:
+    return table.select([pl.col(column).cast(dtype) for column, dtype in SCHEMAS[name].items()])
+
+
+def _window(view: View) -> Window:
+    """What is compared: the steps on the host, or on a device that is still at work when the host is done."""
+    span, end = view.span, view.device_span.end_ns
+    first = int(view.work["start_ns"].to_numpy().min(initial=end))
+    return Window(first, end) if end - first > span.duration_ns else span
+
+
+def _steps(view: View, window: Window) -> dict[int, int]:
+    steps = view.complete_steps.sort("start_ns")
+    if steps.is_empty():
+        return {}
+    starts = steps["start_ns"].to_numpy()
+    bounds = np.append(starts, view.span.end_ns)
+    if window != view.span:  # by when the device was done with what each step gave it
+        launched = pl.coalesce("launch_start_ns", "start_ns")
+        ends = view.work.select(at=launched, end=pl.col("start_ns") + pl.col("duration_ns"))
+        mine = np.searchsorted(starts, ends["at"].to_numpy(), side="right") - 1
+        done = np.full(len(starts), window.start_ns, np.int64)
+        np.maximum.at(done, np.maximum(mine, 0), ends["end"].to_numpy())
+        by_device = np.concatenate([[window.start_ns], np.maximum.accumulate(done)])
+        bounds = by_device if (np.diff(by_device) > 0).all() else bounds
+    return {int(index): int(ns) for index, ns in zip(steps["index"], np.diff(bounds), strict=True)}
+
+
+def _causes(view: View, window: Window) -> pl.DataFrame:
+    """Every nanosecond of the window once."""
+    if view.device is None:
+        pieces = host_time(view.trace, window=window, activity=view.activity)
+        parts = [_by_cause(pieces, "host")]
+    else:
+        parts = [_busy(view, window), _by_cause(_idle(view, window), "idle")]
+    table = pl.concat(parts)
+    rest = window.duration_ns - int(table["ns"].sum())
+    if rest:  # a trace without any thread of the host
+        table = pl.concat([table, pl.DataFrame([("host", "untraced", rest)], schema=table.schema, orient="row")])
+    return table.filter(pl.col("ns") != 0)
+
+
+def _idle(view: View, window: Window) -> pl.DataFrame:
+    """The device's idle pieces. Where no work follows, such as after the last, the main thread tells what it did."""
+    pieces = idle_time(view.trace, window=window, activity=view.activity).filter(pl.col("device") == view.device)
+    is_open = pl.col("next_work").is_null()
+    parts = [pieces.filter(~is_open)]
+    for start, length in pieces.filter(is_open).select("start_ns", "duration_ns").iter_rows():
+        stretch = Window(start, start + length)
+        told = host_time(view.trace, window=stretch, activity=view.activity)
+        parts.append(told if told.height else pieces.filter(pl.col("start_ns") == start))
+    return pl.concat(parts, how="diagonal")
+
+
+def _by_cause(pieces: pl.DataFrame, kind: str) -> pl.DataFrame:
+    return (
+        pieces.group_by("cause")
+        .agg(ns=pl.col("duration_ns").sum())
+        .select(pl.lit(kind).alias("kind"), "cause", "ns")
+        .rename({"cause": "name"})
+    )
+
+
+def _busy(view: View, window: Window) -> pl.DataFrame:
+    """The device's busy time, each moment under the first of the kinds that ran then."""
+    work = view.trace.device_work.filter(pl.col("device") == view.device)
+    rows, covered, kinds = [], 0, ()
+    for name, more in _BUSY_KINDS:
+        kinds = (*kinds, *more)
+        until = busy_intervals(work.filter(pl.col("kind").is_in(kinds)) if more else work, window).total_ns
+        rows.append(("busy", name, until - covered))
+        covered = until
+    return pl.DataFrame(rows, schema=dict(SCHEMAS["causes"]), orient="row")
+
+
+def _operators(view: View) -> pl.DataFrame:
+    own = "host_self_ns" if view.device is None else "device_self_ns"
+    costs = view.operator_costs.select(ns=own, host_ns="host_self_ns")
+    rows = pl.concat(
+        [
+            view.trace.operators.select("start_ns", "name", "input_shapes"),
+            costs,
+            view.attribution.operators().select("module"),
+        ],
+        how="horizontal",
+    )
+    rows = rows.filter(pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left"))
+    return rows.group_by("name", "module", "input_shapes").agg(pl.col("host_ns", "ns").sum(), calls=pl.len())
+
+
+def _kernels(view: View) -> pl.DataFrame:
+    """The device's work by name, module and the shapes of the operator that launched it."""
+    modules = view.attribution.device_work()["module"]
+    operator = view.trace.launches.select(operator="operator").with_row_index("launch")
+    shapes = view.trace.operators.select("input_shapes").with_row_index("operator")
+    rows = view.work.with_columns(module=modules.gather(view.work["row"]))
+    rows = rows.join(operator, on="launch", how="left", maintain_order="left")
+    rows = rows.join(shapes, on="operator", how="left", maintain_order="left")
+    return rows.group_by("name", "kind", "module", "input_shapes").agg(ns=pl.col("duration_ns").sum(), calls=pl.len())
+
+
+def _place_costs(view: View, window: Window) -> tuple[PlaceCosts, pl.DataFrame]:
+    """What began in the steps, and by place and module what passed beside it: idle time, or the main thread's."""
+    idle = None if view.device is None else _idle(view, window)
+    costs = place_costs(view.trace, attribution=view.attribution, window=view.span, idle=idle)
+    if view.device is None:
+        return costs, _outside_of_operators(view, window)
+    waits = costs
+    if window != view.span:
+        waits = place_costs(view.trace, attribution=view.attribution, window=window, idle=idle)
+    return costs, waits.records.select("place", "module", pl.col("idle_ns").fill_null(0))
+
+
+def _outside_of_operators(view: View, window: Window) -> pl.DataFrame:
+    """The main thread's time in which no operator ran on it, as `idle_ns`."""
+    pieces = host_time(view.trace, window=window, activity=view.activity)
+    pieces = pieces.filter(~pl.col("slice_table").is_in(["operators", "launches"]).fill_null(False))
+    slices = slice_index(view.activity, pieces["slice_table"], pieces["slice_row"])
+    attribution = view.attribution
+    place, module = _at(attribution.place, slices), _at(attribution.module, slices)
+    is_line = (pieces["slice_table"] == "lines").fill_null(False).to_numpy()
+    row = pieces["slice_row"].cast(pl.Int64).fill_null(-1).to_numpy()
+    place = np.where(place >= 0, place, _at(attribution.line_place, np.where(is_line, row, -1)))
+    return pl.DataFrame({"place": place, "module": module, "idle_ns": pieces["duration_ns"]})
+
+
+def _at(values: Rows, rows: Rows) -> Rows:
+    if not len(values):
+        return np.full(len(rows), -1, np.int64)
+    return np.where(rows >= 0, values[np.maximum(rows, 0)], -1)
+
+
+def _lines(view: View, places: tuple[PlaceCosts, pl.DataFrame]) -> pl.DataFrame:
+    costs, waits = places
+    names = pl.DataFrame(
+        [(number, *place) for number, place in enumerate(view.attribution.places)],
+        schema={
+            "place": pl.Int64,
+            "file": pl.String,
+            "line": pl.Int64,
+            "function": pl.String,
+            "exact_line": pl.Boolean,
+        },
+        orient="row",
+    )
+    return (
+        _with_waits(costs, waits, "place")
+        .join(names, on="place", how="left")
+        .join(_operators_of_places(view), on="place", how="left")
+    )
+
+
+def _operators_of_places(view: View) -> pl.DataFrame:
+    """For each place the different operators it called, in one text."""
+    place = _at(view.attribution.place, view.attribution.operator_slices)
+    rows = view.trace.operators.select("name").with_columns(place=pl.Series(place, dtype=pl.Int64))
+    return (
+        rows.filter(pl.col("place") >= 0).group_by("place").agg(operators=pl.col("name").unique().sort().str.join(" "))
+    )
+
+
+def _modules(places: tuple[PlaceCosts, pl.DataFrame]) -> pl.DataFrame:
+    costs, waits = places
+    names = costs.attribution.modules
+    table = _with_waits(costs, waits, "module")
+    paths = pl.DataFrame({"module": range(len(names)), "path": names}, schema={"module": pl.Int64, "path": pl.String})
+    return table.join(paths, on="module", how="left").drop("module").rename({"path": "module"})
+
+
+def _with_waits(costs: PlaceCosts, waits: pl.DataFrame, by: str) -> pl.DataFrame:
+    """`by`, ns (with the idle time), idle_ns and calls."""
+    sums = costs.records.group_by(by).agg(pl.col("ns", "calls").sum())
+    idle = waits.group_by(by).agg(pl.col("idle_ns").sum())
+    table = sums.join(idle, on=by, how="full", coalesce=True).with_columns(
+        pl.col("ns", "calls", "idle_ns").fill_null(0)
+    )
+    table = table.with_columns(ns=pl.col("ns") + pl.col("idle_ns"))
+    return table.filter((pl.col("ns") != 0) | (pl.col("calls") != 0))
+
+
+def _communication(view: View) -> pl.DataFrame:
+    rows = collectives(view.trace, device=view.device, window=view.span)
+    return rows.group_by("kind", "ranks", "bytes").agg(ns=pl.col("duration_ns").sum(), calls=pl.len())
+
+
+def _memory(view: View) -> pl.DataFrame:
+    memory = _memory_of_device(view)
+    return pl.DataFrame(schema=dict(SCHEMAS["memory"])) if memory is None else alive_table(memory)
+
+
+def _memory_of_device(view: View) -> DeviceMemory | None:
+    by_device = {memory.device: memory for memory in view.memories}
+    if view.device in by_device:
+        return by_device[view.device]
+    return next((memory for device, memory in by_device.items() if device != "cpu"), by_device.get("cpu"))
