@@ -89,7 +89,7 @@ def test_an_empty_diagnosis_says_so() -> None:
 
     # Then
     assert "No device was recorded; 0 ns recorded, without steps." in shown.text
-    assert "Nothing was found that would save a noticeable part of the step." in shown.text
+    assert "Nothing was found that would save a noticeable part of the recording." in shown.text
     headings = [attributes["id"] for tag, attributes in shown.elements if tag == "section" and "id" in attributes]
     assert headings == ["r0-findings"]
 

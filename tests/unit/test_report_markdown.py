@@ -11,7 +11,7 @@ from tests.unit.hand_built import INPUT_BOUND, empty, full
 EMPTY_MARKDOWN = """\
 **No device was recorded; 0 ns recorded, without steps.**
 
-Nothing was found that would save a noticeable part of the step.
+Nothing was found that would save a noticeable part of the recording.
 """
 
 FULL_MARKDOWN = """\

@@ -14,7 +14,7 @@ from tests.unit.hand_built import FULL, HOST, IDLE, INPUT_BOUND, empty, full
 EMPTY_TEXT = """\
 No device was recorded; 0 ns recorded, without steps.
 
-Nothing was found that would save a noticeable part of the step.
+Nothing was found that would save a noticeable part of the recording.
 """
 
 FULL_TEXT = """\
@@ -92,7 +92,9 @@ def test_several_ranks_begin_with_a_table_and_show_the_one_that_can_save_most() 
     assert "== rank 3\n" in every
     assert every.endswith(
         "== rank 4\n\n"
-        + EMPTY_TEXT.replace("0 ns recorded, without steps", "a step takes 90 ns (1 step, inferred from what repeats)")
+        + EMPTY_TEXT.replace("part of the recording", "part of the step").replace(
+            "0 ns recorded, without steps", "a step takes 90 ns (1 step, inferred from what repeats)"
+        )
     )
 
 
@@ -195,6 +197,19 @@ def test_a_file_that_could_not_be_read_stands_below_the_only_other() -> None:
     assert report == (
         f"{FULL_TEXT}\n1 file could not be read, and is not in this report\n  - /data/rank2.json is empty.\n"
     )
+
+
+def test_a_cause_that_has_its_name_in_brackets_gets_no_second_pair() -> None:
+    idle = pl.DataFrame([("0", "dispatch", None, 568_000_000, 0.472)], schema=IDLE, orient="row")
+    assert headline(full(idle=idle)).endswith(
+        "biggest cause: the host was inside operators, too slow to launch work (launch-bound, 47.2 %)."
+    )
+
+
+def test_without_steps_small_savings_are_shares_of_the_recording() -> None:
+    report = text_report(full(step_source="none"), width=100, colour=False, top=1)
+    assert "2 more findings save less than 1 % of the recording; --all shows them." in report
+    assert "saves  40.0 ms of 120.3 ms recorded (33.2 %)" in report
 
 
 def test_idle_by_cause_keeps_every_nanosecond() -> None:

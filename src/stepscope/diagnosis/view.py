@@ -31,6 +31,7 @@ from stepscope.diagnosis.finding import (
     Severity,
 )
 from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.wording import without_steps
 from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows, inherit
@@ -317,6 +318,8 @@ class View:
         where: tuple[Location, ...] = (),
     ) -> Finding:
         """A finding whose saving is a cost over the span."""
+        if self.complete_steps.is_empty():
+            title, basis, evidence = without_steps(title, basis, evidence)
         saving = self.per_step(cost_ns)
         share = saving / self.step_ns
         return Finding(rule, title, severity(share), saving, share, basis, confidence, evidence, remedy, where)

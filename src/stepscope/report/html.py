@@ -31,6 +31,7 @@ from stepscope.report.html_telemetry import pictures_or_none, telemetry_view
 from stepscope.report.sentences import (
     headline,
     hidden_sentence,
+    nothing_sentence,
     place,
     rank_name,
     rank_table,
@@ -39,6 +40,7 @@ from stepscope.report.sentences import (
     unreadable_heading,
     unreadable_sentences,
     warning_sentences,
+    whole,
     worst_device,
 )
 from stepscope.report.tables import heading, showing
@@ -143,6 +145,7 @@ def _rank(
         "devices": [_device(device) for device in diagnosis.devices],
         "findings": [_finding(finding, diagnosis, picture) for finding in diagnosis.findings],
         "hidden": hidden_sentence(diagnosis),
+        "nothing": nothing_sentence(diagnosis),
         "picture": None if picture is None else picture_view(picture),
         "idle": [_idle(device, diagnosis.idle) for device in diagnosis.devices],
         "glances": glances(diagnosis),
@@ -198,7 +201,7 @@ def _tiles(diagnosis: Diagnosis) -> list[View]:
             tiles[-2]["label"] = f"Device {printable(device.device)} busy"
     best = max(diagnosis.findings, key=lambda finding: finding.saving_ns_per_step, default=None)
     if best is not None and best.saving_ns_per_step > 0:
-        note = f"{share(best.saving_share)} of the step: {printable(best.rule)}"
+        note = f"{share(best.saving_share)} of {whole(diagnosis)}: {printable(best.rule)}"
         tiles.append({"label": "Largest saving", "value": duration(best.saving_ns_per_step), "note": note})
     return tiles
 

@@ -16,6 +16,7 @@ from stepscope.report.sentences import (
     headline,
     hidden_sentence,
     idle_by_cause,
+    nothing_sentence,
     place,
     rank_name,
     rank_table,
@@ -74,7 +75,7 @@ def markdown_report(diagnosis: Diagnosis, *, top: int) -> str:
     for number, finding in enumerate(diagnosis.findings, start=1):
         lines += _finding(number, finding, diagnosis)
     if not diagnosis.findings:
-        lines += ["Nothing was found that would save a noticeable part of the step.", ""]
+        lines += [nothing_sentence(diagnosis), ""]
     if diagnosis.hidden:
         lines += [hidden_sentence(diagnosis), ""]
     lines += _times(diagnosis)

@@ -80,7 +80,17 @@ def hidden_sentence(diagnosis: Diagnosis) -> str:
     if diagnosis.hidden == 0:
         return ""
     what = "1 more finding saves" if diagnosis.hidden == 1 else f"{count(diagnosis.hidden)} more findings save"
-    return f"{what} less than 1 % of the step; --all shows them."
+    return f"{what} less than 1 % of {whole(diagnosis)}; --all shows them."
+
+
+def nothing_sentence(diagnosis: Diagnosis) -> str:
+    """What to say where there is no finding to show."""
+    return f"Nothing was found that would save a noticeable part of {whole(diagnosis)}."
+
+
+def whole(diagnosis: Diagnosis) -> str:
+    """What savings are shares of."""
+    return "the step" if diagnosis.step_source != "none" else "the recording"
 
 
 def rank_name(diagnosis: Diagnosis) -> str:
@@ -203,8 +213,8 @@ def _biggest(times: pl.DataFrame) -> str:
     causes = idle_by_cause(times.filter(pl.col("cause") != "compute")) if times.height else times
     if causes.is_empty() or causes["ns"][0] <= 0:
         return ""
-    cause = causes["cause"][0]
-    return f"{_cause_sentence(cause)} ({share(causes['share'][0])})"
+    why, part = _cause_sentence(causes["cause"][0]), share(causes["share"][0])
+    return f"{why.removesuffix(')')}, {part})" if why.endswith(")") else f"{why} ({part})"
 
 
 def _host_clause(host: pl.DataFrame) -> str:

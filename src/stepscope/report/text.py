@@ -22,6 +22,7 @@ from stepscope.report.sentences import (
     hidden_sentence,
     idle_by_cause,
     idle_share,
+    nothing_sentence,
     place,
     rank_name,
     rank_table,
@@ -122,7 +123,7 @@ def _largest_saving_ns(diagnosis: Diagnosis) -> int:
 def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     if not diagnosis.findings:
         open_questions = diagnosis.not_answered and " What the trace cannot answer stands below, with how to record it."
-        yield Text(f"Nothing was found that would save a noticeable part of the step.{open_questions or ''}")
+        yield Text(f"{nothing_sentence(diagnosis)}{open_questions or ''}")
     for number, finding in enumerate(diagnosis.findings, start=1):
         title = Text(f"{number}. {printable(finding.title)}", style=_SEVERITY_STYLES.get(finding.severity, ""))
         yield title
