@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from stepscope.whatif import Change
+
 Severity: TypeAlias = Literal["high", "medium", "low", "note"]
 Confidence: TypeAlias = Literal["high", "medium", "low"]
+SavingFrom: TypeAlias = Literal["replayed", "attributed"]
+"""How a saving was obtained: by replaying the steps without the cause, or by adding up the time that it cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ class Finding:
         where: places in the user's code, the costliest first; empty when the trace cannot tell.
         ends_run_in_ns: how long the run goes on before the cause ends it, as a leak does; 0 where it has ended; None
             where it goes on. Such findings stand before all savings.
+        saving_from: how the saving was obtained.
+        change: what would be different without the cause, for replays; None where a replay cannot tell.
     """
 
     rule: str
@@ -95,6 +101,8 @@ class Finding:
     remedy: Remedy
     where: tuple[Location, ...] = ()
     ends_run_in_ns: int | None = None
+    saving_from: SavingFrom = "attributed"
+    change: Change | None = field(default=None, compare=False, repr=False)
 
     @property
     def rank(self) -> tuple[bool, int, int, str]:

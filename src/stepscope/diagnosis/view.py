@@ -35,6 +35,7 @@ from stepscope.diagnosis.wording import without_steps
 from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows, inherit
+from stepscope.whatif import Change, Experiment
 
 HIGH_SHARE = 0.2
 MEDIUM_SHARE = 0.05
@@ -81,6 +82,11 @@ class View:
     def attribution(self) -> Attribution:
         """The user's line, the module and the phase of everything the host threads did."""
         return attribute(self.trace, self.activity)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The trace's dependency graph, to be replayed with changes."""
+        return Experiment(self.trace, activity=self.activity, attribution=lambda: self.attribution, steps=self.steps)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -316,13 +322,33 @@ class View:
         evidence: Evidence,
         remedy: Remedy,
         where: tuple[Location, ...] = (),
+        change: Change | None = None,
     ) -> Finding:
-        """A finding whose saving is a cost over the span."""
+        """A finding whose saving is what a replay with this change gives, or else a cost over the span."""
         if self.complete_steps.is_empty():
             title, basis, evidence = without_steps(title, basis, evidence)
-        saving = self.per_step(cost_ns)
+        if change is not None and self.experiment.why_not is not None:
+            change = None
+        if change is None:
+            saving = self.per_step(cost_ns)
+        else:
+            replayed = self.experiment.run(change(self.experiment, self.experiment.graph)).saving_ns
+            saving = min(max(round(replayed), 0), self.step_ns)
         share = saving / self.step_ns
-        return Finding(rule, title, severity(share), saving, share, basis, confidence, evidence, remedy, where)
+        return Finding(
+            rule,
+            title,
+            severity(share),
+            saving,
+            share,
+            basis,
+            confidence,
+            evidence,
+            remedy,
+            where,
+            saving_from="attributed" if change is None else "replayed",
+            change=change,
+        )
 
 
 def clipped(pieces: pl.DataFrame, window: Window) -> pl.DataFrame:

@@ -48,6 +48,7 @@ from stepscope.diagnosis.rules._synchronisation_kinds import KINDS, Kind, kinds_
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
+from stepscope.whatif.changes import without_waits
 
 ID: Final = "host-synchronisation"
 REPLACES: Final = ("launch-bound",)
@@ -207,4 +208,5 @@ def _finding(view: View, kind: Kind, calls: pl.DataFrame, cost: int, limit: floa
         ),
         remedy=Remedy(kind.remedy.text.replace("{every}", str(every)), kind.remedy.code.replace("{every}", str(every))),
         where=view.locations_of(slices, calls["charged_ns"].to_numpy()),
+        change=without_waits(rows),
     )

@@ -42,6 +42,7 @@ from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.loading import Loading, costly_function, loading_of, places_of, settings_figures
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_cause
 
 ID: Final = "input-bound"
 TITLE: Final = "The device waits for data"
@@ -82,6 +83,7 @@ def check(view: View) -> RuleResult:
         ),
         remedy=remedy,
         where=places_of(view, loading, costly),
+        change=scaled_cause("input", 1.0 - saving / cost),
     )
     return RuleResult((finding,))
 

@@ -33,6 +33,7 @@ from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.intervals import Times
+from stepscope.whatif.changes import scaled_pieces
 
 ID: Final = "launch-bound"
 TITLE: Final = "The host launches work too slowly"
@@ -76,7 +77,7 @@ def check(view: View) -> RuleResult:
     """Sum the late pieces, and the launch latency of gaps in which the host was late throughout."""
     if view.device is None:
         return RuleResult()
-    pieces = view.pieces.select("gap", "start_ns", "duration_ns", "cause", "lane", "slice")
+    pieces = view.pieces.select("gap", "start_ns", "duration_ns", "cause", "lane", "slice", "launch")
     host = pieces.filter(pl.col("lane").is_not_null())
     mostly_late = (
         host.group_by("gap")
@@ -119,8 +120,15 @@ def check(view: View) -> RuleResult:
         if _share(view, mine, "python") > _share(view, mine, "dispatch")
         else _fewer_launches(view, launched, calls),
         where=view.locations(blamed) if blamed.height else (),
+        change=scaled_pieces(_on_launching_thread(view, mine), 0.0),
     )
     return RuleResult((finding,))
+
+
+def _on_launching_thread(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
+    """The pieces with launch latency as time of the launching thread: its call runs meanwhile."""
+    lanes = view.trace.launches["lane"].gather(pieces["launch"])
+    return pieces.with_columns(lane=pl.coalesce("lane", lanes))
 
 
 def _fewer_launches(view: View, launched: pl.DataFrame, calls: pl.DataFrame) -> Remedy:

@@ -1,0 +1,348 @@
+"""What could be different in a step: each function gives a `Change` to apply to a dependency graph."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.analysis.causes import CAUSES, DEVICE_CAUSES
+from stepscope.analysis.host import CAUSE_CODES
+from stepscope.errors import UsageError
+from stepscope.trace.intervals import Times
+from stepscope.trace.nesting import Rows
+from stepscope.whatif.experiment import Change, Experiment
+from stepscope.whatif.graph import Edges, Graph
+
+Lanes = npt.NDArray[np.int32]
+
+Matcher = Callable[[str], object]
+
+_LAUNCHING: Final = ("launch", "graph_launch", "copy", "set")
+_LINE: Final = re.compile(r"(?P<file>.+):(?P<line>\d{1,9})")
+
+
+def together(*changes: Change) -> Change:
+    """All of these changes, one after the other."""
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        for change in changes:
+            graph = change(experiment, graph)
+        return graph
+
+    return apply
+
+
+def scaled_host_time(lanes: Lanes, starts: Times, ends: Times, factor: float) -> Change:
+    """Host time in these intervals takes so many times as long; with 0 waits inside them go too.
+
+    Args:
+        lanes: the thread of each interval; shape (n,).
+        starts, ends: nanoseconds; shape (n,).
+    """
+
+    def apply(_: Experiment, graph: Graph) -> Graph:
+        changed = graph.with_host_time(lanes, starts, ends, np.full(len(starts), factor))
+        return _without_waits_inside(changed, lanes, starts, ends) if factor <= 0 else changed
+
+    return apply
+
+
+def scaled_pieces(pieces: pl.DataFrame, factor: float) -> Change:
+    """These pieces of host time take so many times as long; with 0 waits inside them go too.
+
+    Args:
+        pieces: columns lane (null for a device's own, which stay), start_ns, duration_ns, as `idle_time` gives them.
+    """
+    host = pieces.filter(pl.col("lane").is_not_null())
+    starts = host["start_ns"].to_numpy()
+    lanes = host["lane"].to_numpy().astype(np.int32)
+    return scaled_host_time(lanes, starts, starts + host["duration_ns"].to_numpy(), factor)
+
+
+def scaled_slices(slices: Rows, factor: float) -> Change:
+    """These host slices, indices into the trace's `HostActivity`, take so many times as long, with all inside them.
+
+    Device work launched in them does not change. With factor 0 waits inside them go too.
+    """
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        activity, chosen = experiment.activity, np.unique(slices[slices >= 0])
+        lanes, starts, ends = activity.lane[chosen], activity.start[chosen], activity.end[chosen]
+        for lane in np.unique(lanes).tolist():
+            mine = lanes == lane
+            begin, end = _merged(starts[mine], ends[mine])
+            graph = scaled_host_time(np.full(len(begin), lane, np.int32), begin, end, factor)(experiment, graph)
+        return graph
+
+    return apply
+
+
+def _without_waits_inside(graph: Graph, lanes: Lanes, starts: Times, ends: Times) -> Graph:
+    """Without what the pauses that lie whole in these intervals wait for."""
+    stretches = graph.stretches
+    pauses = np.flatnonzero(stretches.previous >= 0)
+    begin, end = stretches.end[stretches.previous[pauses]], stretches.start[pauses]
+    gone = np.zeros(len(stretches.start), np.bool_)
+    for lane in np.unique(lanes).tolist():
+        mine, its = np.flatnonzero(stretches.lane[pauses] == lane), np.flatnonzero(lanes == lane)
+        first, last = _merged(starts[its], ends[its])
+        position = np.searchsorted(first, begin[mine], side="right") - 1
+        inside = (position >= 0) & (end[mine] <= last[np.maximum(position, 0)]) & (end[mine] > begin[mine])
+        gone[pauses[mine[inside]]] = True
+    return replace(
+        graph,
+        host_waits=graph.host_waits.select(~gone[graph.host_waits.target]),
+        handovers=graph.handovers.select(~gone[graph.handovers.target]),
+    )
+
+
+def _merged(starts: Times, ends: Times) -> tuple[Times, Times]:
+    """Intervals that touch, as one."""
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    first = np.flatnonzero(np.concatenate([[True], starts[1:] > ends[:-1]]))
+    return starts[first], np.maximum.reduceat(ends, first) if len(first) else ends
+
+
+def without_waits(launches: Rows) -> Change:
+    """These calls, rows of `launches`, neither wait nor take time."""
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        calls = experiment.trace.launches
+        lanes, starts = calls["lane"].to_numpy()[launches], calls["start_ns"].to_numpy()[launches]
+        ends = starts + calls["duration_ns"].to_numpy()[launches]
+        changed = graph.with_host_time(lanes, starts, ends, np.zeros(len(starts)))
+        return changed.without_waits(launches)
+
+    return apply
+
+
+def scaled_work(rows: Rows, factor: float) -> Change:
+    """These rows of `device_work` take so many times as long."""
+    return lambda _, graph: graph.with_work(rows, factor)
+
+
+def scaled_operators(rows: Rows, factor: float) -> Change:
+    """These rows of `operators`, with all inside them, take so many times as long: on the host and on the device.
+
+    With factor 0 their waits go too.
+    """
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        table = experiment.trace.operators
+        chosen = np.zeros(table.height + 1, np.bool_)
+        chosen[rows] = True
+        parent = table["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+        outermost, inside = _outermost_and_inside(chosen[:-1], parent)
+        lanes, starts = table["lane"].to_numpy()[outermost], table["start_ns"].to_numpy()[outermost]
+        ends = starts + table["duration_ns"].to_numpy()[outermost]
+        changed = scaled_host_time(lanes, starts, ends, factor)(experiment, graph)
+        operator = experiment.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
+        launch = experiment.trace.device_work["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
+        if not len(operator) or not len(launch):
+            return changed
+        its = np.where(launch >= 0, operator[np.maximum(launch, 0)], -1)
+        mine = (its >= 0) & inside[np.maximum(its, 0)]
+        return changed.with_work(np.flatnonzero(mine), factor)
+
+    return apply
+
+
+def _outermost_and_inside(chosen: npt.NDArray[np.bool_], parent: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    """Of the chosen operators those in no other; and which operators are chosen or inside of one."""
+    around = np.where(parent >= 0, chosen[np.maximum(parent, 0)], False)
+    above = parent.copy()
+    while (above >= 0).any():
+        above = np.where(above >= 0, parent[np.maximum(above, 0)], -1)
+        around |= (above >= 0) & chosen[np.maximum(above, 0)]
+    return np.flatnonzero(chosen & ~around), chosen | around
+
+
+def scaled_cause(cause: str, factor: float) -> Change:
+    """Host time of this cause takes so many times as long; with 0 its waits go too.
+
+    Args:
+        cause: one of CAUSES that is the host's doing, or "compute" for operators of a machine without a device.
+
+    Raises:
+        UsageError: an unknown cause, or one that is the device's.
+    """
+    if cause not in (*CAUSES, "compute") or cause in DEVICE_CAUSES:
+        raise UsageError(f"there is no cause {cause!r} of host time")
+    return lambda experiment, graph: _scaled_host_cause(experiment, graph, cause, factor)
+
+
+def without_cause(cause: str) -> Change:
+    """No time of this cause: one of CAUSES, or "compute" for operators of a machine without a device.
+
+    Raises:
+        UsageError: an unknown cause.
+    """
+    if cause not in (*CAUSES, "compute"):
+        raise UsageError(f"there is no cause {cause!r}; causes are {', '.join((*CAUSES, 'compute'))}")
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        if cause == "dependency":
+            return replace(graph, queue_waits=Edges.none())
+        if cause == "launch_latency":
+            works = graph.works
+            nothing = np.zeros(len(works.start), np.int64)
+            calm = replace(
+                works, latency_ns=np.minimum(works.latency_ns, nothing), gap_ns=np.minimum(works.gap_ns, nothing)
+            )
+            return replace(graph, works=calm)
+        if cause == "unknown":
+            return _without_unexplained(graph)
+        changed = _scaled_host_cause(experiment, graph, cause, 0.0)
+        kind = {"communication": "communication", "host_to_device_copy": "copy_in"}.get(cause)
+        if kind is None:
+            return changed
+        work = (experiment.trace.device_work["kind"] == kind).fill_null(False).to_numpy()
+        return changed.with_work(np.flatnonzero(work), 0.0)
+
+    return apply
+
+
+def _scaled_host_cause(experiment: Experiment, graph: Graph, cause: str, factor: float) -> Graph:
+    code = CAUSE_CODES["dispatch" if cause == "compute" else cause]
+    activity = experiment.activity
+    if cause == "profiler_overhead":
+        return _scaled_overhead(experiment, graph, factor)
+    for lane, timeline in activity.timelines.items():
+        if len(timeline.times) < 2:
+            continue
+        first, last = int(timeline.times[1]), int(timeline.times[-1])
+        pieces = activity.cut(lane, np.array([first]), np.array([last]))
+        mine = pieces.cause == code
+        lanes = np.full(int(mine.sum()), lane, np.int32)
+        graph = scaled_host_time(lanes, pieces.start[mine], pieces.end[mine], factor)(experiment, graph)
+    return graph
+
+
+def _scaled_overhead(experiment: Experiment, graph: Graph, factor: float) -> Graph:
+    overhead = experiment.trace.annotations.filter((pl.col("kind") == "overhead") & (pl.col("duration_ns") > 0))
+    start, end = overhead["start_ns"].to_numpy(), (overhead["start_ns"] + overhead["duration_ns"]).to_numpy()
+    for lane in experiment.activity.timelines:
+        graph = scaled_host_time(np.full(len(start), lane, np.int32), start, end, factor)(experiment, graph)
+    return graph
+
+
+def _without_unexplained(graph: Graph) -> Graph:
+    works, late = graph.works, graph.unexplained_ns
+    return replace(
+        graph,
+        works=replace(works, latency_ns=works.latency_ns - late, gap_ns=works.gap_ns - late),
+        queue_waits=replace(graph.queue_waits, delay_ns=graph.queue_waits.delay_ns - late[graph.queue_waits.target]),
+    )
+
+
+def scaled(pattern: str, factor: float) -> Change:
+    """Everything of that name takes so many times as long.
+
+    Args:
+        pattern: the name of an operator, kernel or module, with * and ? as in file names, or FILE:LINE of the user's
+            code; upper and lower case count.
+
+    Raises:
+        UsageError: when applied to a trace that has nothing of that name.
+    """
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        matches = re.compile(fnmatch.translate(pattern)).fullmatch
+        trace = experiment.trace
+        operators = _rows_named(trace.operators["name"], matches)
+        work = _rows_named(trace.device_work["name"], matches)
+        places = _slices_at(experiment, pattern, matches)
+        if not len(operators) and not len(work) and not places.any():
+            raise UsageError(f"the trace has no operator, kernel, module or line {pattern!r}")
+        changed = scaled_operators(operators, factor)(experiment, graph) if len(operators) else graph
+        changed = changed.with_work(work, factor)
+        return _scaled_innermost(experiment, changed, places, factor) if places.any() else changed
+
+    return apply
+
+
+def _rows_named(names: pl.Series, matches: Matcher) -> Rows:
+    different = names.unique().drop_nulls()
+    chosen = [name for name in different if matches(name)]
+    return np.flatnonzero(names.is_in(chosen).fill_null(False).to_numpy())
+
+
+def _slices_at(experiment: Experiment, pattern: str, matches: Matcher) -> npt.NDArray[np.bool_]:
+    """Which slices stand in a module or at a line of that name."""
+    attribution = experiment.attribution
+    result = np.zeros(len(attribution.place), np.bool_)
+    modules = [number for number, path in enumerate(attribution.modules) if matches(path)]
+    for number, above in enumerate(attribution.module_parents.tolist()):
+        if above in modules and number not in modules:
+            modules.append(number)
+    result |= np.isin(attribution.module, modules) & (attribution.module >= 0)
+    line = _LINE.fullmatch(pattern)
+    if line is not None:
+        wanted, number = line["file"], int(line["line"])
+        places = [
+            index
+            for index, place in enumerate(attribution.places)
+            if place.line == number and (place.file == wanted or place.file.endswith("/" + wanted))
+        ]
+        result |= np.isin(attribution.place, places) & (attribution.place >= 0)
+    return result
+
+
+def _scaled_innermost(experiment: Experiment, graph: Graph, chosen: npt.NDArray[np.bool_], factor: float) -> Graph:
+    """Host time whose innermost slice is one of the chosen, and work launched in them, takes so many times as long."""
+    for lane, timeline in experiment.activity.timelines.items():
+        slices = timeline.slices
+        mine = np.flatnonzero((slices >= 0) & chosen[np.maximum(slices, 0)])
+        mine = mine[mine + 1 < len(timeline.times)]
+        lanes = np.full(len(mine), lane, np.int32)
+        graph = scaled_host_time(lanes, timeline.times[mine], timeline.times[mine + 1], factor)(experiment, graph)
+    slices = experiment.attribution.work_slices
+    return graph.with_work(np.flatnonzero((slices >= 0) & chosen[np.maximum(slices, 0)]), factor)
+
+
+def launch_overhead(ns: int) -> Change:
+    """Every call that gives a device work lasts so long, nanoseconds."""
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        calls = experiment.trace.launches
+        waits = graph.stretches.launch[graph.host_waits.target]
+        kinds = calls["kind"].is_in(_LAUNCHING).to_numpy() & (calls["duration_ns"] > 0).to_numpy()
+        kinds[waits[waits >= 0]] = False
+        rows = np.flatnonzero(kinds)
+        starts, lengths = calls["start_ns"].to_numpy()[rows], calls["duration_ns"].to_numpy()[rows]
+        lanes = calls["lane"].to_numpy()[rows]
+        return graph.with_host_time(lanes, starts, starts + lengths, ns / lengths)
+
+    return apply
+
+
+def synchronise_every(steps: int) -> Change:
+    """Waits for the device happen in every so-many-th step only, the first of them included.
+
+    Raises:
+        UsageError: a number below 1; when applied to a trace without steps.
+    """
+    if steps < 1:
+        raise UsageError(f"waiting every {steps} steps is not possible; take 1 or more")
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        if experiment.steps.is_empty():
+            raise UsageError("the trace has no steps, so that nothing can happen in every so-many-th of them")
+        calls = experiment.trace.launches
+        launches = graph.stretches.launch[graph.host_waits.target]
+        launches = np.unique(launches[launches >= 0])
+        kinds = calls["kind"].to_numpy()[launches]
+        launches = launches[(kinds == "synchronise") | (kinds == "copy")]
+        starts = np.sort(experiment.steps["start_ns"].to_numpy())
+        number = np.searchsorted(starts, calls["start_ns"].to_numpy()[launches], side="right") - 1
+        return without_waits(launches[(number >= 0) & (number % steps != 0)])(experiment, graph)
+
+    return apply

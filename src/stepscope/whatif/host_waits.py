@@ -1,0 +1,233 @@
+"""Where host threads waited: for devices, and for one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.analysis.host import HostActivity
+from stepscope.trace import Trace
+from stepscope.trace.intervals import Times
+from stepscope.trace.nesting import Rows
+
+RETURN_NS: Final = 5_000
+"""A call that had nothing to wait for would come back at most so long after the device was done."""
+FULL_QUEUE: Final = 256
+"""Launches ahead of the device from which on a long launch call is taken to wait for room in the queue."""
+LONG_LAUNCH: Final = 20
+"""Times the median call of its name that a launch call must last to have waited for room."""
+LONG_LAUNCH_NS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Calls in which a thread waited for a device; arrays of shape (n,), sorted by lane and start.
+
+    Attributes:
+        launch: row in `launches`.
+        lane, start, end: of the call.
+        own_ns: how long it would last without waiting.
+        work: row in `device_work` that it waited for.
+    """
+
+    launch: Rows
+    lane: npt.NDArray[np.int32]
+    start: Times
+    end: Times
+    own_ns: Times
+    work: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Handovers:
+    """Bursts of work on threads that another thread gave it to; arrays of shape (n,).
+
+    Attributes:
+        lane: the thread that works.
+        start, end: of the burst.
+        giver: the thread that gave the work, -1 where none is known.
+        given: the last moment before the burst at which that thread did something.
+        resumed: when the giver went on after waiting for the burst; -1 where it did not wait.
+    """
+
+    lane: npt.NDArray[np.int32]
+    start: Times
+    end: Times
+    giver: npt.NDArray[np.int32]
+    given: Times
+    resumed: Times
+
+
+def device_waits(trace: Trace) -> Waits:
+    """The calls in which threads waited for a device, with what they waited for."""
+    calls = _calls(trace)
+    work = trace.device_work.select(
+        "launch", end=pl.col("start_ns") + pl.col("duration_ns"), begin="start_ns"
+    ).with_row_index("work")
+    if calls.is_empty() or work.is_empty():
+        nothing = np.zeros(0, np.int64)
+        return Waits(nothing, nothing.astype(np.int32), nothing, nothing, nothing, nothing)
+    launched = work.join(
+        trace.launches.with_row_index("launch").select("launch", launched="start_ns"), on="launch", how="left"
+    )
+    start, end = calls["start_ns"].to_numpy(), calls["end"].to_numpy()
+    by_end = _ended_within(launched, start, end)
+    own_copy = calls["copied"].cast(pl.Int64).fill_null(-1).to_numpy()
+    kind = calls["kind"].to_numpy()
+    waiting = np.where(kind == "copy", _if_within(own_copy, launched, start, end), by_end)
+    crowded = _ahead(launched, start) >= FULL_QUEUE
+    long = (calls["duration_ns"] > LONG_LAUNCH * calls["median_ns"]).to_numpy() & (end - start > LONG_LAUNCH_NS)
+    is_launch = (kind == "launch") | (kind == "graph_launch") | (kind == "set")
+    waiting = np.where(is_launch & ~(crowded & long), -1, waiting)
+    silent = (kind == "synchronise") & (waiting < 0) & ~calls["is_event"].to_numpy()
+    before = _launched_before(launched, start, end)
+    found = np.where(silent, before, waiting)
+    own = _own(calls, waiting >= 0)
+    keep = np.flatnonzero(found >= 0)
+    keep = keep[_disjoint(calls["lane"].to_numpy()[keep], start[keep], end[keep])]
+    return Waits(
+        calls["launch"].to_numpy().astype(np.int64)[keep],
+        calls["lane"].to_numpy()[keep],
+        start[keep],
+        end[keep],
+        own[keep],
+        found[keep],
+    )
+
+
+def _calls(trace: Trace) -> pl.DataFrame:
+    """Calls that can wait, with the copy that each launched, sorted by lane and start."""
+    threads = trace.lanes.filter(pl.col("kind") == "host_thread")["lane"].implode()
+    copies = (
+        trace.device_work.select("launch", "kind")
+        .with_row_index("copied")
+        .filter(pl.col("kind").is_in(["copy_in", "copy_out"]) & pl.col("launch").is_not_null())
+        .unique("launch", keep="last")
+        .select("launch", "copied")
+    )
+    rows = trace.launches.with_row_index("launch").filter(
+        pl.col("lane").is_in(threads)
+        & (
+            pl.col("kind").is_in(["synchronise", "copy", "launch", "graph_launch", "set"])
+            | ((pl.col("kind") == "allocate") & pl.col("name").str.contains("Free"))
+        )
+    )
+    rows = rows.with_columns(
+        end=pl.col("start_ns") + pl.col("duration_ns"),
+        median_ns=pl.col("duration_ns").median().over("name"),
+        is_event=pl.col("name").str.contains("Event"),
+    )
+    rows = rows.join(copies, on="launch", how="left", maintain_order="left")
+    return rows.sort("lane", "start_ns")
+
+
+def _ended_within(work: pl.DataFrame, start: Times, end: Times) -> Rows:
+    """The work that was the last to end while the call ran, and was launched before the call was made; else -1."""
+    ordered = work.sort("end")
+    ends, rows = ordered["end"].to_numpy(), ordered["work"].to_numpy().astype(np.int64)
+    launched = ordered["launched"].fill_null(np.iinfo(np.int64).min).to_numpy()
+    position = np.searchsorted(ends, end, side="right") - 1
+    index = np.maximum(position, 0)
+    fits = (position >= 0) & (ends[index] >= start) & (launched[index] <= start)
+    return np.where(fits, rows[index], -1)
+
+
+def _if_within(own: Rows, work: pl.DataFrame, start: Times, end: Times) -> Rows:
+    """The call's own copy, where it ended before the call did."""
+    ends = work["end"].to_numpy()[np.maximum(own, 0)]
+    return np.where((own >= 0) & (ends <= end) & (ends >= start), own, -1)
+
+
+def _launched_before(work: pl.DataFrame, start: Times, end: Times) -> Rows:
+    """The work launched last before the call, where it had ended when the call came back; else -1."""
+    ordered = work.filter(pl.col("launched").is_not_null()).sort("launched", "end")
+    if ordered.is_empty():
+        return np.full(len(start), -1, np.int64)
+    launched, rows = ordered["launched"].to_numpy(), ordered["work"].to_numpy().astype(np.int64)
+    position = np.searchsorted(launched, start, side="left") - 1
+    index = np.maximum(position, 0)
+    fits = (position >= 0) & (ordered["end"].to_numpy()[index] <= end)
+    return np.where(fits, rows[index], -1)
+
+
+def _ahead(work: pl.DataFrame, moments: Times) -> Rows:
+    """How much launched work had not ended at each moment."""
+    known = work.filter(pl.col("launched").is_not_null())
+    given = np.searchsorted(np.sort(known["launched"].to_numpy()), moments, side="left")
+    done = np.searchsorted(np.sort(known["end"].to_numpy()), moments, side="right")
+    return given - done
+
+
+def _own(calls: pl.DataFrame, waited: npt.NDArray[np.bool_]) -> Times:
+    """How long each call would last with nothing to wait for: as calls of its name that did not wait."""
+    free = calls.filter(~pl.Series(waited)).group_by("name").agg(own=pl.col("duration_ns").median().cast(pl.Int64))
+    own = calls.select("name", "duration_ns").join(free, on="name", how="left", maintain_order="left")
+    typical = own["own"].fill_null(RETURN_NS).to_numpy()
+    duration = own["duration_ns"].to_numpy()
+    return np.where(waited, np.minimum(typical, duration), duration)
+
+
+def _disjoint(lane: npt.NDArray[np.int32], start: Times, end: Times) -> npt.NDArray[np.bool_]:
+    """Which of the intervals, sorted by lane and start, begin after all before them on their lane have ended."""
+    keep = np.ones(len(start), np.bool_)
+    last_lane, last_end = -1, 0
+    for index, (its_lane, begin, finish) in enumerate(zip(lane.tolist(), start.tolist(), end.tolist(), strict=True)):
+        if its_lane == last_lane and begin < last_end:
+            keep[index] = False
+        else:
+            last_lane, last_end = its_lane, finish
+    return keep
+
+
+def handovers(trace: Trace, activity: HostActivity) -> Handovers:
+    """The bursts of every thread that is not its process's main thread.
+
+    A burst is what a thread does while its main thread does nothing new. The main thread has waited for it when the
+    burst fills most of the time for which the main thread was silent.
+    """
+    processes = dict(trace.lanes.select("lane", "process").iter_rows())
+    parts = []
+    for lane in activity.timelines:
+        main = activity.main_lanes.get(processes.get(lane), lane)  # type: ignore[arg-type]
+        if main != lane:
+            parts.append(_bursts(activity, lane, main))
+    if not parts:
+        nothing = np.zeros(0, np.int64)
+        return Handovers(nothing.astype(np.int32), nothing, nothing, nothing.astype(np.int32), nothing, nothing)
+    return Handovers(
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("lane", "start", "end", "giver", "given", "resumed")
+        )
+    )
+
+
+def _bursts(activity: HostActivity, lane: int, main: int) -> Handovers:
+    mine = np.flatnonzero((activity.lane == lane) & (activity.parent < 0))
+    mine = mine[np.argsort(activity.start[mine], kind="stable")]
+    start, end = activity.start[mine], activity.end[mine]
+    timeline = activity.timelines.get(main)
+    times = timeline.times[1:] if timeline is not None else np.zeros(0, np.int64)
+    silence = np.searchsorted(times, start, side="right")
+    first = np.flatnonzero(np.diff(silence, prepend=-1) != 0)
+    last_end = np.maximum.reduceat(end, first) if len(first) else end[:0]
+    begin, number = start[first], silence[first]
+    known = number > 0
+    padded = np.concatenate([times, [np.iinfo(np.int64).max]]) if len(times) else np.array([0, 0])
+    given = np.where(known, padded[np.maximum(number - 1, 0)], begin)
+    following = padded[np.minimum(number, len(padded) - 1)]
+    waited = known & (last_end <= following) & (last_end - begin >= 0.5 * (following.astype(np.float64) - given))
+    lanes = np.full(len(begin), lane, np.int32)
+    # Bursts that outlast the silence they began in, and others that begin in the same thread meanwhile, stay apart.
+    return Handovers(
+        lanes,
+        begin,
+        last_end,
+        np.where(known, main, -1).astype(np.int32),
+        given,
+        np.where(waited, following, -1),
+    )
