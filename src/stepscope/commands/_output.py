@@ -16,7 +16,7 @@ from stepscope.report.format import printable
 from stepscope.whole_files import whole_file
 
 _PIPE_WIDTH: Final = 120
-_PLAIN_CHARACTERS: Final = str.maketrans({"█": "#", "…": "~"})
+_PLAIN_CHARACTERS: Final = str.maketrans({"█": "#", "…": "~", "●": "o", "│": "|", "┆": ":"})
 
 
 def target(text: str) -> str:
