@@ -145,6 +145,12 @@ def test_names_give_away_causes_of_the_vocabulary() -> None:
     [
         *("train.py", "./train.py", "project/model.py", "/data/project/train.py", "../train.py", "torch_model/net.py"),
         *("<ipython-input-3-0a1b2c>", "/tmp/ipykernel_77/1234.py"),
+        # Folders that a user called like a framework, and what is no package of it
+        *("/home/alice/triton-experiments/train.py", "/home/alice/triton-experiments/triton/kernels.py"),
+        *("/home/alice/accelerate/train.py", "/home/alice/torch/train.py", "/home/bob/src/vllm/train.py"),
+        *("/home/alice/vllm/examples/offline.py", "/home/bob/transformers/src/train.py", "my_vllm/model.py"),
+        *("datasets/coco.py", "/home/alice/datasets/coco.py", "keras.py", "../lightning_tricks/loop.py"),
+        *("C:\\Users\\alice\\triton\\train.py", "/home/alice/pytorch/train.py", "/home/bob/torch/nn.py"),
     ],
 )
 def test_the_users_files(file: str) -> None:
@@ -169,6 +175,23 @@ def test_the_users_files(file: str) -> None:
         "/usr/lib/python3/dist-packages/anything/file.py",
         "/opt/pytorch/torch/nn/modules/module.py",
         "/workspace/transformers/src/transformers/models/gpt2/modeling_gpt2.py",
+        "datasets/arrow_dataset.py",
+        *(f"{package}/layers/file.py" for package in ("aiter", "sgl_kernel", "vllm", "sglang", "triton", "flash_attn")),
+        *(f"{package}/file.py" for package in ("xformers", "deepspeed", "accelerate", "lightning", "megatron")),
+        "/sgl-workspace/sglang/python/sglang/srt/managers/scheduler.py",
+        "/sgl-workspace/sglang/sgl-kernel/python/sgl_kernel/elementwise.py",
+        "/sgl-workspace/triton-custom/python/triton/runtime/jit.py",
+        "/opt/vllm-0.6.3/vllm/engine/llm_engine.py",
+        "/app/aiter/aiter/ops/mha.py",
+        "/build/pytorch_2.5.1/torch/nn/modules/module.py",
+        "/workspace/flash-attention/flash_attn/flash_attn_interface.py",
+        "/workspace/DeepSpeed/deepspeed/runtime/engine.py",
+        "/workspace/Megatron-LM/megatron/core/tensor_parallel/layers.py",
+        "/home/bob/pytorch-lightning/src/lightning/pytorch/trainer/trainer.py",
+        "C:\\Users\\bob\\vllm\\vllm\\engine\\llm_engine.py",
+        "C:\\env\\Lib\\site-packages\\torch\\nn\\functional.py",
+        "/tmp/torchinductor_alice/ab/cabcdef.py",
+        "/home/alice/.triton/cache/0a1b/kernel.py",
     ],
 )
 def test_files_of_others(file: str | None) -> None:

@@ -11,6 +11,8 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final
 
+from stepscope.analysis.frameworks import is_framework
+
 LOADER_START: Final = r"^DataLoader\.__iter__$|torch/utils/data/dataloader\.py\(\d+\): _get_iterator$"
 """Names of the call that makes an iterator over a loader, and starts its workers."""
 
@@ -73,19 +75,11 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
 )
 """The first pattern that a name holds decides. Patterns name what frameworks record, not what users may call things."""
 
-# fmt: off
-_FRAMEWORKS: Final = frozenset({
-    "torch", "torchvision", "torchaudio", "torchtext", "torch_xla", "functorch", "triton", "transformers",
-    "accelerate", "datasets", "tokenizers", "diffusers", "peft", "trl", "timm", "lightning", "pytorch_lightning",
-    "lightning_fabric", "torchmetrics", "deepspeed", "megatron", "apex", "xformers", "flash_attn", "vllm", "sglang",
-    "fairseq", "ignite", "fastai", "numpy", "pandas", "scipy", "sklearn", "PIL", "cv2", "tqdm", "wandb",
-    "tensorboard", "mlflow", "tensorflow", "jax", "jaxlib", "flax", "keras", "ray", "hydra", "omegaconf", "click",
-    "typer", "pytest", "IPython", "ipykernel", "stepscope", "habana_frameworks", "torchrec", "fbgemm_gpu", "einops",
-    "safetensors", "huggingface_hub", "bitsandbytes",
-})
-# fmt: on
-_LIBRARY_PATH: Final = re.compile(r"(?:^|/)(?:site-packages|dist-packages)/|/lib/python\d|^<(?!ipython-input-)|^$")
-"""A name in angle brackets is no file, unless it is that of a notebook's cell."""
+_LIBRARY_PATH: Final = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages)/|/lib/python\d|(?:^|/)torchinductor_[^/]*/|/\.triton/|^<(?!ipython-input-)"
+)
+"""Where packages and generated code lie; a name in angle brackets is no file, but for that of a notebook's cell."""
+_DRIVE: Final = re.compile(r"[A-Za-z]:/")
 
 
 @lru_cache(maxsize=65536)
@@ -97,12 +91,16 @@ def cause_of_name(name: str) -> str | None:
 @lru_cache(maxsize=65536)
 def is_user_file(file: str | None) -> bool:
     """Whether a Python file is the user's: not the standard library's, an installed package's or a framework's."""
-    if not file or _LIBRARY_PATH.search(file):
+    path = (file or "").replace("\\", "/")
+    if not path or _LIBRARY_PATH.search(path):
         return False
-    top = file.lstrip("./").split("/", 1)[0].removesuffix(".py")
-    if top in sys.stdlib_module_names or top in _FRAMEWORKS:
+    if path.startswith("/") or _DRIVE.match(path):
+        return not is_framework(path, imported=False)
+    path = path.lstrip("./")
+    top = path.split("/", 1)[0].removesuffix(".py")
+    if top in sys.stdlib_module_names:
         return top == "__main__"
-    return not any(f"/{package}/" in file for package in ("torch", "torchvision", "transformers", "accelerate"))
+    return not (is_framework(path, imported=True) or is_framework(path, imported=False))
 
 
 @dataclass(frozen=True, slots=True)

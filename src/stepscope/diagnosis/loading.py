@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.input_pipeline import Batches, Load, batches, input_table
-from stepscope.analysis.naming import LOADER_START, cause_of_name, is_user_file
+from stepscope.analysis.naming import LOADER_START, cause_of_name
 from stepscope.diagnosis.finding import Figure, Location
 from stepscope.diagnosis.view import View
 from stepscope.program_facts import LoaderFacts
@@ -185,7 +185,7 @@ def costly_function(view: View, loading: Loading) -> Costly | None:
     for row in table.sort("total_ns", descending=True).iter_rows(named=True):
         if row["total_ns"] < CARRIES_MOST * whole or whole == 0:
             break
-        if row["file"] is not None and is_user_file(row["file"]):
+        if row["file"] is not None and row["file"] in view.user_code:
             share = min(row["total_ns"] / whole, 1.0)
             best = Costly(
                 row["stage"], row["function"], row["file"], row["line"] or 1, row["calls"], row["total_ns"],
