@@ -78,6 +78,21 @@ def test_the_saving_is_the_late_time_with_its_latency() -> None:
     assert 'mode="reduce-overhead"' in finding.remedy.code
 
 
+def test_python_that_only_recorded_lines_tell_of_has_its_place() -> None:
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.line(0, 250, "train.py(12): step")
+    recording.line(250, 250, "train.py(20): postprocess")
+    recording.launched(1, 10, 90, "a", 101)
+    recording.launched(500, 510, 490, "b", 102)
+
+    finding = the_finding(rule, recording.trace())
+
+    assert finding.title.startswith("41% of the step the device waits for launches")
+    assert places_of(finding) == [("train.py", 20, "postprocess"), ("train.py", 12, "step")]
+    assert [round(place.share, 3) for place in finding.where] == [0.625, 0.375]
+
+
 def test_a_simulated_machine() -> None:
     machine = launch_bound_training()
 

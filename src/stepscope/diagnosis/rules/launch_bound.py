@@ -94,7 +94,8 @@ def check(view: View) -> RuleResult:
     launches = launched["launch"].n_unique() / view.step_count
     calls = view.trace.launches[launched["launch"].unique()]
     many = "1 launch" if round(launches) == 1 else f"{launches:,.0f} launches"
-    blamed = mine.filter(pl.col("slice") >= 0)
+    by_line = pl.col("cause").is_in(_LATE) & pl.col("lane").is_in(list(view.activity.line_timelines))
+    blamed = mine.filter((pl.col("slice") >= 0) | by_line)
     finding = view.finding(
         ID,
         f"{view.share(cost):.0%} of the step the device waits for launches: {many} a step, "
