@@ -168,7 +168,8 @@ def open_after(rows: Rows, starts: Times, ends: Times, parent: Rows) -> tuple[Ti
     around = parent[order]
     if ((around >= 0) & (ends[order] > ends[np.maximum(around, 0)])).any():
         # Where slices partly overlap, one may outlive its parent: only what began last leads to what is open.
-        times = np.unique(times)
+        times = np.sort(times)
+        times = times[np.append(True, times[1:] != times[:-1])]  # np.unique takes ten times as long for this many
         candidates = order[np.searchsorted(starts[order], times, side="right") - 1]
     else:
         candidates = np.concatenate([around, order])
