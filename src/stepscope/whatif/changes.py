@@ -16,11 +16,12 @@ from stepscope.analysis.causes import CAUSES, DEVICE_CAUSES
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.errors import UsageError
 from stepscope.trace.intervals import Times
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, inherit
 from stepscope.whatif.experiment import Change, Experiment
 from stepscope.whatif.graph import Edges, Graph
 
 Lanes = npt.NDArray[np.int32]
+Factors = npt.NDArray[np.float64]
 
 Matcher = Callable[[str], object]
 
@@ -124,9 +125,61 @@ def without_waits(launches: Rows) -> Change:
     return apply
 
 
-def scaled_work(rows: Rows, factor: float) -> Change:
-    """These rows of `device_work` take so many times as long."""
+def moved_host_time(lanes: Lanes, starts: Times, ends: Times, moments: Times) -> Change:
+    """Host time in these intervals is spent later, at these moments of the same threads; waits inside go.
+
+    Args:
+        lanes: the thread of each interval; shape (n,).
+        starts, ends, moments: nanoseconds; shape (n,).
+    """
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        changed = scaled_host_time(lanes, starts, ends, 0.0)(experiment, graph)
+        return changed.with_host_time(lanes, moments, moments + 1, 1.0 + (ends - starts).astype(np.float64))
+
+    return apply
+
+
+def scaled_work(rows: Rows, factor: float | Factors) -> Change:
+    """These rows of `device_work` take so many times as long, all or each."""
     return lambda _, graph: graph.with_work(rows, factor)
+
+
+def scaled_work_of(rows: Rows, factor: float | Factors) -> Change:
+    """What these rows of `operators` and those inside them launch takes so many times as long, all or each.
+
+    Of operators inside one another the inner one's factor counts. The host's time stays, but on a machine without a
+    device: there it is the work, and the outer one's factor counts.
+    """
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        table = experiment.trace.operators
+        factors = np.broadcast_to(np.asarray(factor, np.float64), (len(rows),))
+        chosen = np.full(table.height, -1, np.int64)
+        chosen[rows] = np.arange(len(rows))
+        parent = table["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+        if experiment.trace.device_work.is_empty():
+            outermost, _ = _outermost_and_inside(chosen >= 0, parent)
+            starts = table["start_ns"].to_numpy()[outermost]
+            ends = starts + table["duration_ns"].to_numpy()[outermost]
+            return graph.with_host_time(table["lane"].to_numpy()[outermost], starts, ends, factors[chosen[outermost]])
+        work, position = _work_under(experiment, inherit(chosen, parent))
+        return graph.with_work(work, factors[position])
+
+    return apply
+
+
+def _work_under(experiment: Experiment, number: Rows) -> tuple[Rows, Rows]:
+    """Rows of the work launched by operators that have a number, -1 for none, and its number."""
+    operator = experiment.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
+    launch = experiment.trace.device_work["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
+    if not len(operator) or not len(launch) or not len(number):
+        nothing = np.zeros(0, np.int64)
+        return nothing, nothing
+    its = np.where(launch >= 0, operator[np.maximum(launch, 0)], -1)
+    numbers = np.where(its >= 0, number[np.maximum(its, 0)], -1)
+    work = np.flatnonzero(numbers >= 0)
+    return work, numbers[work]
 
 
 def scaled_operators(rows: Rows, factor: float) -> Change:
@@ -144,13 +197,8 @@ def scaled_operators(rows: Rows, factor: float) -> Change:
         lanes, starts = table["lane"].to_numpy()[outermost], table["start_ns"].to_numpy()[outermost]
         ends = starts + table["duration_ns"].to_numpy()[outermost]
         changed = scaled_host_time(lanes, starts, ends, factor)(experiment, graph)
-        operator = experiment.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
-        launch = experiment.trace.device_work["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
-        if not len(operator) or not len(launch):
-            return changed
-        its = np.where(launch >= 0, operator[np.maximum(launch, 0)], -1)
-        mine = (its >= 0) & inside[np.maximum(its, 0)]
-        return changed.with_work(np.flatnonzero(mine), factor)
+        work, _ = _work_under(experiment, np.where(inside, 0, -1))
+        return changed.with_work(work, factor)
 
     return apply
 
