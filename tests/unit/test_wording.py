@@ -2,10 +2,10 @@
 
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Interval
+from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy
 from stepscope.diagnosis.rules import launch_bound
 from stepscope.diagnosis.view import View
-from stepscope.diagnosis.wording import without_steps
+from stepscope.diagnosis.wording import for_any_device, without_steps
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
 from tests.unit.rules.test_launch_bound import late_launches
@@ -43,3 +43,12 @@ def test_a_finding_about_a_recording_with_steps_keeps_its_words() -> None:
         "share of the recording lost to late launches",
         "launches in the recording",
     ]
+
+
+def test_the_names_of_cuda_have_others_for_every_device() -> None:
+    remedy = Remedy("Remove torch.cuda.synchronize().", "with torch.cuda.stream(copying):   # torch.cuda.Stream()")
+
+    assert for_any_device("torch.cuda.synchronize() waits", remedy) == (
+        "torch.accelerator.synchronize() waits",
+        Remedy("Remove torch.accelerator.synchronize().", "with copying:   # torch.Stream()"),
+    )

@@ -31,7 +31,7 @@ from stepscope.diagnosis.finding import (
     Severity,
 )
 from stepscope.diagnosis.threshold import Threshold
-from stepscope.diagnosis.wording import without_steps
+from stepscope.diagnosis.wording import for_any_device, without_steps
 from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows, inherit
@@ -113,6 +113,12 @@ class View:
         """The device that findings are about: the busiest; None where the trace has none."""
         busy = self.device_time.sort(["busy_ns", "device"], descending=[True, False])
         return busy["device"][0] if busy.height else None
+
+    @cached_property
+    def has_cuda(self) -> bool:
+        """Whether `torch.cuda` is what drives the device, as it does those of NVIDIA and AMD, or nothing tells."""
+        calls = self.trace.launches["name"]
+        return calls.is_empty() or bool(calls.str.contains(r"^(?:cuda|cu[A-Z]|hip)").any())
 
     @cached_property
     def span(self) -> Window:
@@ -327,6 +333,8 @@ class View:
         """A finding whose saving is what a replay with this change gives, or else a cost over the span."""
         if self.complete_steps.is_empty():
             title, basis, evidence = without_steps(title, basis, evidence)
+        if not self.has_cuda:
+            title, remedy = for_any_device(title, remedy)
         if change is not None and self.experiment.why_not is not None:
             change = None
         if change is None:

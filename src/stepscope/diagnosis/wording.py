@@ -1,4 +1,4 @@
-"""What findings say where the recording has no steps: of the recording what they otherwise say of a step."""
+"""What findings say where the words of a rule do not fit: in recordings without steps, and of other devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence
+from stepscope.diagnosis.finding import Evidence, Remedy
 
 _OF_THE_RECORDING: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     (re.compile(pattern), words)
@@ -16,6 +16,15 @@ _OF_THE_RECORDING: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"\b(?:a|per|in each|in every) step\b", "in the recording"),
     )
 )
+_ON_ANY_DEVICE: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"\bwith torch\.cuda\.stream\((\w+)\)", r"with \1"),
+        (r"\btorch\.cuda\.(Stream|Event)\(", r"torch.\1("),
+        (r"\btorch\.cuda\.(current_stream|synchronize|empty_cache)\(", r"torch.accelerator.\1("),
+    )
+)
+"""What torch.cuda has, by its names for every accelerator (PyTorch 2.9 and later)."""
 
 
 def without_steps(title: str, basis: str, evidence: Evidence) -> tuple[str, str, Evidence]:
@@ -24,7 +33,12 @@ def without_steps(title: str, basis: str, evidence: Evidence) -> tuple[str, str,
     return _said(title), _said(basis), replace(evidence, figures=figures)
 
 
-def _said(text: str) -> str:
-    for pattern, words in _OF_THE_RECORDING:
+def for_any_device(title: str, remedy: Remedy) -> tuple[str, Remedy]:
+    """A finding's title and remedy with PyTorch's names for every accelerator instead of those for CUDA."""
+    return _said(title, _ON_ANY_DEVICE), Remedy(_said(remedy.text, _ON_ANY_DEVICE), _said(remedy.code, _ON_ANY_DEVICE))
+
+
+def _said(text: str, changes: tuple[tuple[re.Pattern[str], str], ...] = _OF_THE_RECORDING) -> str:
+    for pattern, words in changes:
         text = pattern.sub(words, text)
     return text

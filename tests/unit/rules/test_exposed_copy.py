@@ -128,6 +128,31 @@ def copied(memory: str, *, kind: str = "copy_in", pins: bool | None = None) -> T
     return recording.trace()
 
 
+def test_the_remedy_fits_devices_that_torch_cuda_does_not_drive() -> None:
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.launch(5, 2, 101, name="runFunction - job_submit")
+    recording.work(10, 890, "job", 101)
+    recording.launch(20, 2, 102, name="runFunction - job_submit")
+    recording.work(900, 100, "dma_in", 102, kind="copy_in", bytes=4096)
+
+    finding = the_finding(rule, recording.trace())
+
+    assert finding.remedy.text == (
+        "Copy the next batch while this one computes; from pinned memory, if it is not there yet."
+    )
+    assert finding.remedy.code == (
+        "copying = torch.Stream()\n"
+        "with copying:\n"
+        "    following = next(batches).to(device, non_blocking=True)\n"
+        "train(batch)\n"
+        "torch.accelerator.current_stream().wait_stream(copying)\n"
+        "batch = following"
+    )
+    assert [name for name, *_ in figures_of(finding)][1:] == ["copies per step", "bytes moved per step"]
+    assert "torch.cuda.Stream()" in the_finding(rule, copied("Pinned -> Device")).remedy.code
+
+
 @pytest.mark.parametrize(
     ("trace", "text", "code"),
     [

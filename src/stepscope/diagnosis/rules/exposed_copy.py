@@ -36,6 +36,8 @@ TITLE: Final = "Copies between host and device stop the work"
 THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step in which the device only copies")}
 
 _KINDS: Final = ("copy_in", "copy_out")
+_MEMORY: Final = "(?i)pageable|pinned"
+"""What copies are called where their names tell the host's memory; those of other devices than GPUs do not."""
 
 
 def check(view: View) -> RuleResult:
@@ -50,6 +52,7 @@ def check(view: View) -> RuleResult:
         return RuleResult()
     copies = view.work.filter(pl.col("kind").is_in(_KINDS))
     pageable = copies.filter(pl.col("name").str.contains("(?i)pageable"))
+    told = Figure("of them from or to pageable memory", pageable.height / view.step_count, "count")
     calls = copies.filter(pl.col("launch").is_not_null())
     slices = view.activity.slices_of("launches")[calls["launch"].to_numpy().astype(np.int64)]
     moved = int(copies["bytes"].sum() or 0) // view.step_count
@@ -64,7 +67,7 @@ def check(view: View) -> RuleResult:
             (
                 Figure("share of the step lost to copies", view.share(cost), "share", limit),
                 Figure("copies per step", copies.height / view.step_count, "count"),
-                Figure("of them from or to pageable memory", pageable.height / view.step_count, "count"),
+                *([told] if copies["name"].str.contains(_MEMORY).any() else []),
                 Figure("bytes moved per step", moved, "bytes"),
             ),
             view.longest(copies, "copy"),
@@ -86,8 +89,11 @@ def _remedy(view: View, copies: pl.DataFrame, pageable: pl.DataFrame) -> Remedy:
             "host.copy_(tensor, non_blocking=True)      # read it after the next synchronisation",
         )
     if not pageable.height:
+        pinned = copies["name"].str.contains(_MEMORY).any()
         return Remedy(
-            "The memory is pinned already: copy the next batch while this one computes.",
+            "The memory is pinned already: copy the next batch while this one computes."
+            if pinned
+            else "Copy the next batch while this one computes; from pinned memory, if it is not there yet.",
             "copying = torch.cuda.Stream()\n"
             "with torch.cuda.stream(copying):\n"
             "    following = next(batches).to(device, non_blocking=True)\n"
