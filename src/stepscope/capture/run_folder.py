@@ -57,7 +57,7 @@ class RunFolder:
             check_name(name)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            place = _new_folder(root, manifest.suggested_name()) if name is None else root / name
+            place = new_folder(root, manifest.suggested_name()) if name is None else root / name
             if name is not None:
                 place.mkdir()
         except FileExistsError:
@@ -220,7 +220,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _new_folder(root: Path, suggestion: str) -> Path:
+def new_folder(root: Path, suggestion: str) -> Path:
     """Make a folder of the suggested name, or with a number behind it."""
     number = 1
     while True:

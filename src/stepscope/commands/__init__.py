@@ -15,6 +15,7 @@ from typing import Final
 from stepscope.commands import (
     attach,
     batch_size,
+    bench,
     cache,
     diagnose,
     environment,
@@ -46,6 +47,7 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final[tuple[ModuleType, ...]] = (
     run,
+    bench,
     diagnose,
     runs,
     history,

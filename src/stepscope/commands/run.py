@@ -45,11 +45,11 @@ def prepare_parser(parser: CommandParser) -> None:
     parser.usage = "stepscope run [options] PROGRAM [ARGUMENT ...]"
     parser.program = "program"
     when = parser.add_argument_group("when to record")
-    when.add_argument("--steps", metavar="N", type=_at_least(1), default=5, help="steps to record (default: 5)")
+    when.add_argument("--steps", metavar="N", type=at_least(1), default=5, help="steps to record (default: 5)")
     when.add_argument(
         "--warmup",
         metavar="N",
-        type=_at_least(0),
+        type=at_least(0),
         help="steps to let pass before (default: 5, and up to 10 in the first 3 seconds)",
     )
     when.add_argument("--exit-after", action="store_true", help="end the program when the steps are recorded")
@@ -59,7 +59,7 @@ def prepare_parser(parser: CommandParser) -> None:
         action="store_true",
         help="keep each rank to its own cores, and collect no garbage while steps are recorded",
     )
-    when.add_argument("--seed", metavar="N", type=_at_least(0), help="with --quiet-machine: fix the random generators")
+    when.add_argument("--seed", metavar="N", type=at_least(0), help="with --quiet-machine: fix the random generators")
     what = parser.add_argument_group("what to record, besides times")
     what.add_argument(
         "--telemetry",
@@ -240,7 +240,8 @@ def _quietly(action: Any) -> None:
         print(f"stepscope: {printable(str(error))}", file=sys.stderr)
 
 
-def _at_least(lowest: int) -> Any:
+def at_least(lowest: int) -> Any:
+    """What argparse calls to read a whole number that is not below the lowest."""
     def number(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= lowest):
             raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {lowest} on")

@@ -1,0 +1,292 @@
+"""Commands run in turn, their steps timed, until it is known well enough which is faster.
+
+<folder>/<label>-<round>/output.log                  what the program printed
+<folder>/<label>-<round>/rank<R>/steps-<P>.json      when its steps ended (`stepscope.capture.bench_steps`)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from stepscope.capture.bench_load import LoadMeter
+from stepscope.capture.bench_programs import BenchCommand, ProgramEnd, run_logged
+from stepscope.capture.bench_records import Record, job_ends_ns, read_records
+from stepscope.capture.bootstrap_plan import RunOptions
+from stepscope.capture.launch import environment_of
+from stepscope.capture.manifest import RunManifest
+from stepscope.capture.run_folder import RunFolder
+from stepscope.compare.statistics import SampleComparison, compare_samples
+from stepscope.compare.warm_up import WarmUp, warm_up
+
+Stop: TypeAlias = Literal["precision", "rounds", "budget", "interrupted", "failed"]
+
+FEWEST_ROUNDS: Final = 2
+"""So that each command comes first once."""
+FEWEST_STEPS: Final = 2
+CONFIDENCE: Final = 0.95
+LOG: Final = "output.log"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """How long and how carefully is measured.
+
+    Attributes:
+        steps: steps to time in a run, those of its warm-up among them; the program is ended after them.
+        precision: half the width of the interval of each change, as a share of the first command's step, at which
+            it is precise enough.
+        budget_s: seconds after which no further round begins; the first two always do.
+        rounds: at most so many; None leaves that to the budget.
+        quiet: keep each rank to its own cores, and collect no garbage.
+        seed: for the random generators of a quiet machine; None leaves them alone.
+        show_output: let the programs write on standard error instead of into logs.
+    """
+
+    steps: int = 50
+    precision: float = 0.01
+    budget_s: float = 600.0
+    rounds: int | None = None
+    quiet: bool = False
+    seed: int | None = None
+    show_output: bool = False
+
+    def confidence(self, commands: int) -> float:
+        """Of each interval, so that all of them together hold with `CONFIDENCE` (Bonferroni)."""
+        return 1 - (1 - CONFIDENCE) / max(commands - 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRun:
+    """One run of one command.
+
+    Attributes:
+        label, round: of the command, and in which round, from 1.
+        folder: the run's own.
+        step_ns: every step that was timed, in order; of several ranks, from the last rank's end of a step to the
+            last rank's end of the next.
+        warm_up: how many of them do not count.
+        source: what showed where steps end: "explicit", "optimizer", "loader" or "forward".
+        clock: "device" where the times are those at which an accelerator came to the end of each step, else "host".
+        ranks: processes whose steps these are.
+        complete: whether it took as many steps as it was to.
+        seconds: from the start of the program to its end.
+        other_cores: cores that others kept busy meanwhile; None where unknown.
+        own_profiler: whether the program used torch.profiler itself.
+        said: about the quiet machine, a sentence each.
+    """
+
+    label: str
+    round: int
+    folder: Path
+    step_ns: tuple[int, ...]
+    warm_up: WarmUp
+    source: str
+    clock: str
+    ranks: int
+    complete: bool
+    seconds: float
+    other_cores: float | None = None
+    own_profiler: bool = False
+    said: tuple[str, ...] = ()
+
+    @property
+    def steady_ns(self) -> tuple[int, ...]:
+        """The steps that count."""
+        return self.step_ns[self.warm_up.dropped :]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchFailure:
+    """Why it could not go on.
+
+    Attributes:
+        label, round: the command that failed, and when.
+        sentence: what happened.
+        log: its output; None where it was shown, or is of no use.
+    """
+
+    label: str
+    round: int
+    sentence: str
+    log: Path | None = None
+
+
+@dataclass
+class Bench:
+    """What was measured so far.
+
+    Attributes:
+        commands: the first is the one that the others are compared with.
+        runs: in the order in which they ran.
+        stop: why no more were made; None while it goes on.
+        failure: where that is because a command failed.
+        seconds: since the beginning.
+    """
+
+    commands: tuple[BenchCommand, ...]
+    settings: BenchSettings
+    folder: Path
+    runs: list[BenchRun] = field(default_factory=list)
+    stop: Stop | None = None
+    failure: BenchFailure | None = None
+    seconds: float = 0.0
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in which every command ran."""
+        return len(self.runs) // len(self.commands)
+
+    def runs_of(self, label: str) -> list[BenchRun]:
+        """The runs of one command, in order."""
+        return [run for run in self.runs if run.label == label]
+
+    def comparisons(self) -> list[tuple[BenchCommand, SampleComparison]]:
+        """Each command but the first, compared with the first."""
+        first, confidence = self.commands[0], self.settings.confidence(len(self.commands))
+        before = [run.steady_ns for run in self.runs_of(first.label)]
+        return [
+            (
+                command,
+                compare_samples(before, [run.steady_ns for run in self.runs_of(command.label)], confidence=confidence),
+            )
+            for command in self.commands[1:]
+        ]
+
+
+def order_of(count: int, round_number: int) -> list[int]:
+    """Which command comes when in a round, from 1: A B, B A, B A, A B and so on.
+
+    Each second round is the one before it the other way round, so that what drifts evenly hits all alike; each pair
+    of rounds begins with another command.
+    """
+    pair, is_second = divmod(round_number - 1, 2)
+    turned = [(place + pair) % count for place in range(count)]
+    return turned[::-1] if is_second else turned
+
+
+def measure(bench: Bench, tell: Callable[[BenchRun], None]) -> None:
+    """Run the commands in turn until the settings say that it is enough, or one fails, or Ctrl-C comes.
+
+    All of it stands in `bench` then, `stop` among it; nothing is raised for a program that fails.
+
+    Args:
+        tell: is told of each run.
+
+    Raises:
+        UsageError: a program cannot be started, or the folder cannot be written.
+    """
+    begun_s = time.monotonic()
+    try:
+        while bench.stop is None:
+            for number in order_of(len(bench.commands), bench.rounds + 1):
+                run = _run(bench, bench.commands[number], len(bench.runs) // len(bench.commands) + 1)
+                bench.seconds = time.monotonic() - begun_s
+                if isinstance(run, BenchFailure):
+                    bench.stop, bench.failure = "failed", run
+                    return
+                bench.runs.append(run)
+                tell(run)
+            bench.stop = _stop(bench)
+    except KeyboardInterrupt:
+        bench.stop = "interrupted"
+    bench.seconds = time.monotonic() - begun_s
+
+
+def _stop(bench: Bench) -> Stop | None:
+    """Why there need not be another round, after a whole one."""
+    settings = bench.settings
+    if bench.rounds < FEWEST_ROUNDS:
+        return None
+    if all(_is_precise(comparison, settings.precision) for _, comparison in bench.comparisons()):
+        return "precision"
+    if settings.rounds is not None and bench.rounds >= settings.rounds:
+        return "rounds"
+    return "budget" if bench.seconds + bench.seconds / bench.rounds > settings.budget_s else None
+
+
+def _is_precise(comparison: SampleComparison, precision: float) -> bool:
+    low, high = comparison.change_low, comparison.change_high
+    return low is not None and high is not None and (high - low) / 2 <= precision
+
+
+def _run(bench: Bench, command: BenchCommand, round_number: int) -> BenchRun | BenchFailure:
+    settings = bench.settings
+    options = RunOptions(steps=settings.steps, telemetry=False, quiet=settings.quiet, seed=settings.seed, measure=True)
+    manifest = RunManifest.begin(command.words, time.time(), options=options.to_json(), redact=False)
+    folder = RunFolder.create(bench.folder, f"{command.label}-{round_number}", manifest)
+    log = None if settings.show_output else folder.path / LOG
+    meter = LoadMeter()
+    end = run_logged(
+        command.words,
+        environment_of(folder, options, {**os.environ, **command.variables}),
+        log,
+        limit_s=settings.budget_s,
+        is_done=lambda: _all_complete(read_records(folder)),
+    )
+    records = read_records(folder)
+    ends_ns = job_ends_ns(records)
+    step_ns = tuple(second - first for first, second in pairwise(ends_ns))
+    complete = len(step_ns) >= settings.steps
+    problem = _problem(folder, end, len(ends_ns), complete, settings)
+    if problem is not None:
+        return BenchFailure(command.label, round_number, problem, log)
+    first = records[0]
+    return BenchRun(
+        label=command.label,
+        round=round_number,
+        folder=folder.path,
+        step_ns=step_ns,
+        warm_up=warm_up(step_ns),
+        source=first.source,
+        clock=first.clock,
+        ranks=len(records),
+        complete=complete,
+        seconds=end.seconds,
+        other_cores=None if end.was_ended else meter.other_cores(),
+        own_profiler=any(record.own_profiler for record in records),
+        said=tuple(dict.fromkeys(sentence for record in records for sentence in record.said)),
+    )
+
+
+def _all_complete(records: Sequence[Record]) -> bool:
+    complete = [record for record in records if record.complete]
+    return bool(complete) and len(complete) >= complete[0].world_size
+
+
+def _problem(folder: RunFolder, end: ProgramEnd, seen: int, complete: bool, settings: BenchSettings) -> str | None:
+    """Why a run is of no use, in the words that follow the command; None where it is."""
+    if complete:
+        return None
+    if end.exit_code != 0 and not end.was_ended:
+        return f"failed with exit code {end.exit_code}{_how_many(seen)}"
+    if seen > FEWEST_STEPS:
+        return None
+    if end.was_ended:
+        return f"was ended after {end.seconds:.0f} s{_how_many(seen)}; --budget gives it more time"
+    if seen:
+        return f"ended{_how_many(seen)}; a comparison takes at least {FEWEST_STEPS + 1}"
+    return "".join(_why_nothing(folder))
+
+
+def _how_many(seen: int) -> str:
+    if seen == 0:
+        return " before a step was seen"
+    return f" after {seen} step{'s' if seen > 1 else ''}"
+
+
+def _why_nothing(folder: RunFolder) -> Iterator[str]:
+    if not folder.was_seen("python"):
+        yield "ran no Python program that stepscope could reach; python -I and -S keep it out"
+        return
+    yield "ended without a step that can be seen: "
+    if folder.was_seen("torch"):
+        yield "no optimizer stepped, no DataLoader was iterated and no module was called again and again"
+    else:
+        yield "it did not import torch"
+    yield "; put the body of its loop into a block `with stepscope.step():`"

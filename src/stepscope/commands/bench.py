@@ -1,0 +1,241 @@
+"""`stepscope bench`: commands run in turn, and which of them has the shorter steps."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from stepscope.commands import _output
+from stepscope.commands.run import at_least
+from stepscope.errors import UsageError
+from stepscope.report.format import duration, printable
+
+if TYPE_CHECKING:
+    from stepscope.capture.bench import Bench, BenchFailure, BenchRun
+
+NAME: Final = "bench"
+HELP: Final = "Run commands in turn, time their steps without a profiler, and say which is faster and how sure that is."
+_EXAMPLES: Final = """\
+Each command is one quoted argument; the first is what the others are compared with. A program is found and started
+as stepscope run does it, runs until it has taken --steps steps, and is then ended. No shell is asked: variables may
+stand before a program, pipes may not.
+
+examples:
+  stepscope bench 'python train.py --workers 0' 'python train.py --workers 4'
+  stepscope bench 'train.py' 'train.py --fused' 'train.py --fused --bf16' --steps 100
+  stepscope bench 'OMP_NUM_THREADS=1 train.py' 'OMP_NUM_THREADS=4 train.py' --precision 0.5% --budget 30m
+  stepscope bench 'torchrun --nproc-per-node 2 a.py' 'torchrun --nproc-per-node 2 b.py' --profile
+  stepscope bench 'old/train.py' 'new/train.py' --fail-if-slower 3% --markdown comment.md
+
+Exit codes: 0 done, 1 a command is slower than --fail-if-slower allows, 2 a command failed, 130 interrupted."""
+_TIMES: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
+_LABELS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+INTERRUPTED: Final = 130
+_MOST_SHOWN: Final = 99
+"""More rounds than these are never needed; the precision is reached before."""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument("commands", metavar="COMMAND", nargs="+", help="two or more, each quoted as one argument")
+    how = parser.add_argument_group("how much is measured")
+    how.add_argument(
+        "--steps", metavar="N", type=at_least(3), default=50, help="steps to time in a run, with its warm-up (50)"
+    )
+    how.add_argument(
+        "--precision",
+        metavar="SHARE",
+        type=share_of_step,
+        default=0.01,
+        help="stop when every change is known to this share of the first command's step, more or less (1%%)",
+    )
+    how.add_argument(
+        "--budget",
+        metavar="TIME",
+        type=_time,
+        default=600.0,
+        help="begin no further round after it: 90s, 10m, 1h (10m)",
+    )
+    how.add_argument("--rounds", metavar="N", type=at_least(2), help="at most so many runs of each command")
+    how.add_argument(
+        "--quiet-machine", action="store_true", help="keep each rank to its own cores, and collect no garbage"
+    )
+    how.add_argument("--seed", metavar="N", type=at_least(0), help="with --quiet-machine: fix the random generators")
+    after = parser.add_argument_group("what comes of it")
+    after.add_argument(
+        "--fail-if-slower", metavar="SHARE", type=share_of_step, help="exit with 1 if a command is slower by more"
+    )
+    after.add_argument("--json", metavar="FILE", type=_output.target, help="write everything for programs; - prints it")
+    after.add_argument(
+        "--markdown", metavar="FILE", type=_output.target, help="write the result for a pull request; - prints it"
+    )
+    after.add_argument(
+        "--folder", metavar="DIR", help="make the bench's folder in DIR instead of the user's data folder"
+    )
+    after.add_argument(
+        "--show-output", action="store_true", help="show what the programs print, on standard error, and keep no logs"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; 1 where --fail-if-slower says so, 2 where a command failed, 130 where Ctrl-C came."""
+    from stepscope.capture.bench import measure
+
+    if arguments.seed is not None and not arguments.quiet_machine:
+        raise UsageError("--seed goes with --quiet-machine")
+    if arguments.json == "-" and arguments.markdown == "-":
+        raise UsageError("only one of --json and --markdown can be -")
+    bench = _new_bench(arguments)
+    _say(f"{len(bench.commands)} commands in turn; logs in {bench.folder}")
+    with _ended_by_signals():
+        measure(bench, lambda run: _say(_progress(bench, run)))
+        if bench.failure is not None:
+            _show_failure(bench.failure)
+        if all(bench.runs_of(command.label) for command in bench.commands):
+            _write(arguments, bench)
+        elif bench.stop == "interrupted":
+            _say("interrupted before every command had run once")
+    if bench.failure is not None:
+        raise UsageError(_failure(bench, bench.failure))
+    if bench.stop == "interrupted":
+        return INTERRUPTED
+    return 1 if _is_slower(bench, arguments.fail_if_slower) else 0
+
+
+def _new_bench(arguments: argparse.Namespace) -> Bench:
+    from stepscope.capture.bench import Bench, BenchSettings
+    from stepscope.capture.bench_programs import BenchCommand
+
+    texts: Sequence[str] = arguments.commands
+    if len(texts) < 2:
+        raise UsageError("bench compares two commands or more, each quoted as one argument: 'a.py --x' 'b.py'")
+    if len(texts) > len(_LABELS):
+        raise UsageError(f"bench compares at most {len(_LABELS)} commands, not {len(texts)}")
+    commands = tuple(BenchCommand.parse(label, text) for label, text in zip(_LABELS, texts, strict=False))
+    settings = BenchSettings(
+        steps=arguments.steps,
+        precision=arguments.precision,
+        budget_s=arguments.budget,
+        rounds=arguments.rounds,
+        quiet=arguments.quiet_machine,
+        seed=arguments.seed,
+        show_output=arguments.show_output,
+    )
+    return Bench(commands, settings, _new_folder(arguments.folder, commands[0].words))
+
+
+def _new_folder(chosen: str | None, words: Sequence[str]) -> Path:
+    """A folder for the runs, named by the first program and the time."""
+    from stepscope.capture.manifest import RunManifest
+    from stepscope.capture.run_folder import data_folder, new_folder
+
+    root = data_folder() / "benches" if chosen is None else Path(chosen).absolute()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        return new_folder(root, RunManifest(tuple(words), started_unix_s=time.time()).suggested_name())
+    except OSError as error:
+        raise UsageError(f"no folder can be made in {root}: {error.strerror}") from error
+
+
+def _progress(bench: Bench, run: BenchRun) -> str:
+    """Such as "round 2 of at most 5: B 48.2 ms a step"."""
+    steady = run.steady_ns
+    most = _most_rounds(bench)
+    of = "" if most is None or most > _MOST_SHOWN else f" of at most {most}"
+    return f"round {run.round}{of}: {run.label} {duration(sum(steady) / len(steady))} a step"
+
+
+def _most_rounds(bench: Bench) -> int | None:
+    """How many rounds there can be; None before the first has told how long one takes."""
+    from stepscope.capture.bench import FEWEST_ROUNDS
+
+    settings, whole = bench.settings, bench.rounds
+    by_budget = max(int(settings.budget_s / (bench.seconds / len(bench.runs) * len(bench.commands))), whole)
+    fits = None if whole == 0 else max(by_budget, FEWEST_ROUNDS)
+    limits = [limit for limit in (fits, settings.rounds) if limit is not None]
+    return min(limits, default=None)
+
+
+def _write(arguments: argparse.Namespace, bench: Bench) -> None:
+    """Print the result, or what is to stand on standard output in its place, and write the files."""
+    from stepscope.report.bench_json import bench_json
+    from stepscope.report.bench_text import bench_markdown, bench_text
+    from stepscope.report.json_report import json_bytes
+
+    if "-" not in (arguments.json, arguments.markdown):
+        _output.print_text(bench_text(bench, width=_output.width()))
+    if arguments.json is not None:
+        _output.write_output(arguments.json, json_bytes(bench_json(bench)))
+    if arguments.markdown is not None:
+        _output.write_output(arguments.markdown, bench_markdown(bench).encode())
+
+
+def _show_failure(failure: BenchFailure) -> None:
+    """The last lines that the program printed."""
+    from stepscope.capture.bench_programs import last_lines
+
+    for line in last_lines(failure.log) if failure.log is not None else ():
+        print(f"  {printable(line)}", file=sys.stderr)
+
+
+def _failure(bench: Bench, failure: BenchFailure) -> str:
+    command = next(each for each in bench.commands if each.label == failure.label)
+    log = "" if failure.log is None else f"; its output: {failure.log}"
+    return f"command {failure.label}, {command.shown}, {failure.sentence}{log}"
+
+
+def _is_slower(bench: Bench, allowed: float | None) -> bool:
+    """Whether any command is slower by more than is allowed, and not by chance."""
+    changes = [found.change_low for _, found in bench.comparisons()]
+    return allowed is not None and any(low is not None and low > allowed for low in changes)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Take the signals that end a process as Ctrl-C, so that no program is left behind."""
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    for number, handler in before.items():
+        if handler not in (signal.SIG_IGN, None):  # as under nohup
+            signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+def _say(sentence: str) -> None:
+    print(f"stepscope: {printable(sentence)}", file=sys.stderr, flush=True)
+
+
+def share_of_step(text: str) -> float:
+    """A share from "3%" or "0.03"."""
+    match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(%?)\s*", text, re.ASCII)
+    value = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < value < 10:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share of a step: write 3% or 0.03")
+    return value
+
+
+def _time(text: str) -> float:
+    """Seconds from "90s", "10m" or "1h"."""
+    match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(s|m|min|h|)\s*", text, re.ASCII)
+    value = float(match[1]) * _TIMES[match[2]] if match else 0.0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 90s, 10m or 1h")
+    return value
