@@ -105,7 +105,7 @@ def test_everything_a_diagnosis_holds_is_there_in_order() -> None:
     for sentence in (
         "1 The device waits 40.0 ms a step for the DataLoader high",
         "Saves 40.0 ms of 120.3 ms per step (33.2 %)",
-        "the idle time with the cause input; confidence high",
+        "the idle time with the cause input; attributed, not replayed; confidence high",
         "/home/jane doe/project/train.py:88 main 90.0 % of it",
         "dataloader.py:12 __next__ 10.0 % of it (where the function is defined)",
         "loader = DataLoader( dataset, num_workers=8 )",

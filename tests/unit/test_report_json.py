@@ -4,7 +4,7 @@ import math
 import polars as pl
 
 import stepscope
-from stepscope.diagnosis.diagnosis import Unreadable
+from stepscope.diagnosis.diagnosis import Together, Unreadable
 from stepscope.report.json_report import json_bytes, json_report, json_reports
 from stepscope.trace import Metadata, Window
 from tests.unit.hand_built import empty, full
@@ -34,6 +34,7 @@ EMPTY_REPORT = {
     "kernel_count": 0,
     "findings": [],
     "findings_hidden": 0,
+    "together": None,
     "not_answered": [],
 }
 
@@ -98,6 +99,7 @@ FULL_REPORT = {
             "saving_ns_per_step": 40_000_000,
             "saving_share": 0.3325,
             "saving_basis": "the idle time with the cause input",
+            "saving_from": "attributed",
             "confidence": "high",
             "ends_run_in_ns": None,
             "evidence": {
@@ -134,6 +136,7 @@ FULL_REPORT = {
             "saving_ns_per_step": 0,
             "saving_share": 0.0,
             "saving_basis": "counted",
+            "saving_from": "attributed",
             "confidence": "low",
             "ends_run_in_ns": None,
             "evidence": {"figures": [], "intervals": []},
@@ -142,6 +145,7 @@ FULL_REPORT = {
         },
     ],
     "findings_hidden": 2,
+    "together": None,
     "not_answered": [
         {
             "question": "Is memory fragmented?",
@@ -159,6 +163,15 @@ def test_the_empty_diagnosis() -> None:
 
 def test_the_whole_report_survives_being_written() -> None:
     assert json.loads(json_bytes(json_report(full()))) == json_report(full()) == FULL_REPORT
+
+
+def test_what_findings_save_together() -> None:
+    assert json_report(full(together=Together(3, 49_323_000, 0.41, 0.63)))["together"] == {
+        "count": 3,
+        "saving_ns_per_step": 49_323_000,
+        "share": 0.41,
+        "sum_share": 0.63,
+    }
 
 
 def test_several_ranks_stand_in_one_report() -> None:

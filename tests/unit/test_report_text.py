@@ -4,9 +4,10 @@ import re
 import polars as pl
 import pytest
 
-from stepscope.diagnosis.diagnosis import DeviceSummary, Unreadable
+from stepscope.diagnosis.diagnosis import DeviceSummary, Together, Unreadable
 from stepscope.diagnosis.finding import Remedy
-from stepscope.report.sentences import headline, idle_by_cause, rank_table
+from stepscope.report.markdown import markdown_report
+from stepscope.report.sentences import headline, idle_by_cause, rank_table, together_sentence
 from stepscope.report.text import text_report, text_reports
 from stepscope.trace import Metadata
 from tests.unit.hand_built import FULL, HOST, IDLE, INPUT_BOUND, empty, full
@@ -22,7 +23,8 @@ Rank 3, device 0 (NVIDIA H100): a step takes 120.3 ms (mean of 10, annotated), i
 52.8 %; biggest cause: the host was loading data (33.2 %).
 
 1. The device waits 40.0 ms a step for the DataLoader
-   saves  40.0 ms of 120.3 ms per step (33.2 %); the idle time with the cause input; confidence high
+   saves  40.0 ms of 120.3 ms per step (33.2 %); the idle time with the cause input; attributed, not
+          replayed; confidence high
    where  /home/jane doe/project/train.py:88 main (90.0 % of it)
           /opt/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py:12 __next__ (10.0 %
           of it)
@@ -96,6 +98,35 @@ def test_several_ranks_begin_with_a_table_and_show_the_one_that_can_save_most() 
             "0 ns recorded, without steps", "a step takes 90 ns (1 step, inferred from what repeats)"
         )
     )
+
+
+def test_a_replayed_saving_carries_no_mark() -> None:
+    finding = dataclasses.replace(INPUT_BOUND, saving_from="replayed")
+    report = text_report(full(findings=(finding,)), width=100, colour=False, top=1)
+    assert "(33.2 %); the idle time with the cause input; confidence high\n" in report
+
+
+REPLAYED = dataclasses.replace(INPUT_BOUND, saving_from="replayed")
+
+
+@pytest.mark.parametrize(
+    ("findings", "together", "sentence"),
+    [
+        (2, Together(2, 1, 0.41, 0.63), "All of these together: 41.0 % of the step, not 63.0 %: they overlap."),
+        (2, Together(2, 1, 0.41, 0.412), "All of these together: 41.0 % of the step: they add up."),
+        (
+            3,
+            Together(2, 1, 0.41, 0.3),
+            "The 2 of them that were replayed, together: 41.0 % of the step, more than their sum of 30.0 %: some only "
+            "count once others are gone.",
+        ),
+    ],
+)
+def test_what_findings_save_together_stands_below_them(findings: int, together: Together, sentence: str) -> None:
+    diagnosis = full(findings=(REPLAYED,) * findings, together=together)
+    assert together_sentence(diagnosis) == sentence
+    assert f"\n\n{sentence}\n\n2 more findings" in text_report(diagnosis, width=200, colour=False, top=1)
+    assert f"\n\n{sentence}\n\n2 more findings" in markdown_report(diagnosis, top=1)
 
 
 def test_colour_adds_nothing_but_colour_and_lets_no_escape_of_the_trace_through() -> None:

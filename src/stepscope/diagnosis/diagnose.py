@@ -12,12 +12,13 @@ from stepscope.analysis.kernels import kernel_table
 from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.analysis.operators import operator_table
 from stepscope.analysis.summary import device_uses, host_use
-from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis
+from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Together
 from stepscope.diagnosis.finding import Finding, NotAnswered
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.trace import Trace
+from stepscope.whatif.changes import together
 
 MINIMUM_SHARE = 0.01
 EXPLAINED = 0.5
@@ -48,12 +49,7 @@ def diagnose(
     chosen = _chosen(rules)
     _check_settings(settings or {})
     view = View(trace, settings, user_code)
-    findings: list[Finding] = []
-    questions: list[NotAnswered] = []
-    for rule in chosen:
-        result = rule.check(view)
-        findings.extend(result.findings)
-        questions.extend(result.not_answered)
+    findings, questions = asked(view, chosen)
     findings = without_replaced(findings)
     findings.sort(key=lambda finding: finding.rank)
     shown = tuple(
@@ -61,6 +57,24 @@ def diagnose(
         for finding in findings
         if finding.saving_share >= minimum_share or finding.severity == "note" or finding.ends_run_in_ns is not None
     )
+    return _diagnosis(view, shown, len(findings) - len(shown), questions, top)
+
+
+def asked(view: View, rules: Sequence[ModuleType]) -> tuple[list[Finding], list[NotAnswered]]:
+    """Everything that these rules find, and what they cannot answer, in the rules' order."""
+    findings: list[Finding] = []
+    questions: list[NotAnswered] = []
+    for rule in rules:
+        result = rule.check(view)
+        findings.extend(result.findings)
+        questions.extend(result.not_answered)
+    return findings, questions
+
+
+def _diagnosis(
+    view: View, shown: tuple[Finding, ...], hidden: int, questions: Sequence[NotAnswered], top: int
+) -> Diagnosis:
+    trace = view.trace
     operators = operator_table(trace, costs=view.operator_costs, steps=view.steps)
     kernels = kernel_table(trace, steps=view.steps)
     windows = {name: device_window(trace, name) for name in sorted(trace.device_work["device"].unique().to_list())}
@@ -80,10 +94,28 @@ def diagnose(
         kernels=kernels.head(top) if top else kernels,
         kernel_count=kernels.height,
         findings=shown,
-        hidden=len(findings) - len(shown),
+        hidden=hidden,
         not_answered=tuple(dict.fromkeys(questions)),
         device_uses=device_uses(trace, activity=view.activity),
         host_use=host_use(main_thread),
+        together=_together(view, shown),
+    )
+
+
+def _together(view: View, shown: Sequence[Finding]) -> Together | None:
+    """One replay without the causes of all shown findings whose own saving was replayed."""
+    several = [finding for finding in shown if finding.change is not None and finding.saving_ns_per_step > 0]
+    if len(several) < 2:
+        return None
+    experiment = view.experiment
+    change = together(*(finding.change for finding in several if finding.change is not None))
+    replayed = experiment.run(change(experiment, experiment.graph)).saving_ns
+    saving = min(max(round(replayed), 0), view.step_ns)
+    return Together(
+        count=len(several),
+        saving_ns_per_step=saving,
+        share=saving / view.step_ns,
+        sum_share=sum(finding.saving_share for finding in several),
     )
 
 

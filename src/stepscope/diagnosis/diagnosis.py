@@ -42,6 +42,24 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """What a step would lose if the causes of several findings were gone at once, by one replay without all of them.
+
+    Attributes:
+        count: findings that it is about: those shown whose own saving was replayed.
+        saving_ns_per_step: never more than the step.
+        share: the same as a share of the step, 0 to 1.
+        sum_share: the sum of the findings' own shares: above `share` where savings overlap, below it where one cause
+            hides behind another.
+    """
+
+    count: int
+    saving_ns_per_step: int
+    share: float
+    sum_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """Everything a report needs; tables are small (already cut to the top rows).
 
@@ -65,6 +83,7 @@ class Diagnosis:
         not_answered: questions this trace leaves open.
         device_uses: how each device spent its window, at a glance.
         host_use: the same of the main host thread; None where none was recorded.
+        together: what the shown findings save together; None where fewer than two of them have a replayed saving.
     """
 
     metadata: Metadata
@@ -85,6 +104,7 @@ class Diagnosis:
     not_answered: tuple[NotAnswered, ...]
     device_uses: tuple[DeviceUse, ...] = ()
     host_use: HostUse | None = None
+    together: Together | None = None
 
     def _repr_html_(self) -> str:
         rows = "".join(

@@ -29,6 +29,7 @@ from stepscope.report.html_memory import memories_or_none, memory_view
 from stepscope.report.html_picture import View, cause_view, picture_view
 from stepscope.report.html_telemetry import pictures_or_none, telemetry_view
 from stepscope.report.sentences import (
+    basis_sentence,
     headline,
     hidden_sentence,
     nothing_sentence,
@@ -37,6 +38,7 @@ from stepscope.report.sentences import (
     rank_table,
     ranks_or_traces,
     saving_sentence,
+    together_sentence,
     unreadable_heading,
     unreadable_sentences,
     warning_sentences,
@@ -144,6 +146,7 @@ def _rank(
         "tiles": _tiles(diagnosis),
         "devices": [_device(device) for device in diagnosis.devices],
         "findings": [_finding(finding, diagnosis, picture) for finding in diagnosis.findings],
+        "overlap": together_sentence(diagnosis),
         "hidden": hidden_sentence(diagnosis),
         "nothing": nothing_sentence(diagnosis),
         "picture": None if picture is None else picture_view(picture),
@@ -239,8 +242,7 @@ def _finding(finding: Finding, diagnosis: Diagnosis, picture: StepPicture | None
         "severity": finding.severity,
         "saving": saving_sentence(finding, diagnosis),
         "width": min(max(100 * finding.saving_share, 0), 100),
-        "basis": printable(finding.saving_basis),
-        "confidence": finding.confidence,
+        "basis": basis_sentence(finding),
         "where": [_where(location) for location in finding.where],
         "remedy": printable(finding.remedy.text),
         "code": "\n".join(printable(line) for line in finding.remedy.code.expandtabs(4).splitlines()),

@@ -61,6 +61,7 @@ def json_report(diagnosis: Diagnosis) -> dict[str, Any]:
         "kernel_count": diagnosis.kernel_count,
         "findings": [_finding(finding) for finding in diagnosis.findings],
         "findings_hidden": diagnosis.hidden,
+        "together": _plain(diagnosis.together),
         "not_answered": [_plain(question) for question in diagnosis.not_answered],
     }
 
@@ -95,7 +96,16 @@ def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    keys = ("rule", "title", "severity", "saving_ns_per_step", "saving_share", "saving_basis", "confidence")
+    keys = (
+        "rule",
+        "title",
+        "severity",
+        "saving_ns_per_step",
+        "saving_share",
+        "saving_basis",
+        "saving_from",
+        "confidence",
+    )
     report = {key: _plain(getattr(finding, key)) for key in keys}
     report["ends_run_in_ns"] = finding.ends_run_in_ns
     report["evidence"] = _plain(finding.evidence)

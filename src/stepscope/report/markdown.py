@@ -13,6 +13,7 @@ from stepscope.diagnosis.finding import Finding
 from stepscope.report.format import cell, duration, printable, share
 from stepscope.report.glance import glances
 from stepscope.report.sentences import (
+    basis_sentence,
     headline,
     hidden_sentence,
     idle_by_cause,
@@ -23,6 +24,7 @@ from stepscope.report.sentences import (
     ranks_or_traces,
     saving_sentence,
     sentence,
+    together_sentence,
     top_rows,
     trigger_sentence,
     unreadable_heading,
@@ -76,6 +78,8 @@ def markdown_report(diagnosis: Diagnosis, *, top: int) -> str:
         lines += _finding(number, finding, diagnosis)
     if not diagnosis.findings:
         lines += [nothing_sentence(diagnosis), ""]
+    if diagnosis.together is not None:
+        lines += [together_sentence(diagnosis), ""]
     if diagnosis.hidden:
         lines += [hidden_sentence(diagnosis), ""]
     lines += _times(diagnosis)
@@ -105,7 +109,7 @@ def _finding(number: int, finding: Finding, diagnosis: Diagnosis) -> Iterator[st
     yield f"## {number}. {escape(finding.title)}"
     yield ""
     saving = saving_sentence(finding, diagnosis)
-    basis = f"{escape(finding.saving_basis)}; confidence {finding.confidence}"
+    basis = escape(basis_sentence(finding))
     yield f"- **Saves** {saving}; {basis}" if saving else f"- **Note** {basis}"
     for location in finding.where:
         part = f" ({share(location.share)} of it)" if location.share < 1 else ""

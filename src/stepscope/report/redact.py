@@ -44,7 +44,7 @@ _PUBLIC_PACKAGES: Final = frozenset(
 )
 _EVERYONE: Final = frozenset({"root", "user", "users", "admin", "ubuntu", "runner", "home", "localhost", "shared"})
 _WORDS: Final = frozenset(
-    {"rule", "severity", "confidence", "unit", "kind", "format", "backend", "step_source", "device"}
+    {"rule", "severity", "confidence", "unit", "kind", "format", "backend", "step_source", "saving_from", "device"}
 )
 """Fields of stepscope's own vocabulary, which no name may be replaced in."""
 

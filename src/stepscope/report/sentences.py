@@ -13,7 +13,7 @@ from stepscope.diagnosis.finding import Finding, Location
 from stepscope.report.format import count, duration, printable, share
 
 _SMALL_SHARE: Final = 0.005
-"""Causes below this share of the window are shown together."""
+"""Causes below this share of the window are shown together, and shares that are closer than this are alike."""
 _TELLING_SHARE: Final = 0.05
 """Of a cause's time, what may have followed a wait without being worth a word."""
 _TOP_COLUMNS: Final = (
@@ -28,6 +28,8 @@ _TOP_COLUMNS: Final = (
     "device_self_share",
 )
 """What a report shows of operators and kernels; `stepscope operators` and `stepscope kernels` show every column."""
+ATTRIBUTED: Final = "attributed, not replayed"
+"""How a saving is marked that adds up the time a cause took and was not replayed without it."""
 _STEP_SOURCES: Final = {"annotation": "annotated", "inferred": "inferred from what repeats"}
 
 
@@ -51,6 +53,29 @@ def saving_sentence(finding: Finding, diagnosis: Diagnosis) -> str:
     of = "per step" if diagnosis.step_source != "none" else "recorded"
     saving, step = duration(finding.saving_ns_per_step), duration(diagnosis.step_ns)
     return f"{saving} of {step} {of} ({share(finding.saving_share)})"
+
+
+def basis_sentence(finding: Finding) -> str:
+    """How the saving was obtained, whether by a replay or only by adding up time, and how sure it is."""
+    parts = [printable(finding.saving_basis)]
+    if finding.saving_from == "attributed" and finding.saving_ns_per_step > 0:
+        parts.append(ATTRIBUTED)
+    return "; ".join([*parts, f"confidence {finding.confidence}"])
+
+
+def together_sentence(diagnosis: Diagnosis) -> str:
+    """What all replayed findings save at once, against the sum of their savings; empty without such a replay."""
+    both = diagnosis.together
+    if both is None:
+        return ""
+    savings = sum(finding.saving_ns_per_step > 0 for finding in diagnosis.findings)
+    which = "All of these" if both.count == savings else f"The {both.count} of them that were replayed,"
+    text = f"{which} together: {share(both.share)} of {whole(diagnosis)}"
+    if abs(both.share - both.sum_share) < _SMALL_SHARE:
+        return f"{text}: they add up."
+    if both.share < both.sum_share:
+        return f"{text}, not {share(both.sum_share)}: they overlap."
+    return f"{text}, more than their sum of {share(both.sum_share)}: some only count once others are gone."
 
 
 def place(location: Location) -> str:

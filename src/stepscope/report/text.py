@@ -18,6 +18,7 @@ from stepscope.diagnosis.finding import Finding
 from stepscope.report.format import duration, printable, share
 from stepscope.report.glance import glances
 from stepscope.report.sentences import (
+    basis_sentence,
     headline,
     hidden_sentence,
     idle_by_cause,
@@ -29,6 +30,7 @@ from stepscope.report.sentences import (
     ranks_or_traces,
     saving_sentence,
     sentence,
+    together_sentence,
     top_rows,
     trigger_sentence,
     unreadable_heading,
@@ -108,7 +110,7 @@ def _across(findings: Sequence[Finding]) -> Iterator[RenderableType]:
     for finding in findings:
         saving = f"{duration(finding.saving_ns_per_step)} per step ({share(finding.saving_share)})"
         yield Text(printable(finding.title), style=_SEVERITY_STYLES.get(finding.severity, ""))
-        facts = [("saves", f"{saving}; {printable(finding.saving_basis)}; confidence {finding.confidence}")]
+        facts = [("saves", f"{saving}; {basis_sentence(finding)}")]
         facts += [("where" if number == 0 else "", place(location)) for number, location in enumerate(finding.where)]
         facts += [("rule", printable(f"{finding.rule} (stepscope explain {finding.rule})"))]
         facts += [("change", printable(finding.remedy.text))]
@@ -132,6 +134,9 @@ def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
             yield ""
             yield from _plain(_code_lines(finding.remedy.code, indent=10))
         yield ""
+    if diagnosis.together is not None:
+        yield Text(together_sentence(diagnosis))
+        yield ""
     if diagnosis.hidden:
         yield Text(hidden_sentence(diagnosis))
     if diagnosis.hidden or not diagnosis.findings:
@@ -141,9 +146,9 @@ def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
 def _finding_facts(finding: Finding, diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     saving = saving_sentence(finding, diagnosis)
     if saving:
-        yield "saves", f"{saving}; {printable(finding.saving_basis)}; confidence {finding.confidence}"
+        yield "saves", f"{saving}; {basis_sentence(finding)}"
     else:
-        yield "note", f"{printable(finding.saving_basis)}; confidence {finding.confidence}"
+        yield "note", basis_sentence(finding)
     for position, location in enumerate(finding.where):
         part = f" ({share(location.share)} of it)" if location.share < 1 else ""
         yield ("where" if position == 0 else ""), place(location) + part
