@@ -16,7 +16,11 @@ from stepscope.compare.matching import (
     KERNEL_LEVELS,
     MEMORY_LEVELS,
     MODULE_LEVELS,
+    ONLY_AFTER,
+    ONLY_BEFORE,
     OPERATOR_LEVELS,
+    PARTLY,
+    SAME,
     Level,
     matched,
     without_unknown,
@@ -35,11 +39,14 @@ class Side:
         name: what it is called in reports.
         traces: one, or those of its ranks, or of several runs of it; read one after the other, each once.
         settings: what is known of its settings beyond the traces, by name; never a secret.
+        unprofiled: for each run the nanoseconds of steps that ran without the profiler. Where both sides have some, the
+            verdict is about these: they are more, and nothing slows them down.
     """
 
     name: str
     traces: Iterable[Trace]
     settings: Mapping[str, str] = field(default_factory=dict)
+    unprofiled: Sequence[Sequence[float]] = ()
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,7 @@ class Comparison:
         communication: kind, ranks and bytes of collectives.
         memory: category, before_bytes, after_bytes, difference_bytes, share: at the peak; mean of the traces.
         settings: name, before, after: those that differ.
+        is_unprofiled: whether `samples` are steps that ran without the profiler, and not those of the traces.
         notes: what to keep in mind, a sentence each.
     """
 
@@ -114,6 +122,7 @@ class Comparison:
     communication: pl.DataFrame
     memory: pl.DataFrame
     settings: pl.DataFrame
+    is_unprofiled: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -128,6 +137,7 @@ class _Collected:
 
     summary: SideSummary
     runs: list[list[float]]
+    unprofiled: Sequence[Sequence[float]]
     tables: Mapping[str, pl.DataFrame]
     settings: Mapping[str, str]
     recorded: frozenset[str] | None
@@ -203,7 +213,12 @@ def _collected(side: Side, user_code: UserCode) -> _Collected:
     settings = {**merged_settings(record.settings for record in records), **side.settings}
     recorded = first.metadata.recorded
     return _Collected(
-        summary, runs, {**tables, "memory": memory}, settings, None if recorded is None else frozenset(recorded)
+        summary=summary,
+        runs=runs,
+        unprofiled=[run for run in side.unprofiled if len(run)],
+        tables={**tables, "memory": memory},
+        settings=settings,
+        recorded=None if recorded is None else frozenset(recorded),
     )
 
 
@@ -244,14 +259,17 @@ def _compared(before: _Collected, after: _Collected, confidence: float) -> Compa
         "communication": beside("communication", COMMUNICATION_LEVELS, ("ns", "calls"), ("bytes", "ranks")),
         "memory": _memory(tables[0]["memory"], tables[1]["memory"]),
     }
-    samples = compare_samples(before.runs, after.runs, confidence=confidence)
+    is_unprofiled = bool(before.unprofiled and after.unprofiled)
+    runs = [each.unprofiled if is_unprofiled else each.runs for each in (before, after)]
+    samples = compare_samples(runs[0], runs[1], confidence=confidence)
     return Comparison(
         before=ours,
         after=theirs,
         samples=samples,
         basis=basis,
         settings=different_settings(before.settings, after.settings),
-        notes=tuple(_notes(before, after, basis, samples, tuple(unknown))),
+        is_unprofiled=is_unprofiled,
+        notes=tuple(_notes(before, after, basis, tuple(unknown))),
         **result,
     )
 
@@ -301,9 +319,7 @@ def _memory(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _notes(
-    before: _Collected, after: _Collected, basis: str, samples: SampleComparison, unknown: Sequence[str]
-) -> Iterable[str]:
+def _notes(before: _Collected, after: _Collected, basis: str, unknown: Sequence[str]) -> Iterable[str]:
     """What to keep in mind about a comparison."""
     ours, theirs = before.summary, after.summary
     if basis == "mixed":
@@ -324,9 +340,49 @@ def _notes(
         yield f"Only one side's recording kept {more}, which costs time itself: record both alike."
     if ours.ranks != theirs.ranks:
         yield f"The traces are of {ours.ranks} ranks before and {theirs.ranks} after; the tables are a rank's mean."
-    for word, side, mean in (("before", ours, samples.before_ns), ("after", theirs, samples.after_ns)):
-        if mean is not None and abs(mean - side.step_ns) > 0.005 * side.step_ns:
-            yield (
-                f"The mean step {word} is that of the runs' means; the tables are means of all its steps, "
-                f"{side.step_ns / 1e6:,.1f} ms."
-            )
+    if before.unprofiled and after.unprofiled:
+        yield (
+            "The verdict is about steps that ran without the profiler; what makes the difference is told by those in "
+            f"the traces, which take {ours.step_ns / 1e6:,.1f} ms before and {theirs.step_ns / 1e6:,.1f} ms after."
+        )
+
+
+def by_name(table: pl.DataFrame) -> pl.DataFrame:
+    """A comparison's operators or kernels with those of one name together, the largest difference first.
+
+    Returns:
+        Columns name, match ("same" only where all are; "partly" where some are on one side only), before_ns, after_ns,
+        difference_ns, share, before_calls, after_calls, rows, and module and input_shapes of the row that differs most.
+    """
+    is_before, is_after = (pl.col(f"{side}_calls").sum() > 0 for side in ("before", "after"))
+    one_sided = pl.col("match").is_in([ONLY_BEFORE, ONLY_AFTER])
+    match = (
+        pl.when(~is_before | ~is_after)
+        .then(pl.col("match").first())
+        .when(one_sided.any())
+        .then(pl.lit(PARTLY))
+        .otherwise(pl.coalesce(pl.col("match").filter(pl.col("match") != SAME).first(), pl.lit(SAME)))
+    )
+    sums = [f"{side}_{what}" for what in ("ns", "calls") for side in ("before", "after")]
+    ordered = table.sort(pl.col("difference_ns").abs(), descending=True, maintain_order=True)
+    result = ordered.group_by("name", maintain_order=True).agg(
+        match.alias("match"),
+        *(pl.col(name).sum() for name in ("difference_ns", "share", *sums)),
+        rows=pl.len(),
+        module=pl.col("module").first(),
+        input_shapes=pl.col("input_shapes").first(),
+    )
+    columns = [
+        "name",
+        "match",
+        "before_ns",
+        "after_ns",
+        "difference_ns",
+        "share",
+        "before_calls",
+        "after_calls",
+        "rows",
+    ]
+    return result.sort(pl.col("difference_ns").abs(), "name", descending=[True, False]).select(
+        *columns, "module", "input_shapes"
+    )

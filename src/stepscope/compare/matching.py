@@ -15,6 +15,7 @@ import polars as pl
 ONLY_BEFORE: Final = "only before"
 ONLY_AFTER: Final = "only after"
 SAME: Final = "same"
+PARTLY: Final = "partly"
 LINE_MOVED: Final = "other line"
 
 

@@ -44,9 +44,11 @@ def verdict_sentence(samples: SampleComparison) -> str:
 
 
 def detectable_sentences(samples: SampleComparison) -> list[str]:
-    """What difference such data would have shown; nothing where there is no interval."""
+    """What difference such data would have shown; nothing where that is unknown, or a larger one was shown."""
     least = samples.smallest_detectable
     if least is None:
+        return []
+    if least >= 1 and samples.verdict != "no difference shown":
         return []
     if least >= 1:
         return ["The steps vary so much that even a step twice as long might not have been shown."]

@@ -27,11 +27,11 @@ def size(bytes: float) -> str:
 
 
 def share(x: float) -> str:
-    """A share from 0 to 1 as "47.2 %"; what would round to nothing is "<0.1 %"."""
+    """A share from 0 to 1 as "47.2 %"; what would round to nothing is "<0.1 %", of a negative one ">-0.1 %"."""
     if not math.isfinite(x):
         return _UNKNOWN
-    if 0 < x < 0.0005:
-        return "<0.1 %"
+    if 0 < abs(x) < 0.0005:
+        return "<0.1 %" if x > 0 else ">-0.1 %"
     return f"{x * 100 + 0.0:,.1f} %"
 
 

@@ -1,0 +1,147 @@
+"""Where a difference comes from, in two or three sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import polars as pl
+
+from stepscope.analysis.causes import CAUSES
+from stepscope.compare.comparison import Comparison, SideSummary, by_name
+from stepscope.compare.matching import ONLY_AFTER, ONLY_BEFORE, SAME
+from stepscope.report.format import count, duration, printable
+
+_TELLING: Final = 0.25
+"""Of the whole difference, what a further cause must make to be worth a word."""
+_TELLING_PLACE: Final = 0.1
+_NOTHING: Final = 0.01
+"""Share of a step below which no difference is worth a sentence."""
+_WORK: Final = {
+    "computing": "time in which the device computed",
+    "communication": "time in which the device only communicated",
+    "copies": "time in which the device only copied",
+    "other work": "time of other work of the device",
+}
+_SOURCES: Final = {"annotation": "annotated", "inferred": "inferred from what repeats", "none": "no steps found"}
+
+Row = dict[str, Any]
+
+
+def where_sentences(comparison: Comparison) -> list[str]:
+    """Which causes make the difference, at which line of the user's code, in which operator; the first first."""
+    whole = comparison.difference_ns
+    causes = comparison.causes.rows(named=True)
+    largest = max((abs(row["share"]) for row in causes), default=0.0)
+    if largest < _NOTHING and abs(whole) < _NOTHING * max(comparison.before.step_ns, 1.0):
+        return ["No cause of busy or idle time differs by 1 % of a step or more."]
+    return [_causes(comparison, whole, causes), *_lines(comparison, whole), *_operators(comparison, whole)]
+
+
+def side_sentence(side: SideSummary) -> str:
+    """What is known of a side, such as "runs/a: 6 steps (annotated), Tesla V100"."""
+    steps = "no steps found" if side.step_source == "none" else f"{count(side.step_count)} {_plural(side)}"
+    source = "" if side.step_source == "none" else f" ({_SOURCES[side.step_source]})"
+    of = ""
+    if side.ranks > 1:
+        of = f" of {count(side.ranks)} ranks"
+    elif side.runs > 1:
+        of = f" of {count(side.runs)} runs"
+    devices = ", ".join(map(printable, side.devices)) or ("no device recorded" if side.basis == "host" else "")
+    return f"{printable(side.name)}: {steps}{of}{source}" + (f", {devices}" if devices else "")
+
+
+def cause_phrase(kind: str, name: str) -> str:
+    """A cause as what the time was, such as "idle time in which the host was loading data (input)"."""
+    name = printable(name)
+    if kind == "busy":
+        return _WORK.get(name, f"busy time ({name})")
+    idle = "idle time" if kind == "idle" else "time"
+    if name == "compute":
+        return f"{idle} in which the host computed"
+    if name == "unknown":
+        return f"{idle} that the trace does not explain"
+    return f"{idle} in which {CAUSES[name]} ({name})" if name in CAUSES else f"{idle} with the cause {name}"
+
+
+def place_words(row: Row) -> str:
+    """A row of the lines as "train.py:88 main", with the line after where it is another."""
+    moved = f" (line {row['after_line']} after)" if row["after_line"] is not None else ""
+    return printable(f"{row['file']}:{row['line']} {row['function'] or ''}".rstrip()) + moved
+
+
+def _plural(side: SideSummary) -> str:
+    return "step" if side.step_count == 1 else "steps"
+
+
+def _word(ns: float) -> str:
+    return "more" if ns > 0 else "less"
+
+
+def _causes(comparison: Comparison, whole: float, causes: list[Row]) -> str:
+    along = [row for row in causes if row["difference_ns"] * whole > 0]
+    against = [row for row in causes if row["difference_ns"] * whole < 0 or not whole]
+    along = along[:1] + [row for row in along[1:2] if abs(row["difference_ns"]) >= _TELLING * abs(whole)]
+    against = [row for row in against[:1] if abs(row["difference_ns"]) >= _TELLING * abs(whole)]
+    chance = comparison.samples.verdict == "no difference shown"
+    if along and not against and sum(abs(row["difference_ns"]) for row in along) <= abs(whole):
+        parts = [f"{duration(abs(row['difference_ns']))} are {_phrase(row)}" for row in along]
+        text = f"Of {duration(abs(whole))} {_word(whole)} a step, {' and '.join(parts)}"
+        return f"{text}; all of it may be chance." if chance else f"{text}."
+    how = f"{duration(abs(whole))} {_word(whole)}" if whole else "as long"
+    text = f"A step takes {how}" + (", which may be chance: " if chance and whole else ": ")
+    parts = [f"{duration(abs(row['difference_ns']))} {_word(row['difference_ns'])} {_phrase(row)}" for row in along]
+    text += " and ".join(parts)
+    if against:
+        row = against[0]
+        more = f"{duration(abs(row['difference_ns']))} {_word(row['difference_ns'])} {_phrase(row)}"
+        text += f", but {more}" if parts else more
+    return f"{text}."
+
+
+def _phrase(row: Row) -> str:
+    return cause_phrase(row["kind"], row["name"])
+
+
+def _lines(comparison: Comparison, whole: float) -> Iterator[str]:
+    least = max(_TELLING_PLACE * abs(whole), _NOTHING * comparison.before.step_ns)
+    told = comparison.lines.filter(pl.col("file").is_not_null() & (pl.col("difference_ns").abs() >= least))
+    rows = [row for row in told.rows(named=True) if row["difference_ns"] * whole > 0 or not whole]
+    if not rows:
+        return
+    row = rows[0]
+    place, before, after = place_words(row), duration(row["before_ns"]), duration(row["after_ns"])
+    if row["match"] not in (ONLY_BEFORE, ONLY_AFTER):
+        yield f"The line that makes most of it is {place}: {after} a step instead of {before}."
+        return
+    side, other = ("before", ONLY_AFTER) if row["match"] == ONLY_BEFORE else ("after", ONLY_BEFORE)
+    text = f"{place}, {before if side == 'before' else after} a step, is there only {side}"
+    replaced = comparison.lines.filter((pl.col("match") == other) & pl.col("file").is_not_null()).head(1)
+    for new in replaced.rows(named=True):
+        ns = duration(new["after_ns"] if side == "before" else new["before_ns"])
+        text += f"; {place_words(new)}, {ns}, only {other.removeprefix('only ')}"
+    yield f"{text}."
+
+
+def _operators(comparison: Comparison, whole: float) -> Iterator[str]:
+    """The operator that makes most of what was computed more or less."""
+    work = comparison.causes.filter((pl.col("kind") == "busy") | (pl.col("name") == "compute"))
+    computed = float(work["difference_ns"].sum())
+    if computed * whole <= 0 or abs(computed) < _TELLING * abs(whole):
+        return
+    for row in by_name(comparison.operators).head(1).rows(named=True):
+        if row["difference_ns"] * whole <= 0 or abs(row["difference_ns"]) < _TELLING_PLACE * abs(computed):
+            return
+        name = printable(row["name"])
+        if row["match"] in (ONLY_BEFORE, ONLY_AFTER):
+            ns = duration(row["before_ns"] or row["after_ns"])
+            yield f"Of the operators {name} changed most: it is there {row['match']}, {ns} a step."
+            return
+        calls = ""
+        if row["before_calls"] != row["after_calls"]:
+            calls = f", in {count(row['after_calls'])} calls instead of {count(row['before_calls'])}"
+        how = "" if row["match"] == SAME else f" ({row['match']})"
+        yield (
+            f"Of the operators {name} changed most: {duration(row['after_ns'])} a step instead of "
+            f"{duration(row['before_ns'])}{calls}{how}."
+        )
