@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -10,8 +11,13 @@ import polars as pl
 from stepscope.analysis.backward import BACKWARD_NAME
 from stepscope.analysis.work_left import WorkLeft
 from stepscope.diagnosis.view import View
+from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows
+from stepscope.whatif import Change
+from stepscope.whatif.changes import Lanes, scaled_host_time, scaled_operators, together
 
+HostTime: TypeAlias = tuple[Lanes, Times, Times]
+"""Threads, starts and ends of intervals; nanoseconds, each of shape (n,)."""
 LONGEST_PAUSE_NS: Final = 50_000
 """Between two operators that follow each other; what takes longer is not Python's way from one to the next."""
 
@@ -42,25 +48,41 @@ def work_left(view: View) -> WorkLeft:
 
 def pauses_ns(view: View, rows: Rows) -> int:
     """Without a device: a thread's time between each of these operators, given in order, and the next."""
-    if view.device is not None or len(rows) < 2:
-        return 0
+    return 0 if view.device is not None else _length(pauses(view, rows))
+
+
+def pauses(view: View, rows: Rows) -> HostTime:
+    """A thread's time between each of these operators, given in order, and the next."""
+    lanes = view.trace.operators["lane"].to_numpy()[rows]
     start = view.trace.operators["start_ns"].to_numpy()[rows]
     end = start + view.trace.operators["duration_ns"].to_numpy()[rows]
-    return int(np.clip(start[1:] - end[:-1], 0, LONGEST_PAUSE_NS).sum())
+    return lanes[:-1], end[:-1], np.clip(start[1:], end[:-1], end[:-1] + LONGEST_PAUSE_NS)
 
 
 def engine_pauses_ns(view: View, rows: Rows) -> int:
     """Without a device: the time after each of these outermost operators until the next one of its thread begins."""
-    if view.device is not None or not len(rows):
-        return 0
+    return 0 if view.device is not None else _length(engine_pauses(view, rows))
+
+
+def engine_pauses(view: View, rows: Rows) -> HostTime:
+    """The time after each of these outermost operators until the next one of its thread begins."""
     outermost = view.trace.operators.with_row_index("row").filter(pl.col("parent").is_null()).sort("lane", "row")
-    following = outermost.select(
-        pl.col("row").cast(pl.Int64),
-        pause=(pl.col("start_ns").shift(-1).over("lane") - pl.col("start_ns") - pl.col("duration_ns"))
-        .fill_null(0)
-        .clip(0, LONGEST_PAUSE_NS),
-    )
-    return int(following.filter(pl.col("row").is_in(pl.Series(rows).implode()))["pause"].sum())
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    pause = (pl.col("start_ns").shift(-1).over("lane") - end).fill_null(0).clip(0, LONGEST_PAUSE_NS)
+    following = outermost.select(pl.col("row").cast(pl.Int64), "lane", end=end, pause=pause)
+    mine = following.filter(pl.col("row").is_in(pl.Series(rows, dtype=pl.Int64).implode()))
+    ends = mine["end"].to_numpy()
+    return mine["lane"].to_numpy(), ends, ends + mine["pause"].to_numpy()
+
+
+def scaled_with_pauses(rows: Rows, between: Sequence[HostTime], factor: float) -> Change:
+    """These operators, on the host and on the device, and these pauses between them take so many times as long."""
+    return together(scaled_operators(rows, factor), *(scaled_host_time(*each, factor) for each in between))
+
+
+def _length(time: HostTime) -> int:
+    _, start, end = time
+    return int((end - start).sum())
 
 
 def outermost_in_order(view: View) -> tuple[Rows, Rows]:
