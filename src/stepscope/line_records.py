@@ -24,8 +24,10 @@ _LARGEST_BYTES: Final = 2**30
 _LATEST_NS: Final = 2**62
 _LARGEST_LINE: Final = 2**31
 _LONGEST_NAME: Final = 4096
-_LONGEST_MODULE: Final = 1000
-_DEEPEST_MODULE: Final = 100
+LONGEST_MODULE: Final = 1000
+"""Letters of a module's path."""
+DEEPEST_MODULE: Final = 100
+"""Modules in each other."""
 
 
 class Location(msgspec.Struct, array_like=True, frozen=True):
@@ -127,6 +129,6 @@ def _damage(records: LineRecords) -> str | None:
     for place in records.locations:
         if not 0 <= place.line < _LARGEST_LINE or max(len(place.file), len(place.function)) > _LONGEST_NAME:
             return "a line's number or names are larger than any"
-    if any(len(name) > _LONGEST_MODULE or name.count(".") > _DEEPEST_MODULE for name in records.modules):
+    if any(len(name) > LONGEST_MODULE or name.count(".") > DEEPEST_MODULE for name in records.modules):
         return "a module's name is longer or deeper than any"
     return None

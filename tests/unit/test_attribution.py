@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from stepscope.analysis.attribution import ATTRIBUTION_SCHEMA, attribute, operator_places, work_places
+from stepscope.analysis.modules import module_table
 from stepscope.analysis.naming import UserCode
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
@@ -201,3 +202,18 @@ def test_work_alone_has_no_place() -> None:
     recording.work(10, 20, "gemm")
 
     assert work_places(recording.trace())["phase"].to_list() == ["other"]
+
+
+def test_modules_in_each_other_without_end_belong_to_the_deepest_that_a_network_has() -> None:
+    recording = Recording()
+    for depth in range(2_000):
+        recording.frame(depth, 10_000 - 2 * depth, f"nn.Module: M_{depth % 10}", module=f"M_{depth % 10}")
+    recording.operator(5_000, 10, "aten::mm")
+    recording.frame(20_000, 100, "nn.Module: " + "long" * 300, module="long" * 300)
+    recording.operator(20_010, 10, "aten::add")
+
+    trace = recording.trace()
+    modules = operator_places(trace)["module"].to_list()
+
+    assert modules == [".".join(f"M_{depth % 10}" for depth in range(101)), None]
+    assert module_table(trace)["depth"].max() == 0  # one path in which nothing else costs anything

@@ -9,6 +9,7 @@ import polars as pl
 
 from stepscope.analysis.host import TABLES, HostActivity
 from stepscope.analysis.per_slice import Numbering, at, own_values
+from stepscope.line_records import DEEPEST_MODULE, LONGEST_MODULE
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows, inherit, innermost_at
 from stepscope.trace.nesting import parents as parents_of
@@ -51,7 +52,12 @@ def _number_of_path(parts: Iterable[str], paths: Numbering[str], parents: dict[i
 def _add_module_frames(
     trace: Trace, activity: HostActivity, own: Rows, paths: Numbering[str], parents: dict[int, int]
 ) -> None:
-    """The paths of the calls of modules that Python frames tell of; outer calls come before those inside them."""
+    """The paths of the calls of modules that Python frames tell of; outer calls come before those inside them.
+
+    What is deeper or longer than any network's belongs to the module around it: frames come from a file, and a path of
+    each of ten thousand calls inside each other would fill the memory.
+    """
+    words = list(paths.words)
     rows = trace.frames["module"]
     calls = np.flatnonzero(own_values(activity, _FRAMES, rows.is_not_null().cast(pl.Int64).to_numpy()) > 0)
     is_call = np.full(len(own), -1, np.int64)
@@ -62,5 +68,11 @@ def _add_module_frames(
     for call, around in zip(calls[order].tolist(), outer[order].tolist(), strict=True):
         parent = int(own[around]) if around >= 0 else -1
         name = rows[int(activity.row[call])]
-        own[call] = number = paths[f"{paths.words[parent]}.{name}" if parent >= 0 else name]
+        path = f"{words[parent]}.{name}" if parent >= 0 else name
+        if len(path) > LONGEST_MODULE or path.count(".") > DEEPEST_MODULE:
+            own[call] = parent
+            continue
+        own[call] = number = paths[path]
+        if number == len(words):
+            words.append(path)
         parents.setdefault(number, parent)
