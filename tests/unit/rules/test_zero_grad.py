@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from stepscope.diagnosis.rules import zero_grad as rule
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
@@ -18,7 +20,13 @@ from tests.unit.rules.cases import (
 ACCUMULATING = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 
 
-def filling(fills: int = 10, additions: int = 10, name: str = "aten::zero_", shapes: str | None = None) -> Trace:
+def filling(
+    fills: int = 10,
+    additions: int = 10,
+    name: str = "aten::zero_",
+    shapes: str | None = None,
+    added: str | None = None,
+) -> Trace:
     """In 1000 ns fills of 8 ns, and in the backward pass additions of 20 ns."""
     recording = Recording()
     recording.step(0, 1000, 1)
@@ -28,7 +36,7 @@ def filling(fills: int = 10, additions: int = 10, name: str = "aten::zero_", sha
     recording.operator(200, 100, "aten::linear")
     for number in range(additions):
         recording.operator(400 + 40 * number, 30, ACCUMULATING)
-        recording.operator(405 + 40 * number, 20, "aten::add_")
+        recording.operator(405 + 40 * number, 20, "aten::add_", input_shapes=added)
     return recording.trace()
 
 
@@ -87,6 +95,23 @@ def test_a_list_counts_as_its_tensors() -> None:
     finding = the_finding(rule, filling(1, 10, "aten::_foreach_zero_", "[[[4], [4], [4]]]"))
 
     assert figures_of(finding)[1] == ("gradients filled per step", 3.0, "count", None)
+
+
+@pytest.mark.parametrize(
+    ("trace", "confidence"),
+    [
+        (filling(), "medium"),  # only names tell
+        (filling(shapes="[[64, 3]]", added="[[64, 3], [64, 3], []]"), "high"),
+        (filling(10, 20, shapes="[[64, 3]]", added="[[64, 3], [64, 3], []]"), "high"),  # two passes are accumulated
+        (filling(shapes="[[]]", added="[[], [], []]"), "high"),
+        (filling(shapes="[[64, 3]]"), "medium"),
+        (filling(shapes="[[64, 3]]", added="[[3], [3], []]"), "medium"),
+        (filling(1, 3, "aten::_foreach_zero_", "[[[4], [4], [4]]]", "[[4], [4], []]"), "high"),
+        (filling(1, 3, "aten::_foreach_zero_", "[[[4], [5], [6]]]", "[[4], [4], []]"), "medium"),
+    ],
+)
+def test_shapes_tell_that_what_is_filled_is_added_to(trace: Trace, confidence: str) -> None:
+    assert the_finding(rule, trace).confidence == confidence
 
 
 def test_on_a_device_its_time_counts() -> None:

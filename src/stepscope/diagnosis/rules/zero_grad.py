@@ -10,6 +10,9 @@ Operators that fill tensors with zeros in place outside the backward pass, in `O
 own code, and in the backward pass the additions inside AccumulateGrad, as many as tensors were filled. Their cost is
 the thread's time; with a device, its time for them and its idle time before them. All of it is saved.
 
+That the tensors that are filled are those that are added to follows from their recorded shapes; without them only the
+operators' names and numbers say so, and the confidence is medium.
+
 # Known false positives
 With gradient accumulation the additions of later passes remain; only as many as there were tensors filled are counted.
 Code that reads a gradient of zeros breaks when the gradient is None.
@@ -23,6 +26,7 @@ PyTorch performance tuning guide; PyTorch's GradNotSetToNonePattern (removed in 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 import numpy as np
@@ -41,6 +45,9 @@ THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step that f
 _FILLING: Final = r"^aten::(?:_foreach_)?zero_$"
 _ACCUMULATING: Final = r"AccumulateGrad$"
 _ADDING: Final = r"^aten::add_?$"
+_SHAPE: Final = r"\[[\d, ]*\]"
+_MATCHING: Final = 0.9
+"""Share of the tensors that are filled and added to, as many as there are of both, from which they are the same."""
 
 
 def check(view: View) -> RuleResult:
@@ -61,7 +68,7 @@ def check(view: View) -> RuleResult:
         "them",
         cost,
         basis="the time to fill gradients, and to add to them in the backward pass",
-        confidence="high",
+        confidence="high" if _are_the_same(view, filling, adding) else "medium",
         evidence=Evidence(
             (
                 Figure("share of the step that filling and adding cost", view.share(cost), "share", limit),
@@ -99,3 +106,14 @@ def _tensors(view: View, filling: Rows, added: int) -> int:
     shapes = view.trace.operators["input_shapes"].gather(filling).fill_null("").filter(lists)
     inside = int(shapes.str.count_matches(r"\[\d").sum())
     return int((~lists).sum()) + (inside or added if lists.any() else 0)
+
+
+def _are_the_same(view: View, filling: Rows, adding: Rows) -> bool:
+    """Whether recorded shapes show that the tensors that are filled are those that the backward pass adds to."""
+    operators = view.trace.operators
+    lists = operators["name"].gather(filling).str.contains("_foreach_")
+    filled = operators["input_shapes"].gather(filling).str.extract_all(_SHAPE)
+    added = operators["input_shapes"].gather(adding).str.extract_all(_SHAPE).list.first()
+    filled = pl.concat([filled.filter(~lists).list.first(), filled.filter(lists).explode()]).drop_nulls()
+    both = Counter(filled.to_list()) & Counter(added.drop_nulls().to_list())
+    return both.total() >= _MATCHING * min(_tensors(view, filling, len(adding)), len(adding))
