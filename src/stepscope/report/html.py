@@ -27,6 +27,7 @@ from stepscope.report.glance import glances
 from stepscope.report.html_flame import flame_view, graphs_or_none
 from stepscope.report.html_memory import memories_or_none, memory_view
 from stepscope.report.html_picture import View, cause_view, picture_view
+from stepscope.report.html_table import table_view
 from stepscope.report.html_telemetry import pictures_or_none, telemetry_view
 from stepscope.report.sentences import (
     basis_sentence,
@@ -35,7 +36,6 @@ from stepscope.report.sentences import (
     nothing_sentence,
     place,
     rank_name,
-    rank_table,
     ranks_or_traces,
     saving_sentence,
     together_sentence,
@@ -45,7 +45,7 @@ from stepscope.report.sentences import (
     whole,
     worst_device,
 )
-from stepscope.report.tables import heading, showing
+from stepscope.report.tables import showing
 
 MAXIMUM_BARS: Final = 300
 """Steps beyond this many share a bar, which shows the slowest of them."""
@@ -93,7 +93,7 @@ def html_report(
         "report.html.j2",
         title=ranks[0]["file"] if len(ranks) == 1 else f"{len(ranks)} {ranks_or_traces(diagnoses)}",
         ranks=ranks,
-        overview=_table(rank_table(diagnoses)) if len(ranks) > 1 else None,
+        overview=table_view(rank_table(diagnoses)) if len(ranks) > 1 else None,
         unreadable={"heading": unreadable_heading(unreadable), "sentences": unreadable_sentences(unreadable)},
         together=[_finding(finding, slowest, None) for finding in across] if len(ranks) > 1 else [],
     )
@@ -345,19 +345,4 @@ def _steps(diagnosis: Diagnosis, picture: StepPicture | None) -> View:
 
 
 def _top(things: str, frame: pl.DataFrame, total: int) -> View:
-    return {"things": things, "showing": showing(frame.height, total, things), **_table(frame)}
-
-
-def _table(frame: pl.DataFrame) -> View:
-    numeric = [dtype.is_numeric() for dtype in frame.dtypes]
-    columns = [
-        {"heading": heading(name), "numeric": is_number} for name, is_number in zip(frame.columns, numeric, strict=True)
-    ]
-    rows = [
-        [
-            {"text": cell(name, value), "value": value if is_number else None, "numeric": is_number}
-            for (name, value), is_number in zip(row.items(), numeric, strict=True)
-        ]
-        for row in frame.iter_rows(named=True)
-    ]
-    return {"columns": columns, "rows": rows}
+    return {"things": things, "showing": showing(frame.height, total, things), **table_view(frame)}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
 from stepscope.compare.history import History, PlacedRun, RunSeries
 from stepscope.compare.history_table import moment, series_table
-from stepscope.report.format import cell, duration, printable
+from stepscope.report.format import duration, printable
 from stepscope.report.history_text import (
     SOURCE_WORDS,
     change_sentence,
@@ -20,7 +20,7 @@ from stepscope.report.history_text import (
 )
 from stepscope.report.html import page
 from stepscope.report.html_picture import View
-from stepscope.report.tables import heading
+from stepscope.report.html_table import table_view
 
 _HIDDEN: Final = ("series", "place", "source", "change_low_share", "change_high_share", "left_out")
 _UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
@@ -117,7 +117,7 @@ def _ticks(low: float, high: float) -> tuple[list[float], int, tuple[float, str]
     return [each * step for each in range(first, max(last, first + 1) + 1)], digits, unit
 
 
-def _table(series: RunSeries) -> dict[str, Any]:
+def _table(series: RunSeries) -> View:
     """The runs, the latest first, as the page's sortable table."""
     table = series_table(series)
     table = table.filter(table["left_out"].is_null()).drop(_HIDDEN).reverse()
@@ -126,14 +126,4 @@ def _table(series: RunSeries) -> dict[str, Any]:
         table = table.drop("change_share", "differs")
     else:
         table = table.with_columns(pl.col("differs").list.join("; "))
-    columns = [
-        {"heading": heading(name, table.columns), "numeric": dtype.is_numeric()} for name, dtype in table.schema.items()
-    ]
-    rows = [
-        [
-            {"text": cell(name, value), "value": value, "numeric": table.schema[name].is_numeric()}
-            for name, value in zip(table.columns, row, strict=True)
-        ]
-        for row in table.iter_rows()
-    ]
-    return {"columns": columns, "rows": rows}
+    return table_view(table)

@@ -39,8 +39,12 @@ _OTHER_COLOUR: Final = ("#5f6670", True)
 _MARKUP: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
-def picture_view(picture: StepPicture) -> View:
-    """The picture's data for the page's script, its legend, and what it leaves out."""
+def picture_view(picture: StepPicture, *, scale_ns: int | None = None) -> View:
+    """The picture's data for the page's script, its legend, and what it leaves out.
+
+    Args:
+        scale_ns: length of the time axis, where it is that of a longer step beside this one.
+    """
     causes = sorted({gap.cause for gap in picture.gaps}, key=_cause_order)
     devices = {lane.device for lane in picture.lanes if lane.kind == "queue"} | {gap.device for gap in picture.gaps}
     names = _Numbering()
@@ -66,6 +70,8 @@ def picture_view(picture: StepPicture) -> View:
         "names": [printable(name) for name in names.words],
         "causes": {printable(cause): cause_view(cause) for cause in causes},
     }
+    if scale_ns is not None:
+        data["scale"] = scale_ns
     return {
         "data": _json(data),
         "legend": [cause_view(cause) for cause in causes],

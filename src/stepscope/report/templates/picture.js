@@ -5,7 +5,9 @@ class StepPicture {
   constructor(element, data, tip) {
     Object.assign(this, { data, tip, canvas: element.querySelector("canvas"), output: element.querySelector("output") });
     this.context = this.canvas.getContext("2d");
-    this.whole = Math.max(data.duration, 1);
+    this.length = Math.max(data.duration, 1);
+    this.whole = Math.max(data.scale ?? 0, this.length);
+    this.beside = []; // pictures on the same scale, which show the same stretch
     [this.from, this.to, this.marked] = [0, this.whole, null];
     this.bySlice = data.lanes.map(() => []);
     data.slices.forEach((slice) => this.bySlice[slice[0]].push(slice));
@@ -31,7 +33,9 @@ class StepPicture {
     this.tracks = [];
     lanes.forEach((each, index) => { if (each[1] === "host") lane(index); });
     devices.forEach((device) => {
-      track(STRIP, { device, label: `device ${device}: idle`, hint: `device ${device}: coloured where none of its queues worked;\nwhere gaps are narrow, the height is their share of the time` });
+      const [label, idle] = device ? [`device ${device}: idle`, `device ${device}: coloured where none of its queues worked`]
+        : ["main thread: by cause", "main thread: coloured where it did not compute"];
+      track(STRIP, { device, label, hint: `${idle};\nwhere gaps are narrow, the height is their share of the time` });
       lanes.forEach((each, index) => { if (each[1] === "queue" && each[2] === device) lane(index); });
     });
     this.height = y;
@@ -77,6 +81,7 @@ class StepPicture {
     this.from = Math.min(Math.max(from, 0), this.whole - length);
     this.to = this.from + length;
     this.draw();
+    this.beside.forEach((each) => { [each.from, each.to] = [this.from, this.to]; each.draw(); });
   }
 
   zoom(factor, around = (this.from + this.to) / 2) {
@@ -120,12 +125,13 @@ class StepPicture {
     context.beginPath();
     context.rect(this.gutter, AXIS, this.width - this.gutter, this.height);
     context.clip();
+    this.drawEnd();
     this.drawMark(true);
     this.tracks.forEach((track) => (track.device === undefined ? this.drawLane(track) : this.drawGaps(track)));
     this.drawMark(false);
     context.restore();
     this.tracks.forEach((track) => this.drawLabel(track));
-    this.output.textContent = `${StepPicture.duration(this.to - this.from)} of ${StepPicture.duration(this.whole)}`;
+    if (this.output) this.output.textContent = `${StepPicture.duration(this.to - this.from)} of ${StepPicture.duration(this.whole)}`;
   }
 
   drawTime() {
@@ -144,6 +150,14 @@ class StepPicture {
     }
   }
 
+  // What lies behind the end of a step that is shorter than the scale.
+  drawEnd() {
+    if (this.length >= this.whole) return;
+    const left = Math.max(this.x(this.length), this.gutter);
+    this.context.fillStyle = this.colour("idle");
+    this.context.fillRect(left, AXIS, this.width - left, this.height);
+  }
+
   drawLane(track) {
     for (const [, depth, start, duration, name, kind] of this.bySlice[track.lane]) {
       if (depth >= DEEPEST || start > this.to || start + duration < this.from) continue;
@@ -157,7 +171,7 @@ class StepPicture {
   drawGaps(track) {
     const { context } = this;
     context.fillStyle = this.colour("busy");
-    context.fillRect(this.x(0), track.y, this.x(this.whole) - this.x(0), STRIP);
+    context.fillRect(this.x(0), track.y, this.x(this.length) - this.x(0), STRIP);
     const filled = new Float64Array(Math.ceil((this.width - this.gutter) / COLUMN));
     for (const [cause, columns] of this.idleByColumn(track.device)) {
       const { colour, hatched } = this.data.causes[this.data.names[cause]];
@@ -258,10 +272,10 @@ class StepPicture {
       (best === null || Math.abs(each[start] + each[start + 1] / 2 - time) < Math.abs(best[start] + best[start + 1] / 2 - time) ? each : best), null);
     if (track.device !== undefined) {
       const gap = nearest(this.byDevice.get(track.device).filter((each) => hit(each[1], each[2])), 1);
-      if (!gap) return { text: "busy" };
+      if (!gap) return time > this.length ? null : { text: track.device ? "busy" : "computing" };
       const { label, meaning } = causes[names[gap[3]]];
       const after = names[gap[4]] ? `\nafter ${names[gap[4]]}` : "";
-      return { start: gap[1], duration: gap[2], text: `idle ${StepPicture.duration(gap[2])}: ${label}\n${meaning}${after}` };
+      return { start: gap[1], duration: gap[2], text: `${track.device ? "idle " : ""}${StepPicture.duration(gap[2])}: ${label}\n${meaning}${after}` };
     }
     const depth = Math.floor((y - track.y) / ROW);
     const slice = nearest(this.bySlice[track.lane].filter((each) => each[1] === depth && hit(each[2], each[3])), 2);

@@ -80,7 +80,14 @@
 
   document.querySelectorAll(".picture").forEach((element) => {
     const data = JSON.parse(document.getElementById(element.dataset.id + "-data").textContent);
-    pictures.set(element.dataset.id, new StepPicture(element, data, tip));
+    const picture = new StepPicture(element, data, tip);
+    document.querySelectorAll(".picture").forEach((other) => {
+      const drawn = pictures.get(other.dataset.id);
+      if (!drawn || !element.dataset.together || other.dataset.together !== element.dataset.together) return;
+      drawn.beside.push(picture);
+      picture.beside.push(drawn);
+    });
+    pictures.set(element.dataset.id, picture);
   });
   document.querySelectorAll(".flame").forEach((element) => {
     new FlameGraph(element, JSON.parse(document.getElementById(element.dataset.id + "-flame-data").textContent));
