@@ -200,7 +200,7 @@ def test_findings_are_ranked_and_small_ones_counted() -> None:
 
     assert [finding.rule for finding in diagnosis.findings] == ["exposed-copy", "host-synchronisation"]
     assert (diagnosis.hidden, diagnosis.step_count) == (0, 6)
-    small = diagnose(trace, rules=["host-synchronisation", "exposed-copy"], minimum_share=0.03)
+    small = diagnose(trace, rules=["host-synchronisation", "exposed-copy"], minimum_share=0.05)
     assert [finding.rule for finding in small.findings] == ["exposed-copy"]
     assert small.hidden == 1
 

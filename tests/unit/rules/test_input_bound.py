@@ -92,6 +92,7 @@ def test_the_finding_without_a_device() -> None:
         ),
         remedy=remedy,
         where=(Location("train.py", 12, "step"),),
+        saving_from="replayed",
     )
     assert "num_workers=1," in remedy.code  # 30 ns to make a batch, 70 to compute with it
 
@@ -103,7 +104,9 @@ def test_the_saving_is_the_idle_time_while_data_was_loaded() -> None:
 
     finding = the_finding(rule, recorded(machine))
 
-    assert finding.saving_ns_per_step == lost // 3 > 3_000 * US
+    # Without loading the device decides: from copy to copy 80 us for the copy, 31 until the host, which waited for it,
+    # has launched again, six products of 200 and the update of 40.
+    assert finding.saving_ns_per_step == step - (80 + 31 + 6 * 200 + 40) * US > 3_000 * US
     assert figures_of(finding) == [
         ("share of the step lost to loading data", lost / 3 / step, "share", 0.05),
         ("time lost per step", lost // 3, "ns", None),

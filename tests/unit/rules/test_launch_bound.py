@@ -8,9 +8,11 @@ import pytest
 
 from stepscope.diagnosis.rules import launch_bound as rule
 from stepscope.trace import Trace
+from stepscope.whatif.build import USUAL_GAP_NS
 from tests.simulator.programs import backward_thread, input_bound_training, item_every_step, launch_bound_training
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import (
+    US,
     Cases,
     asked,
     busy_device,
@@ -26,16 +28,16 @@ LAUNCHING = {"dispatch", "python", "launch_latency"}
 
 
 def late_launches() -> Trace:
-    """In 1000 ns, gaps of 100 ns in an operator, 50 in Python, 40 in the loader, and 10 of latency after each."""
+    """In 1000 us, gaps of 100 us in an operator, 50 in Python, 40 in the loader, and 10 of latency after each."""
     recording = Recording()
-    recording.step(0, 1000, 1)
-    recording.frame(0, 1000, "train.py(12): step")
-    recording.launched(1, 10, 90, "a", 101)
-    recording.operator(90, 120, "aten::mm")
-    recording.launched(200, 210, 90, "b", 102)
-    recording.launched(350, 360, 140, "c", 103)
-    recording.annotation(499, 41, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
-    recording.launched(540, 550, 450, "d", 104)
+    recording.step(0, 1000 * US, 1)
+    recording.frame(0, 1000 * US, "train.py(12): step")
+    recording.launched(1 * US, 10 * US, 90 * US, "a", 101)
+    recording.operator(90 * US, 120 * US, "aten::mm")
+    recording.launched(200 * US, 210 * US, 90 * US, "b", 102)
+    recording.launched(350 * US, 360 * US, 140 * US, "c", 103)
+    recording.annotation(499 * US, 41 * US, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+    recording.launched(540 * US, 550 * US, 450 * US, "d", 104)
     return recording.trace()
 
 
@@ -56,7 +58,8 @@ def test_the_saving_is_the_late_time_with_its_latency() -> None:
     finding = the_finding(rule, late_launches())
 
     # The latency behind the loader is left out: the host was not late in launching there.
-    assert finding.saving_ns_per_step == (100 + 10) + (50 + 10)
+    assert finding.saving_ns_per_step == ((100 + 10) + (50 + 10)) * US
+    assert finding.saving_from == "replayed"
     assert finding.title == (
         "17% of the step the device waits for launches: 4 launches a step, and the host is too slow for them"
     )
@@ -65,14 +68,14 @@ def test_the_saving_is_the_late_time_with_its_latency() -> None:
         ("share of the step lost to late launches", 0.17, "share", 0.05),
         ("launches per step", 4.0, "count", None),
         ("kernels per step", 4.0, "count", None),
-        ("median length of the device's work", 115.0, "ns", None),
+        ("median length of the device's work", 115_000.0, "ns", None),
         ("median length of a launch call", 2.0, "ns", None),
         ("lost while dispatching operators", 0.1, "share", None),
         ("lost to Python between operators", 0.05, "share", None),
     ]
     assert [(interval.start_ns, interval.duration_ns) for interval in finding.evidence.intervals] == [
-        (100, 110),
-        (300, 60),
+        (100 * US, 110 * US),
+        (300 * US, 60 * US),
     ]
     assert places_of(finding) == [("train.py", 12, "step")]
     assert 'mode="reduce-overhead"' in finding.remedy.code
@@ -98,7 +101,11 @@ def test_a_simulated_machine() -> None:
 
     finding = the_finding(rule, recorded(machine))
 
-    assert finding.saving_ns_per_step == true_idle_ns(machine, LAUNCHING) // 4 > 0
+    # Then a step is 40 kernels of 2 us, with the pause that a queue usually makes between two.
+    step = machine.truth().steps[0].duration_ns
+    assert finding.saving_ns_per_step == pytest.approx(step - 40 * (2 * US + USUAL_GAP_NS), rel=0.01)
+    lost = true_idle_ns(machine, LAUNCHING) / 4
+    assert figures_of(finding)[0] == ("share of the step lost to late launches", lost / step, "share", 0.05)
     assert figures_of(finding)[1] == ("launches per step", 40.0, "count", None)
     assert places_of(finding) == [("model.py", 30, "forward")]
 

@@ -44,7 +44,7 @@ import polars as pl
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
 from stepscope.diagnosis.logging_calls import BACKWARD_NODE, every_steps
-from stepscope.diagnosis.rules._synchronisation_kinds import KINDS, Kind, kinds_of
+from stepscope.diagnosis.rules._synchronisation_kinds import KINDS, kinds_of
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
@@ -81,11 +81,11 @@ def check(view: View) -> RuleResult:
     charged = charged_waits(view)
     limit = view.threshold(ID, THRESHOLDS, "share")
     findings = []
-    for key, kind in KINDS.items():
+    for key in KINDS:
         mine = charged.filter(pl.col("kind") == key)
         cost = int(mine["charged_ns"].sum())
         if cost > 0 and view.share(cost) >= limit:
-            findings.append(_finding(view, kind, mine, cost, limit))
+            findings.append(_finding(view, key, mine, cost, limit))
     return RuleResult(tuple(findings))
 
 
@@ -176,7 +176,8 @@ def charged_waits(view: View) -> pl.DataFrame:
     return joined.with_columns(charged_ns=pl.min_horizontal("late_ns", "duration_ns"), kind=kinds_of(view, joined))
 
 
-def _finding(view: View, kind: Kind, calls: pl.DataFrame, cost: int, limit: float) -> Finding:
+def _finding(view: View, key: str, calls: pl.DataFrame, cost: int, limit: float) -> Finding:
+    kind = KINDS[key]
     per_step = calls.height / view.step_count
     rows = calls["launch"].to_numpy().astype(np.int64)
     slices = view.activity.slices_of("launches")[rows]
@@ -208,5 +209,17 @@ def _finding(view: View, kind: Kind, calls: pl.DataFrame, cost: int, limit: floa
         ),
         remedy=Remedy(kind.remedy.text.replace("{every}", str(every)), kind.remedy.code.replace("{every}", str(every))),
         where=view.locations_of(slices, calls["charged_ns"].to_numpy()),
-        change=without_waits(rows),
+        change=without_waits(_waits_of_kind(view, key, rows)),
     )
+
+
+def _waits_of_kind(view: View, key: str, charged: Rows) -> Rows:
+    """Rows in `launches` of all waits of this kind in the span, also of those after which nothing was late."""
+    stretches, waits = view.experiment.graph.stretches, view.experiment.graph.host_waits
+    rows = np.union1d(stretches.launch[waits.target], charged)
+    calls = view.trace.launches.with_row_index("launch").select("launch", "start_ns", "operator", "name")
+    calls = calls[rows[rows >= 0]].filter(
+        pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
+    )
+    mine: Rows = calls.filter(kinds_of(view, calls) == key)["launch"].to_numpy().astype(np.int64)
+    return mine
