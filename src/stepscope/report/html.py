@@ -36,6 +36,7 @@ from stepscope.report.sentences import (
     nothing_sentence,
     place,
     rank_name,
+    rank_table,
     ranks_or_traces,
     saving_sentence,
     together_sentence,
