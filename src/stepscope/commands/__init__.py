@@ -17,6 +17,7 @@ from stepscope.commands import (
     batch_size,
     bench,
     cache,
+    compare,
     diagnose,
     environment,
     explain,
@@ -49,6 +50,7 @@ COMMANDS: Final[tuple[ModuleType, ...]] = (
     run,
     bench,
     diagnose,
+    compare,
     runs,
     history,
     attach,
@@ -81,6 +83,7 @@ _EXAMPLES: Final = """\
 examples:
   stepscope diagnose trace.json              why are the steps slow?
   stepscope diagnose traces/                 one trace a rank: compare them
+  stepscope compare before.json after.json   is it faster, and what made the difference?
   stepscope explain input-bound              what a finding means and what to do
   stepscope kernels trace.json --top 10      the costliest kernels
   stepscope query trace.json "select name, count(*) from operators group by name"
@@ -89,7 +92,8 @@ To record a few steps of a program, without changing it:
   stepscope run train.py --its --flags
 
 `stepscope COMMAND --help` explains a command.
-Exit codes: 0 done, 1 a finding above --fail-on, 2 a mistake or a file that cannot be used."""
+Exit codes: 0 done, 1 a finding above --fail-on, or slower than --fail-if-slower allows, 2 a mistake or a file that
+cannot be used."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,143 @@
+"""`stepscope compare`: whether one program is faster than another, and what makes the difference."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from stepscope.commands import _output
+from stepscope.commands._reading import add_reading_options, local_names, place_of, readable_traces
+from stepscope.commands._tables import whole_number
+from stepscope.commands._user_code import add_user_code_options, user_code_from
+from stepscope.commands.diagnose import parsed_share
+from stepscope.errors import UsageError
+from stepscope.report.format import printable, share
+
+if TYPE_CHECKING:
+    from stepscope.compare import Comparison, Side
+    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.trace import Trace
+
+NAME: Final = "compare"
+HELP: Final = "Say whether one run is faster than another, and what makes the difference."
+_EXAMPLES: Final = """\
+The first is the baseline; each of the others is held against it. A folder is its traces: of the ranks of one run, or
+of several runs.
+
+examples:
+  stepscope compare before.json.gz after.json.gz
+  stepscope compare baseline workers-4 workers-8             runs, by their names
+  stepscope compare before/ after/ --markdown -              for a pull request
+  stepscope compare base head --fail-if-slower 3%            in CI: exit 1 where steps got 3 % slower, and not by chance
+  stepscope compare base head --json - | jq '.comparisons[0].verdict'
+"""
+_ROWS: Final = 5
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="a trace, a run's name or folder, a folder of traces")
+    reports = parser.add_argument_group("reports, besides the text on the terminal (- writes it there instead)")
+    reports.add_argument("--json", metavar="FILE", type=_output.target, help="for programs")
+    reports.add_argument("--markdown", metavar="FILE", type=_output.target, help="for a pull request")
+    reports.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
+    what = parser.add_argument_group("what is shown")
+    what.add_argument(
+        "--top", metavar="N", type=whole_number, help=f"rows of each table, 0 for all (default: {_ROWS}, JSON: all)"
+    )
+    what.add_argument(
+        "--fail-if-slower",
+        metavar="SHARE",
+        type=parsed_share,
+        help="exit 1 where steps take this much longer, such as 3%%, and the interval leaves out that they do not",
+    )
+    add_user_code_options(parser)
+    add_reading_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare every path with the first, write the reports, and judge by --fail-if-slower."""
+    if len(arguments.paths) < 2:
+        raise UsageError("name two things to compare: stepscope compare BEFORE AFTER")
+    if [arguments.json, arguments.markdown].count("-") > 1:
+        raise UsageError("only one report can go to standard output")
+    if arguments.paths.count("-") > 1:
+        raise UsageError("standard input can be only one side of a comparison")
+    comparisons = _compared(arguments)
+    shown = _redacted(comparisons) if arguments.redact else comparisons
+    _write_reports(arguments, shown)
+    return _judged(arguments.fail_if_slower, shown)
+
+
+def _compared(arguments: argparse.Namespace) -> list[Comparison]:
+    from dataclasses import replace
+
+    from stepscope.compare import compare_sides
+
+    passed_over: dict[str, list[Unreadable]] = {}
+    sides = [_side(arguments, path, passed_over.setdefault(path, [])) for path in arguments.paths]
+    found = compare_sides(sides[0], sides[1:], user_code=user_code_from(arguments))
+    notes = tuple(f"Passed over: {each.reason}" for several in passed_over.values() for each in several)
+    return [replace(comparison, notes=(*comparison.notes, *notes)) for comparison in found]
+
+
+def _side(arguments: argparse.Namespace, path: str, passed_over: list[Unreadable]) -> Side:
+    """What a word stands for; of a run its settings too, and the times of the steps around the recording."""
+    from stepscope.capture.run_folder import RunFolder, is_run_folder
+    from stepscope.compare import Side
+
+    traces = _traces(arguments, path, passed_over)
+    place = place_of(path)
+    if not is_run_folder(place):
+        return Side(path, traces)
+    from stepscope.capture.run_settings import settings_of_run, unprofiled_steps
+
+    folder = RunFolder.open(place)
+    return Side(path, traces, settings_of_run(folder.manifest()), unprofiled_steps(folder))
+
+
+def _traces(arguments: argparse.Namespace, path: str, passed_over: list[Unreadable]) -> Iterator[Trace]:
+    for trace in readable_traces(arguments, [path], passed_over):
+        if trace.metadata.format == "torch_snapshot":
+            raise UsageError(f"{trace.metadata.path} is a memory snapshot, which tells nothing of time")
+        yield trace
+
+
+def _redacted(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    from stepscope.report.comparison_redact import redacted_comparison
+
+    return [redacted_comparison(comparison, local_names()) for comparison in comparisons]
+
+
+def _write_reports(arguments: argparse.Namespace, comparisons: Sequence[Comparison]) -> None:
+    top = _ROWS if arguments.top is None else arguments.top
+    if arguments.json:
+        from stepscope.report.comparison_json import comparison_bytes, comparison_report
+
+        report = comparison_report(comparisons, top=arguments.top or 0)
+        _output.write_output(arguments.json, comparison_bytes(report))
+    if arguments.markdown:
+        from stepscope.report.comparison_markdown import comparison_markdown
+
+        _output.write_output(arguments.markdown, comparison_markdown(comparisons, top=top).encode())
+    if "-" not in (arguments.json, arguments.markdown):
+        from stepscope.report.comparison_report import comparison_text
+
+        _output.print_text(comparison_text(comparisons, width=_output.width(), top=top))
+
+
+def _judged(limit: float | None, comparisons: Sequence[Comparison]) -> int:
+    """The exit code under --fail-if-slower, with what broke the limit on standard error."""
+    if limit is None:
+        return 0
+    slower = [each for each in comparisons if each.samples.verdict == "slower" and (each.samples.change or 0) >= limit]
+    for each in slower:
+        print(
+            f"stepscope: {printable(each.after.name)} is slower by {share(each.samples.change or 0)}, "
+            f"--fail-if-slower {share(limit)}",
+            file=sys.stderr,
+        )
+    return 1 if slower else 0
