@@ -173,8 +173,12 @@ def _busy_ns(view: View, compute_ns: float, loading_ns: float) -> float:
     return compute_ns * threads
 
 
-def costly_function(view: View, loading: Loading) -> Costly | None:
-    """The user's innermost function that carries most of the time to make a batch; None where there is none."""
+def costly_function(view: View, loading: Loading, *, of_users: bool = True) -> Costly | None:
+    """The innermost function that carries most of the time to make a batch; None where there is none.
+
+    Args:
+        of_users: the innermost of the user's own; otherwise of a library's.
+    """
     table = input_table(view.trace, activity=view.activity, window=view.span)
     if table.is_empty():
         return None
@@ -182,16 +186,24 @@ def costly_function(view: View, loading: Loading) -> Costly | None:
     table = table.filter((pl.col("runs_in") == where) & pl.col("stage").is_in(["item", "transform", "collate"]))
     whole = _whole_ns(view, table, loading)
     best = None
-    for row in table.sort("total_ns", descending=True).iter_rows(named=True):
+    for row in _by_function(table).iter_rows(named=True):
         if row["total_ns"] < CARRIES_MOST * whole or whole == 0:
             break
-        if row["file"] is not None and row["file"] in view.user_code:
+        if row["file"] is not None and (row["file"] in view.user_code) is of_users:
             share = min(row["total_ns"] / whole, 1.0)
             best = Costly(
                 row["stage"], row["function"], row["file"], row["line"] or 1, row["calls"], row["total_ns"],
                 row["processor_ns"], share,
             )  # fmt: skip
     return best
+
+
+def _by_function(table: pl.DataFrame) -> pl.DataFrame:
+    """The table with what one function costs at several lines, as a generator does, in one row; the costliest first."""
+    processor = pl.when(pl.col("processor_ns").null_count() == 0).then(pl.col("processor_ns").sum())
+    sums = table.sort("total_ns", descending=True).group_by("stage", "function", "file", maintain_order=True)
+    together = sums.agg(pl.col("line").first(), pl.col("calls", "total_ns").sum(), processor)
+    return together.sort("total_ns", descending=True, maintain_order=True)
 
 
 def places_of(view: View, loading: Loading, costly: Costly | None) -> tuple[Location, ...]:

@@ -214,6 +214,27 @@ def test_receiving_a_batch_in_little_time_is_no_fault() -> None:
     assert asked(rule, loading(4, program, workers=True).trace()).findings == ()  # 3 of 64 ms could be saved
 
 
+def test_a_librarys_function_that_makes_batches_slow_is_named() -> None:
+    recording = Recording()
+    for number in (0, 1, 2):
+        begin = 1000 * number
+        recording.step(begin, 1000, number)
+        recording.frame(begin, 1000, "train.py(12): step")
+        recording.annotation(begin + 10, 500, LOADING)
+        recording.frame(begin + 10, 500, "torch/utils/data/dataloader.py(703): __next__")
+        recording.frame(begin + 12, 490, "torch/utils/data/_utils/fetch.py(25): fetch")
+        recording.frame(begin + 15, 480, "<built-in function next>")
+        recording.frame(begin + 20, 450, f"transformers/image_processing.py({30 + number // 2}): resize")  # a generator
+        recording.frame(begin + 25, 400, "/opt/env/lib/python3.11/site-packages/scipy/ndimage/zoom.py(9): zoom")
+        recording.operator(begin + 600, 390, "aten::mm")
+
+    finding = the_finding(rule, recording.trace())
+
+    assert figures_of(finding)[-1] == ("share of it in zoom of scipy/ndimage/zoom.py", 0.8, "share", None)
+    assert finding.remedy.text.endswith(" 80% of the time to make a batch goes to zoom of scipy/ndimage/zoom.py.")
+    assert places_of(finding) == [("train.py", 12, "step")]
+
+
 def test_the_threshold_decides() -> None:
     assert asked(rule, on_the_host(4), share=0.03).findings[0].saving_ns_per_step == 4
     assert asked(rule, on_the_host(4), share=0.04).findings[0].evidence.figures[0].threshold == 0.04

@@ -9,7 +9,8 @@ it has and waits. Loading in other processes, ahead of time, hides it, as long a
 Idle time of the device whose following work was launched late, while the launching thread stood inside the data
 loader (`enumerate(DataLoader)#...`, `torch/utils/data/dataloader.py: __next__`), and what follows it until the device
 has work again, unless the host synchronises in between. A batch loaded before the device's first work in the recording
-counts like the others. Without a device: time of the main thread inside the loader.
+counts like the others. Without a device: time of the main thread inside the loader. Where no function of yours but one
+of a library takes most of the time to make a batch, and the trace has frames of it, the finding names it.
 
 The saving is what remains of it when the workers that the remedy names do the loading: a step can be no shorter than
 its computation, than a batch divided by the workers, and than the processor time of both divided by the processors
@@ -36,10 +37,11 @@ XProf's input-pipeline analysis calls a step moderately input-bound from 5 % and
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.loading import Loading, costly_function, loading_of, places_of, settings_figures
+from stepscope.diagnosis.loading import Costly, Loading, costly_function, loading_of, places_of, settings_figures
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import scaled_cause
@@ -48,6 +50,7 @@ ID: Final = "input-bound"
 TITLE: Final = "The device waits for data"
 THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost to loading data")}
 
+_INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/")
 _WORTHWHILE: Final = 0.25
 """Of the waits; workers that take away less than this are not the remedy."""
 _RECEIVED_NS: Final = 1_000_000
@@ -66,6 +69,7 @@ def check(view: View) -> RuleResult:
         return RuleResult()
     waiting = "the device waits" if view.device is not None else "the main thread spends its time"
     costly = None if loading.keeps_up else costly_function(view, loading)
+    library = None if loading.keeps_up or costly is not None else costly_function(view, loading, of_users=False)
     finding = view.finding(
         ID,
         f"{view.share(cost):.0%} of the step {waiting} {'for' if view.device is not None else 'on'} the data loader",
@@ -78,14 +82,26 @@ def check(view: View) -> RuleResult:
                 Figure("time lost per step", view.per_step(cost), "ns"),
                 Figure("batches loaded per step", loading.calls / view.step_count, "count"),
                 *settings_figures(loading),
+                *([] if library is None else [Figure(f"share of it in {_called(library)}", library.share, "share")]),
             ),
             view.longest(loading.pieces, "waiting for data"),
         ),
-        remedy=remedy,
+        remedy=remedy if library is None else _with_function(remedy, library),
         where=places_of(view, loading, costly),
         change=scaled_cause("input", 1.0 - saving / cost),
     )
     return RuleResult((finding,))
+
+
+def _called(library: Costly) -> str:
+    """A library's function with its file, from the installed package on."""
+    return f"{library.name} of {_INSTALLED.sub('', library.file)}"
+
+
+def _with_function(remedy: Remedy, library: Costly) -> Remedy:
+    """The remedy and where the time goes, where only libraries make batches slow: they may have a faster way."""
+    text = f"{remedy.text} {library.share:.0%} of the time to make a batch goes to {_called(library)}."
+    return Remedy(text, remedy.code)
 
 
 def _of_workers_that_keep_up(loading: Loading) -> tuple[int, str, Remedy]:
