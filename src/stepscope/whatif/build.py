@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -37,7 +38,7 @@ def build_graph(trace: Trace, *, activity: HostActivity | None = None) -> Graph:
     sources = with_unseen_waits(trace, works, sources, unexplained)
     works, waited, unexplained = _calibrated(works, sources)
     host, dropped = _host_wait_edges(works, stretches, waits, boundaries)
-    return Graph(
+    graph = Graph(
         stretches=stretches,
         works=works,
         queue_waits=waited,
@@ -48,6 +49,38 @@ def build_graph(trace: Trace, *, activity: HostActivity | None = None) -> Graph:
         dropped=dropped,
         host_scale=HostScale.none(),
         work_scale=np.ones(len(works.start)),
+    )
+    return _in_order(graph)
+
+
+def _in_order(graph: Graph) -> Graph:
+    """The graph without dependencies on what comes later; of what happens at once, some come in circles."""
+    count = len(graph.stretches.start)
+    place = np.empty(len(graph.order), np.int64)
+    place[graph.order] = np.arange(len(place))
+    stretch, work = place[:count], place[count:]
+    waits, hosts, hands, works = graph.queue_waits, graph.host_waits, graph.handovers, graph.works
+    queued = (works.previous >= 0) & (work[works.previous] < work) if len(work) else works.previous >= 0
+    kept = [
+        work[waits.source] < work[waits.target],
+        work[hosts.source] < stretch[hosts.target],
+        stretch[hands.source] < stretch[hands.target],
+    ]
+    stretches = graph.stretches
+    lost = np.union1d(hosts.target[~kept[1]], hands.target[~kept[2]])
+    own = stretches.own_ns.copy()
+    own[lost] = np.where(stretches.previous[lost] >= 0, (stretches.start - stretches.end[stretches.previous])[lost], 0)
+    measured = (works.launched != NONE) & (works.stretch >= 0)
+    loose = np.union1d(np.flatnonzero((works.previous >= 0) & ~queued), waits.target[~kept[0]])
+    latency = works.latency_ns.copy()
+    latency[loose] = np.where(measured[loose], (works.start - works.launched)[loose], latency[loose])
+    return replace(
+        graph,
+        stretches=replace(stretches, own_ns=own),
+        works=replace(works, previous=np.where(queued, works.previous, -1), latency_ns=latency),
+        queue_waits=waits.select(kept[0]),
+        host_waits=hosts.select(kept[1]),
+        handovers=hands.select(kept[2]),
     )
 
 

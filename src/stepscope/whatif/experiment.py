@@ -137,12 +137,13 @@ class Experiment:
     def length_ns(self, done: Replay) -> int:
         """How long the span takes in a replay: on the host, or on a device that is still at work when it is done."""
         starts, ends = done.work_start[self.works], done.work_end[self.works]
-        host_start, host_end = self._host_ends(done)
+        host_start, host_end = self.host_ends(done)
         last = max(host_end, int(ends.max(initial=host_end)))
         first = int(starts.min(initial=last))
         return max(host_end - host_start, last - first, 1)
 
-    def _host_ends(self, done: Replay) -> tuple[int, int]:
+    def host_ends(self, done: Replay) -> tuple[int, int]:
+        """When the span begins and ends on the host in a replay; on the device in a trace without steps."""
         if not self.steps.height and self.device is not None:  # the device alone marks the span
             return int(done.work_start[self.works].min()), int(done.work_end[self.works].max())
         lanes = np.full(2, self.lane, np.int32)
@@ -207,14 +208,14 @@ class Experiment:
             return (
                 f"the device waited {self.unexplained_share:.0%} of the time for something that the trace does not show"
             )
-        difference = abs(self.measured_ns - self._measured_span) / max(self._measured_span, 1)
+        difference = abs(self.measured_ns - self.recorded_ns) / max(self.recorded_ns, 1)
         if difference > 0.01:
             return f"the replay without a change differs from the measured time by {difference:.1%}"
         return None
 
     @cached_property
-    def _measured_span(self) -> int:
-        """The span's length from the trace itself."""
+    def recorded_ns(self) -> int:
+        """How long the span took from the trace itself, which the replay without a change gives back."""
         works = self.graph.works
         ends = (works.start + works.duration)[self.works]
         last = max(self.span.end_ns, int(ends.max(initial=self.span.end_ns)))

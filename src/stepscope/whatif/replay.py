@@ -34,9 +34,11 @@ class Replay:
         moments before a thread's first stretch stay where they are.
         """
         stretches = self.graph.stretches
+        if not len(stretches.end):
+            return times
         found = stretches.at(lanes, times)
         index = np.maximum(found, 0)
-        inside = np.minimum(times, stretches.end[index]) if len(stretches.end) else times
+        inside = np.minimum(times, stretches.end[index])
         offset = self.graph.host_scale.length(stretches.lane[index], stretches.start[index], inside)
         result = self.stretch_start[index] + offset
         following = np.full(len(stretches.lane) + 1, -1, np.int64)
@@ -56,17 +58,17 @@ def replay(graph: Graph) -> Replay:
     stretches, works = graph.stretches, graph.works
     count = len(stretches.start)
     length = graph.host_scale.length(stretches.lane, stretches.start, stretches.end)
-    own = _scaled_own(graph)
+    own = scaled_own(graph)
     scaled = np.rint(works.duration * graph.work_scale).astype(np.int64)
     stretch_start = stretches.start.tolist()
     stretch_end = [0] * count
     work_start = works.start.tolist()
     work_end = [0] * len(work_start)
-    launch_stretch, launch_offset = works.stretch.tolist(), _launch_offsets(graph).tolist()
+    launch_stretch, launch_offset = works.stretch.tolist(), launch_offsets(graph).tolist()
     previous_work, gap, duration = works.previous.tolist(), works.gap_ns.tolist(), scaled.tolist()
     previous_stretch, own_ns, lengths = stretches.previous.tolist(), own.tolist(), length.tolist()
-    queue_waits, host_waits = _by_target(graph.queue_waits), _by_target(graph.host_waits)
-    handovers = _handovers_by_target(graph)
+    queue_waits, host_waits = sources_by_target(graph.queue_waits), sources_by_target(graph.host_waits)
+    handovers = handovers_by_target(graph)
     meetings = _Meetings(graph)
     for item in graph.order.tolist():
         if item >= count:
@@ -127,7 +129,7 @@ class _Meetings:
                 work_end[member] = last + int(self._transfer[member])
 
 
-def _scaled_own(graph: Graph) -> Times:
+def scaled_own(graph: Graph) -> Times:
     """How long calls take at least, where host time is scaled."""
     stretches = graph.stretches
     before = stretches.end[stretches.previous]
@@ -140,7 +142,7 @@ def _scaled_own(graph: Graph) -> Times:
     return np.where(whole > 0, np.rint(stretches.own_ns * (scaled / np.maximum(whole, 1))), 0).astype(np.int64)
 
 
-def _launch_offsets(graph: Graph) -> Times:
+def launch_offsets(graph: Graph) -> Times:
     """From the start of the stretch to the earliest start of each work launched in it."""
     works, stretches = graph.works, graph.stretches
     if not len(stretches.start):
@@ -151,7 +153,8 @@ def _launch_offsets(graph: Graph) -> Times:
     return offset + (works.launched - launched) + works.latency_ns
 
 
-def _by_target(edges: Edges) -> dict[int, list[tuple[int, int]]]:
+def sources_by_target(edges: Edges) -> dict[int, list[tuple[int, int]]]:
+    """For each target its sources, each with the delay from its end."""
     result: dict[int, list[tuple[int, int]]] = {}
     for source, target, delay in zip(
         edges.source.tolist(), edges.target.tolist(), edges.delay_ns.tolist(), strict=True
@@ -160,10 +163,11 @@ def _by_target(edges: Edges) -> dict[int, list[tuple[int, int]]]:
     return result
 
 
-def _handovers_by_target(graph: Graph) -> dict[int, list[tuple[int, int]]]:
+def handovers_by_target(graph: Graph) -> dict[int, list[tuple[int, int]]]:
+    """For each stretch those that hand over to it, each with the time from its start, delay included."""
     edges, stretches = graph.handovers, graph.stretches
     if not len(edges.source):
         return {}
     time = np.clip(edges.time, stretches.start[edges.source], stretches.end[edges.source])
     offset = graph.host_scale.length(stretches.lane[edges.source], stretches.start[edges.source], time)
-    return _by_target(Edges(edges.source, edges.target, offset + edges.delay_ns, edges.time))
+    return sources_by_target(Edges(edges.source, edges.target, offset + edges.delay_ns, edges.time))

@@ -1,0 +1,156 @@
+"""The critical path: the chain of host and device work that made the steps as long as they are."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.causes import CAUSES
+from stepscope.analysis.host import TABLES, slice_columns
+from stepscope.trace.nesting import Rows
+from stepscope.whatif.experiment import Experiment
+from stepscope.whatif.replay import Replay
+from stepscope.whatif.walk import Chain, walk_back
+
+PATH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "start_ns": pl.Int64,
+    "duration_ns": pl.Int64,
+    "kind": pl.String,  # one of PATH_KINDS
+    "cause": pl.String,  # of host time: one of CAUSES, or "compute" for operators of a machine without a device
+    "lane": pl.Int32,  # the thread of host time, the queue of device work
+    "device": pl.String,
+    "queue": pl.String,
+    "table": pl.String,  # where `row` is: "device_work", or the table of the thread's innermost slice; null for none
+    "row": pl.UInt32,
+    "name": pl.String,
+}
+PATH_KINDS: Final = ("host", "launch_latency", "compute", "communication", "copy", "wait")
+"""Device work is compute, communication or copy; "wait" is waiting for what the trace does not show."""
+RESOURCE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "kind": pl.String,
+    "cause": pl.String,  # of host time, else null
+    "ns": pl.Int64,
+    "share": pl.Float64,  # of the path, 0 to 1
+}
+_OF_WORK: Final = {
+    "communication": "communication",
+    "copy_in": "copy",
+    "copy_out": "copy",
+    "copy_on_device": "copy",
+}
+
+
+def critical_path(experiment: Experiment, done: Replay | None = None) -> pl.DataFrame:
+    """The critical path of the steps of a replay, by default of the one without a change.
+
+    Returns:
+        Columns as in PATH_SCHEMA, in order of time. From the beginning of the first complete step to the end of the
+        last one or of its device work, without holes; in a trace without steps over the device's window.
+    """
+    chain = walk_back(experiment, done or experiment.measured)
+    parts = [_work_rows(experiment, chain), _delay_rows(experiment, chain), _host_rows(experiment, chain)]
+    path = pl.concat([pl.DataFrame(schema=dict(PATH_SCHEMA)), *parts])
+    path = path.with_columns(end=pl.col("start_ns") + pl.col("duration_ns")).with_columns(
+        start_ns=pl.max_horizontal("start_ns", pl.lit(chain.begin))
+    )
+    path = path.with_columns(duration_ns=pl.col("end") - pl.col("start_ns")).filter(pl.col("duration_ns") > 0)
+    return path.sort("start_ns", "end").select(list(PATH_SCHEMA))
+
+
+def resources(path: pl.DataFrame) -> pl.DataFrame:
+    """What the path consists of, columns as in RESOURCE_SCHEMA, the largest first: what limits the steps."""
+    total = max(int(path["duration_ns"].sum()), 1)
+    table = path.group_by("kind", "cause").agg(ns=pl.col("duration_ns").sum())
+    table = table.with_columns(share=pl.col("ns") / total)
+    table = table.sort(["ns", "kind", "cause"], descending=[True, False, False])
+    return table.select([pl.col(name).cast(dtype) for name, dtype in RESOURCE_SCHEMA.items()])
+
+
+def _work_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
+    rows = np.array([work for work, _, _ in chain.works], np.int64)
+    table = experiment.trace.device_work[rows].select("kind", "lane", "device", "queue", "name")
+    start = np.array([start for _, start, _ in chain.works], np.int64)
+    return _conform(
+        table.with_columns(
+            pl.col("kind").replace_strict(_OF_WORK, default="compute"),
+            start_ns=start,
+            duration_ns=np.array([end for _, _, end in chain.works], np.int64) - start,
+            table=pl.lit("device_work"),
+            row=rows,
+        )
+    )
+
+
+def _delay_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
+    """What passed between what work waited for and its start: latency, and the rest that nothing explains."""
+    rows = np.array([work for work, _, _ in chain.delays], np.int64)
+    start = np.array([start for _, start, _ in chain.delays], np.int64)
+    end = np.array([end for _, _, end in chain.delays], np.int64)
+    late = np.minimum(experiment.graph.unexplained_ns[rows], np.maximum(end - start, 0))
+    parts = []
+    for kind, since, until in (("launch_latency", start, end - late), ("wait", end - late, end)):
+        table = experiment.trace.device_work[rows].select("lane", "device", "queue", "name")
+        parts.append(
+            _conform(
+                table.with_columns(
+                    kind=pl.lit(kind), start_ns=since, duration_ns=until - since, table=pl.lit("device_work"), row=rows
+                )
+            )
+        )
+    return pl.concat(parts)
+
+
+def _host_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
+    """Host time, cut where what the thread does changes."""
+    activity, scale = experiment.activity, chain.done.graph.host_scale
+    on_host = experiment.device is None
+    parts = [pl.DataFrame(schema=dict(PATH_SCHEMA))]
+    pieces = np.array(chain.host, np.int64).reshape(-1, 5)
+    for lane in np.unique(pieces[:, 0]).tolist():
+        mine = pieces[pieces[:, 0] == lane]
+        cut = activity.cut(lane, mine[:, 1], mine[:, 2])
+        lanes = np.full(len(cut.start), lane, np.int32)
+        since = scale.length(lanes, mine[cut.interval, 1], cut.start).astype(np.float64)
+        until = scale.length(lanes, mine[cut.interval, 1], cut.end).astype(np.float64)
+        own = np.full(len(mine), lane, np.int32)
+        whole = np.maximum(scale.length(own, mine[:, 1], mine[:, 2]), 1)
+        stretched = ((mine[:, 4] - mine[:, 3]) / whole)[cut.interval]
+        begin = mine[cut.interval, 3]
+        start, end = (begin + np.rint(at * stretched).astype(np.int64) for at in (since, until))
+        cause = pl.Series(list(CAUSES)).gather(cut.cause.astype(np.int64))
+        columns = slice_columns(activity, cut.slices, cut.lines)
+        frame = pl.DataFrame(
+            {
+                "start_ns": start,
+                "duration_ns": end - start,
+                "lane": lanes,
+                "cause": cause.replace({"dispatch": "compute"}) if on_host else cause,
+            }
+        )
+        frame = frame.with_columns(
+            columns[0].alias("table"), columns[1].alias("row"), kind=pl.lit("host"), name=_names(experiment, cut.slices)
+        )
+        parts.append(_conform(frame))
+    return pl.concat(parts)
+
+
+def _names(experiment: Experiment, slices: Rows) -> pl.Series:
+    """The name of each slice, null for none."""
+    activity = experiment.activity
+    names = pl.repeat(None, len(slices), dtype=pl.String, eager=True).to_frame("name")["name"]
+    for code, table in enumerate(TABLES):
+        mine = np.flatnonzero((slices >= 0) & (activity.table[np.maximum(slices, 0)] == code))
+        if len(mine):
+            names = names.scatter(mine, experiment.trace.table(table)["name"].gather(activity.row[slices[mine]]))
+    return names
+
+
+def _conform(table: pl.DataFrame) -> pl.DataFrame:
+    return table.select(
+        [
+            (pl.col(name) if name in table.columns else pl.lit(None)).cast(dtype).alias(name)
+            for name, dtype in PATH_SCHEMA.items()
+        ]
+    )
