@@ -239,7 +239,7 @@ def test_ranks_of_one_run_are_one_run_and_runs_are_several() -> None:
     assert (found.after.ranks, found.after.runs, found.samples.after_runs) == (1, 2, 2)
     assert (found.samples.before_steps, found.samples.after_steps) == (3, 6)
     assert found.samples.before_ns == found.samples.after_ns == 290
-    assert "The traces are of 2 ranks before and 1 after; the tables are a rank's mean." in found.notes
+    assert "Ranks: 2 before and 1 after; the tables are a rank's mean." in found.notes
     check_sums(found)
 
 
@@ -297,3 +297,41 @@ def test_other_recording_options_are_noted() -> None:
     found = compare_traces(*sides)
 
     assert "Only one side's recording kept stacks, which costs time itself: record both alike." in found.notes
+
+
+def test_lines_that_only_one_recording_kept_are_not_called_new() -> None:
+    """Given the same program, recorded without Python frames and with them."""
+    before, after = training(steps=2, load_ns=50), training(steps=2, load_ns=50)
+    after.frame(1000, 1000, "train.py(10): main")
+
+    found = compare_traces(before.trace(), after.trace())
+
+    assert found.lines.is_empty()
+    assert "Only one side's recording kept lines of your code, which cannot be compared." in found.notes
+
+
+def test_memory_at_the_peak() -> None:
+    def recording(size: int) -> Trace:
+        made = training(steps=2, load_ns=50)
+        made.block(1010, 1040, size)
+        return made.trace()
+
+    found = compare_traces(recording(100), recording(260))
+
+    assert found.memory.select("before_bytes", "after_bytes", "difference_bytes").sum().row(0) == (100, 260, 160)
+    one_sided = compare_traces(recording(100), training(steps=2, load_ns=50).trace())
+    assert one_sided.memory.is_empty()
+    assert "Only one side's recording kept memory, which cannot be compared." in one_sided.notes
+
+
+def test_runs_of_different_lengths_count_alike_in_the_verdict_and_by_steps_in_the_tables() -> None:
+    runs = [training(steps=count, load_ns=load).trace() for count, load in ((2, 60), (6, 20))]
+
+    found = compare_traces(runs, runs)
+
+    assert found.samples.before_ns == 280
+    assert found.before.step_ns == 270
+    assert found.notes == (
+        "Every run counts the same in the verdict, and every step in the tables: their mean step is 0.0 ms before and "
+        "0.0 ms after.",
+    )

@@ -145,6 +145,9 @@ class _Collected:
 
 _KEYS_OF_LINES: Final = ("file", "line", "function", "exact_line")
 _LINE_SUMS: Final = ("ns", "idle_ns", "calls")
+_NOTICEABLE: Final = 0.005
+_PLACES: Final = (("lines", "file"), ("modules", "module"), ("memory", "category"))
+"""Tables that say nothing where only one recording kept what they are about, and the column that tells."""
 
 
 def compare_traces(
@@ -240,7 +243,7 @@ def _runs(records: Sequence[TraceRecord]) -> list[list[float]]:
 def _compared(before: _Collected, after: _Collected, confidence: float) -> Comparison:
     ours, theirs = before.summary, after.summary
     basis = ours.basis if ours.basis == theirs.basis else "mixed"
-    tables = [_on_common_basis(each.tables, basis) for each in (before, after)]
+    tables = [dict(_on_common_basis(each.tables, basis)) for each in (before, after)]
     counts = (ours.step_count, theirs.step_count)
     unknown: dict[str, None] = {}
 
@@ -249,6 +252,10 @@ def _compared(before: _Collected, after: _Collected, confidence: float) -> Compa
         unknown.update(dict.fromkeys(gone))
         return _per_step(matched(left, right, levels, sums, "ns"), sums, counts, ours.step_ns)
 
+    for name, column in _PLACES:
+        if _is_known_once(tables, name, column):
+            unknown[name] = None
+            tables = [{**each, name: each[name].clear()} for each in tables]
     lines = matched_lines(_lines(tables[0]["lines"]), _lines(tables[1]["lines"]), _LINE_SUMS)
     result = {
         "causes": beside("causes", CAUSE_LEVELS, ("ns",)),
@@ -269,7 +276,7 @@ def _compared(before: _Collected, after: _Collected, confidence: float) -> Compa
         basis=basis,
         settings=different_settings(before.settings, after.settings),
         is_unprofiled=is_unprofiled,
-        notes=tuple(_notes(before, after, basis, tuple(unknown))),
+        notes=tuple(_notes(before, after, basis, samples, tuple(unknown))),
         **result,
     )
 
@@ -278,6 +285,11 @@ def _on_common_basis(tables: Mapping[str, pl.DataFrame], basis: str) -> Mapping[
     """Where only one side has a device, operators are compared by their time on the host."""
     operators = tables["operators"].with_columns(ns="host_ns") if basis == "mixed" else tables["operators"]
     return {**tables, "operators": operators.drop("host_ns")}
+
+
+def _is_known_once(tables: Sequence[Mapping[str, pl.DataFrame]], name: str, column: str) -> bool:
+    known = [bool(table[name][column].is_not_null().any()) for table in tables]
+    return known[0] != known[1]
 
 
 def _lines(table: pl.DataFrame) -> pl.DataFrame:
@@ -319,7 +331,9 @@ def _memory(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _notes(before: _Collected, after: _Collected, basis: str, unknown: Sequence[str]) -> Iterable[str]:
+def _notes(
+    before: _Collected, after: _Collected, basis: str, samples: SampleComparison, unknown: Sequence[str]
+) -> Iterable[str]:
     """What to keep in mind about a comparison."""
     ours, theirs = before.summary, after.summary
     if basis == "mixed":
@@ -335,15 +349,25 @@ def _notes(before: _Collected, after: _Collected, basis: str, unknown: Sequence[
         yield "Only one side's recording kept input shapes: operators are matched without them."
     if "module" in unknown:
         yield "Only one side's recording kept modules: operators are matched without them."
+    for name, what in (("lines", "lines of your code"), ("memory", "memory")):
+        if name in unknown:
+            yield f"Only one side's recording kept {what}, which cannot be compared."
     if before.recorded is not None and after.recorded is not None and before.recorded != after.recorded:
         more = ", ".join(sorted(before.recorded ^ after.recorded))
         yield f"Only one side's recording kept {more}, which costs time itself: record both alike."
     if ours.ranks != theirs.ranks:
-        yield f"The traces are of {ours.ranks} ranks before and {theirs.ranks} after; the tables are a rank's mean."
+        yield f"Ranks: {ours.ranks} before and {theirs.ranks} after; the tables are a rank's mean."
     if before.unprofiled and after.unprofiled:
         yield (
             "The verdict is about steps that ran without the profiler; what makes the difference is told by those in "
             f"the traces, which take {ours.step_ns / 1e6:,.1f} ms before and {theirs.step_ns / 1e6:,.1f} ms after."
+        )
+        return
+    means = ((ours, samples.before_ns), (theirs, samples.after_ns))
+    if any(mean is not None and abs(mean - side.step_ns) > _NOTICEABLE * side.step_ns for side, mean in means):
+        yield (
+            "Every run counts the same in the verdict, and every step in the tables: their mean step is "
+            f"{ours.step_ns / 1e6:,.1f} ms before and {theirs.step_ns / 1e6:,.1f} ms after."
         )
 
 

@@ -52,8 +52,11 @@ def shown_tables(comparison: Comparison, top: int) -> Iterator[ShownTable]:
     )
     for title, frame, things in tables:
         differing = frame.filter(pl.col(frame.columns[3]) != 0)
+        if things == "categories":
+            differing = frame if differing.height else frame.clear()
         if differing.height:
-            yield ShownTable(title, differing.head(top) if top else differing, differing.height, things)
+            cut = differing.head(top) if top and things != "categories" else differing
+            yield ShownTable(title, cut, differing.height, things)
 
 
 def settings_table(comparison: Comparison) -> pl.DataFrame:
@@ -100,6 +103,7 @@ def _memory(comparison: Comparison) -> pl.DataFrame:
     if table.is_empty():
         return table.select(columns)
     sums = [pl.col(name).sum() for name in columns[1:]]
+    table = table.with_columns(pl.col("category").replace({"before": "from before the recording"}))
     return pl.concat([table.select(columns), table.select(pl.lit("all").alias("category"), *sums)])
 
 
