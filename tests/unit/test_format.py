@@ -161,6 +161,11 @@ def test_a_heading_drops_the_unit_but_never_what_tells_columns_apart() -> None:
     assert heading("busy_share") == "busy share"
 
 
+def test_no_two_columns_of_a_query_are_called_the_same() -> None:
+    columns = ["ns", "time", "start_ns", "start", "self"]
+    assert [heading(name, columns) for name in columns] == ["ns", "time", "start ns", "start", "self"]
+
+
 def test_json_keeps_its_values_and_hides_nothing_on_a_terminal() -> None:
     value = {"größe 名前": 'a\u202eb\x7f\x9b\u200b\U000e0041"\\u202e\n'}
     written = printable_json(json.dumps(value, ensure_ascii=False).encode())

@@ -66,13 +66,15 @@ def showing(shown: int, total: int, things: str) -> str:
 def heading(column_name: str, among: Sequence[str] = ()) -> str:
     """What stands above a column: its name without the unit, which its cells carry.
 
-    "share" goes as well where no other of the columns `among` which it stands has the same name.
+    "share" goes as well where no other of the columns `among` which it stands has the same name. A column that would be
+    called like another, as a query may call them, keeps its name.
     """
     short = re.sub(r"_(ns|bytes)$", "", column_name)
     name = short.removesuffix("_share")
     if name != short and among and not {f"{name}_ns", f"{name}_bytes", name} & set(among):
         short = name
-    return "time" if column_name == "ns" else printable(short.replace("_", " "))
+    short = "time" if column_name == "ns" else short
+    return printable((column_name if short in among else short).replace("_", " "))
 
 
 def _sideways(columns: Sequence[_Column], width: int) -> list[str]:
