@@ -39,6 +39,13 @@ def test_moved_host_time_hides_behind_the_device() -> None:
     assert saving(preparing(), moved([410, 1410])) == 400 * US
 
 
+def test_host_time_from_several_places_is_moved_to_one() -> None:
+    starts, ends = np.array([0, 200 * US, 1000 * US]), np.array([200 * US, 400 * US, 1400 * US])
+    moments = np.array([410 * US, 410 * US, 1410 * US])
+
+    assert saving(preparing(), moved_host_time(np.zeros(3, np.int32), starts, ends, moments)) == 400 * US
+
+
 def test_moved_host_time_that_no_work_covers_stays() -> None:
     # After the wait nothing is left to hide behind.
     assert saving(preparing(), moved([950, 1950])) == 0

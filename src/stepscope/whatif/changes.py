@@ -15,10 +15,11 @@ import polars as pl
 from stepscope.analysis.causes import CAUSES, DEVICE_CAUSES
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.errors import UsageError
-from stepscope.trace.intervals import Times
+from stepscope.trace.intervals import Times, union
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.whatif.experiment import Change, Experiment
 from stepscope.whatif.graph import Edges, Graph
+from stepscope.whatif.waits import without_waits_inside
 
 Lanes = npt.NDArray[np.int32]
 Factors = npt.NDArray[np.float64]
@@ -40,17 +41,20 @@ def together(*changes: Change) -> Change:
     return apply
 
 
-def scaled_host_time(lanes: Lanes, starts: Times, ends: Times, factor: float) -> Change:
-    """Host time in these intervals takes so many times as long; with 0 waits inside them go too.
+def scaled_host_time(lanes: Lanes, starts: Times, ends: Times, factor: float | Factors) -> Change:
+    """Host time in these intervals takes so many times as long, all or each; with 0 waits inside them go too.
 
     Args:
         lanes: the thread of each interval; shape (n,).
         starts, ends: nanoseconds; shape (n,).
     """
 
+    factors = np.broadcast_to(np.asarray(factor, np.float64), starts.shape)
+    gone = factors <= 0
+
     def apply(_: Experiment, graph: Graph) -> Graph:
-        changed = graph.with_host_time(lanes, starts, ends, np.full(len(starts), factor))
-        return _without_waits_inside(changed, lanes, starts, ends) if factor <= 0 else changed
+        changed = graph.with_host_time(lanes, starts, ends, factors)
+        return without_waits_inside(changed, lanes[gone], starts[gone], ends[gone]) if gone.any() else changed
 
     return apply
 
@@ -78,38 +82,12 @@ def scaled_slices(slices: Rows, factor: float) -> Change:
         lanes, starts, ends = activity.lane[chosen], activity.start[chosen], activity.end[chosen]
         for lane in np.unique(lanes).tolist():
             mine = lanes == lane
-            begin, end = _merged(starts[mine], ends[mine])
-            graph = scaled_host_time(np.full(len(begin), lane, np.int32), begin, end, factor)(experiment, graph)
+            whole = union(starts[mine], ends[mine])
+            its = np.full(len(whole.starts), lane, np.int32)
+            graph = scaled_host_time(its, whole.starts, whole.ends, factor)(experiment, graph)
         return graph
 
     return apply
-
-
-def _without_waits_inside(graph: Graph, lanes: Lanes, starts: Times, ends: Times) -> Graph:
-    """Without what the pauses that lie whole in these intervals wait for."""
-    stretches = graph.stretches
-    pauses = np.flatnonzero(stretches.previous >= 0)
-    begin, end = stretches.end[stretches.previous[pauses]], stretches.start[pauses]
-    gone = np.zeros(len(stretches.start), np.bool_)
-    for lane in np.unique(lanes).tolist():
-        mine, its = np.flatnonzero(stretches.lane[pauses] == lane), np.flatnonzero(lanes == lane)
-        first, last = _merged(starts[its], ends[its])
-        position = np.searchsorted(first, begin[mine], side="right") - 1
-        inside = (position >= 0) & (end[mine] <= last[np.maximum(position, 0)]) & (end[mine] > begin[mine])
-        gone[pauses[mine[inside]]] = True
-    return replace(
-        graph,
-        host_waits=graph.host_waits.select(~gone[graph.host_waits.target]),
-        handovers=graph.handovers.select(~gone[graph.handovers.target]),
-    )
-
-
-def _merged(starts: Times, ends: Times) -> tuple[Times, Times]:
-    """Intervals that touch, as one."""
-    order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], np.maximum.accumulate(ends[order])
-    first = np.flatnonzero(np.concatenate([[True], starts[1:] > ends[:-1]]))
-    return starts[first], np.maximum.reduceat(ends, first) if len(first) else ends
 
 
 def without_waits(launches: Rows) -> Change:
@@ -135,7 +113,10 @@ def moved_host_time(lanes: Lanes, starts: Times, ends: Times, moments: Times) ->
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         changed = scaled_host_time(lanes, starts, ends, 0.0)(experiment, graph)
-        return changed.with_host_time(lanes, moments, moments + 1, 1.0 + (ends - starts).astype(np.float64))
+        places, which = np.unique(np.column_stack([lanes, moments]), axis=0, return_inverse=True)
+        added = np.bincount(which.ravel(), (ends - starts).astype(np.float64), len(places))
+        lengths = (1.0 + added).astype(np.float64)
+        return changed.with_host_time(places[:, 0].astype(np.int32), places[:, 1], places[:, 1] + 1, lengths)
 
     return apply
 
