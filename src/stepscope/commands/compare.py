@@ -18,6 +18,7 @@ from stepscope.report.format import printable, share
 if TYPE_CHECKING:
     from stepscope.compare import Comparison, Side
     from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.report.html_compare import Pictures
     from stepscope.trace import Trace
 
 NAME: Final = "compare"
@@ -29,11 +30,13 @@ of several runs.
 examples:
   stepscope compare before.json.gz after.json.gz
   stepscope compare baseline workers-4 workers-8             runs, by their names
+  stepscope compare before/ after/ --html difference.html    both steps drawn on one scale
   stepscope compare before/ after/ --markdown -              for a pull request
   stepscope compare base head --fail-if-slower 3%            in CI: exit 1 where steps got 3 % slower, and not by chance
   stepscope compare base head --json - | jq '.comparisons[0].verdict'
 """
 _ROWS: Final = 5
+_HTML_ROWS: Final = 20
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +46,16 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     reports = parser.add_argument_group("reports, besides the text on the terminal (- writes it there instead)")
     reports.add_argument("--json", metavar="FILE", type=_output.target, help="for programs")
     reports.add_argument("--markdown", metavar="FILE", type=_output.target, help="for a pull request")
+    reports.add_argument(
+        "--html", metavar="FILE", type=_output.target, help="one page that needs nothing else, with both steps drawn"
+    )
     reports.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
     what = parser.add_argument_group("what is shown")
     what.add_argument(
-        "--top", metavar="N", type=whole_number, help=f"rows of each table, 0 for all (default: {_ROWS}, JSON: all)"
+        "--top",
+        metavar="N",
+        type=whole_number,
+        help=f"rows of each table, 0 for all (default: {_ROWS}, HTML: {_HTML_ROWS}, JSON: all)",
     )
     what.add_argument(
         "--fail-if-slower",
@@ -62,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare every path with the first, write the reports, and judge by --fail-if-slower."""
     if len(arguments.paths) < 2:
         raise UsageError("name two things to compare: stepscope compare BEFORE AFTER")
-    if [arguments.json, arguments.markdown].count("-") > 1:
+    if [arguments.json, arguments.markdown, arguments.html].count("-") > 1:
         raise UsageError("only one report can go to standard output")
     if arguments.paths.count("-") > 1:
         raise UsageError("standard input can be only one side of a comparison")
@@ -123,10 +132,30 @@ def _write_reports(arguments: argparse.Namespace, comparisons: Sequence[Comparis
         from stepscope.report.comparison_markdown import comparison_markdown
 
         _output.write_output(arguments.markdown, comparison_markdown(comparisons, top=top).encode())
-    if "-" not in (arguments.json, arguments.markdown):
+    if arguments.html:
+        from stepscope.report.html_compare import html_comparison
+
+        top_of_page = _HTML_ROWS if arguments.top is None else arguments.top
+        page = html_comparison(comparisons, _pictures(comparisons, arguments), top=top_of_page)
+        _output.write_output(arguments.html, page)
+    if "-" not in (arguments.json, arguments.markdown, arguments.html):
         from stepscope.report.comparison_report import comparison_text
 
         _output.print_text(comparison_text(comparisons, width=_output.width(), top=top))
+
+
+def _pictures(comparisons: Sequence[Comparison], arguments: argparse.Namespace) -> list[Pictures]:
+    """Of each comparison both sides' typical steps; the baseline's is drawn once."""
+    from stepscope.commands._pictures import compared_picture
+    from stepscope.report.redact import Redactor
+
+    sides = [comparisons[0].before, *(comparison.after for comparison in comparisons)]
+    drawn = [compared_picture(side.trace) for side in sides]
+    if arguments.redact:
+        hosts = [side.trace.metadata.host for side in sides if side.trace.metadata.host]
+        redactor = Redactor([*local_names(), *hosts])
+        drawn = [redactor.redact(picture) for picture in drawn]
+    return [(drawn[0], picture) for picture in drawn[1:]]
 
 
 def _judged(limit: float | None, comparisons: Sequence[Comparison]) -> int:
