@@ -7,19 +7,28 @@ with collectives and a synchronisation in every step come with them. A repetitio
 The text is laid out as torch 2.13 writes it: one key a line.
 
     python long_trace.py FILE MEGABYTES
+    python long_trace.py FILE --events NUMBER [--machine]
+
+The second form counts complete events; with --machine they are those of a simulated device's training in which all
+waits for one another: a backward thread, collectives on a queue of their own, a value read in every step.
 """
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.simulator import Machine, kineto_bytes
 
 RECORDING = Path(__file__).parent.parent / "src/stepscope/data/gpt2_per_token_loss_cpu.json.gz"
 DEVICE, QUEUE, COLLECTIVE_QUEUE = 0, 7, 20
@@ -27,6 +36,8 @@ LATENCY_NS = 4_000
 CALL_NS = 3_000
 PAUSE_NS = 500_000
 COLLECTIVE_EVERY = 60
+MACHINE_STEPS = 50
+US = 1_000
 WITHOUT_KERNEL = (
     *("aten::view", "aten::as_strided", "aten::select", "aten::slice", "aten::t", "aten::transpose", "aten::empty"),
     *("aten::detach", "aten::expand", "aten::unsqueeze", "aten::squeeze", "aten::permute", "aten::resize_", "aten::to"),
@@ -73,11 +84,21 @@ Event = dict[str, Any]
 
 def write_long_trace(path: Path, wanted_bytes: int) -> int:
     """Write a trace of at least `wanted_bytes` and return how many times the recording stands in it."""
-    once = Repetition(with_device(recording()))
+    return _write(path, with_device(recording()), lambda repetitions, written: written < wanted_bytes)
+
+
+def write_long_trace_of(path: Path, events: list[Event], wanted_events: int) -> int:
+    """Write these events so often that there are at least `wanted_events` complete ones; return how often."""
+    once = sum(event["ph"] == "X" for event in events)
+    return _write(path, events, lambda repetitions, _: repetitions * once < wanted_events)
+
+
+def _write(path: Path, events: list[Event], goes_on: Callable[[int, int], bool]) -> int:
+    once = Repetition(events)
     repetitions = 0
     with open(path, "wb") as file:
         file.write(_opening())
-        while file.tell() < wanted_bytes:
+        while goes_on(repetitions, file.tell()):
             file.write(once.text(repetitions))
             repetitions += 1
         file.write(once.closing(repetitions))
@@ -86,7 +107,39 @@ def write_long_trace(path: Path, wanted_bytes: int) -> int:
 
 def recording() -> list[Event]:
     """The recording's events apart from metadata, times in integer nanoseconds from its first event."""
-    document = json.loads(gzip.decompress(RECORDING.read_bytes()), parse_float=Decimal)
+    return _events_of(gzip.decompress(RECORDING.read_bytes()))
+
+
+def simulated() -> list[Event]:
+    """The same of a simulated device's training."""
+    machine = Machine(tick_ns=US)
+    main, backward = machine.host("main"), machine.host("backward")
+    queue, collectives = machine.queue(number=QUEUE), machine.queue(number=COLLECTIVE_QUEUE)
+    for index in range(MACHINE_STEPS):
+        with main.step(index), main.frame("train.py(12): step", before_ns=3 * US):
+            main.data_loader(30 * US, workers=True)
+            for layer in range(6):
+                with main.frame(f"nn.Module: Linear_{layer}", before_ns=4 * US), main.operator("aten::addmm"):
+                    main.work(6 * US)
+                    main.launch("gemm", queue, 15 * US)
+            with main.frame("torch/_tensor.py(570): backward", before_ns=8 * US):
+                main.hand_over(backward)
+                for _ in range(6):
+                    node = "autograd::engine::evaluate_function: AddmmBackward0"
+                    with backward.operator(node, before_ns=6 * US), backward.operator("aten::mm", before_ns=4 * US):
+                        backward.launch("gemm_backward", queue, 20 * US)
+                    backward.wait_event(collectives, backward.record_event(queue))
+                    backward.launch("ncclDevKernel_AllReduce_Sum_f32_RING_LL", collectives, 18 * US)
+                main.wait_for(backward)
+            main.wait_event(queue, main.record_event(collectives))
+            with main.optimizer_step(), main.operator("aten::_fused_adamw_", before_ns=12 * US):
+                main.launch("adamw", queue, 25 * US)
+            main.item(queue)
+    return _events_of(kineto_bytes(machine))
+
+
+def _events_of(text: bytes) -> list[Event]:
+    document = json.loads(text, parse_float=Decimal)
     events = [e for e in document["traceEvents"] if e["ph"] in "Xsfi" and isinstance(e["pid"], int)]
     origin = min(_nanoseconds(e["ts"]) for e in events)
     for event in events:
@@ -253,7 +306,7 @@ class Repetition:
     def _argument(self, key: str, value: Any) -> str:
         if key in self._strides and isinstance(value, int):
             return self._gap(value, self._strides[key])
-        return json.dumps(value).replace("%", "%%")
+        return json.dumps(value, default=float).replace("%", "%%")
 
 
 def _opening() -> bytes:
@@ -271,5 +324,20 @@ def _nanoseconds(microseconds: Any) -> int:
     return int(Decimal(microseconds) * 1000)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("file", metavar="FILE", type=Path)
+    parser.add_argument("megabytes", metavar="MEGABYTES", type=float, nargs="?")
+    parser.add_argument("--events", metavar="NUMBER", type=int, help="complete events, instead of megabytes")
+    parser.add_argument("--machine", action="store_true", help="of a simulated device (with --events)")
+    options = parser.parse_args()
+    if (options.megabytes is None) == (options.events is None):
+        parser.error("one of MEGABYTES and --events is needed")
+    if options.events is None:
+        write_long_trace(options.file, int(options.megabytes * 1e6))
+    else:
+        write_long_trace_of(options.file, simulated() if options.machine else with_device(recording()), options.events)
+
+
 if __name__ == "__main__":
-    write_long_trace(Path(sys.argv[1]), int(float(sys.argv[2]) * 1e6))
+    main()
