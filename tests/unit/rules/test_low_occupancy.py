@@ -20,7 +20,10 @@ def one_kernel(
     name: str = "Simulated Device",
     late: bool = False,
 ) -> Trace:
-    """A step of 1000 us with one kernel and other work; `late`: the host comes 100 us after the kernel."""
+    """A step of 1000 us with one kernel and other work, for which the host waits before it does something else.
+
+    `late`: the host comes 100 us after the kernel.
+    """
     recording = Recording(Metadata(devices=(Device("0", name, multiprocessors=units),)))
     recording.step(0, 1000 * US, 1)
     recording.frame(0, 1000 * US, "train.py(12): step")
@@ -31,7 +34,7 @@ def one_kernel(
         recording.launched(after + 101 * US, after + 102 * US, 100 * US, "rest", 2, grid="[512, 1, 1]")
     else:
         recording.launched(3 * US, after, 100 * US, "rest", 2, grid="[512, 1, 1]")
-    recording.work(999 * US, 1 * US, "end", None)
+        recording.launch(6 * US, after + 100 * US, 3, name="cudaDeviceSynchronize", kind="synchronise")
     return recording.trace()
 
 
@@ -56,6 +59,7 @@ def test_half_of_what_an_even_spread_saves() -> None:
     finding = the_finding(rule, one_kernel())
 
     assert (finding.saving_ns_per_step, finding.confidence) == (180 * US, "low")  # half of 400 us - 10 % of them
+    assert finding.saving_from == "replayed"
     assert finding.title == "a kernel that takes 40% of the step keeps 10 of the device's 100 multiprocessors busy"
     assert figures_of(finding) == [
         ("share of the step that is lost", pytest.approx(0.18), "share", 0.03),

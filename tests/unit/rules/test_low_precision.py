@@ -9,6 +9,7 @@ from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import (
+    US,
     Cases,
     asked,
     busy_device,
@@ -21,13 +22,17 @@ from tests.unit.rules.cases import (
 from tests.unit.shaped import Shaped
 
 
-def multiplying(kernel: str = "ampere_sgemm_128x64_nn", capability: str | None = "8.0", length_ns: int = 400) -> Trace:
-    """One matrix product and another kernel in a step of 1000 ns."""
+def multiplying(kernel: str = "ampere_sgemm_128x64_nn", capability: str | None = "8.0", length_us: int = 400) -> Trace:
+    """One matrix product and another kernel in a step of 1000 us, whose end waits for the device."""
     recording = Recording()
-    recording.step(0, 1000, 1)
-    recording.frame(0, 1000, "train.py(12): step")
-    recording.launched(5, 10, length_ns, kernel, 101)
-    recording.launched(15, 500, 500, "void at::native::vectorized_elementwise_kernel<4, float>", 102)
+    recording.step(0, 1000 * US, 1)
+    recording.frame(0, 1000 * US, "train.py(12): step")
+    recording.launched(5 * US, 10 * US, length_us * US, kernel, 101)
+    after = (10 + length_us) * US
+    recording.launched(
+        15 * US, after, 980 * US - after, "void at::native::vectorized_elementwise_kernel<4, float>", 102
+    )
+    recording.launch(20 * US, 970 * US, 103, name="cudaDeviceSynchronize", kind="synchronise")
     return with_capability(recording.trace(), capability)
 
 
@@ -85,7 +90,7 @@ SILENT: Cases = {
     "no matrix product": lambda: multiplying("void fbgemm_gpu::permute_2D_data_kernel<false, int, float>"),
     "no tensor cores": lambda: multiplying("maxwell_sgemm_128x128_tn", "6.1"),
     "unknown device": lambda: multiplying(capability=None),
-    "little": lambda: multiplying(length_ns=90),
+    "little": lambda: multiplying(length_us=90),
     "a small input in double": lambda: mixed(64),
     "float32": lambda: computing("float", "float"),
     "scores in float64": scoring_in_double,
@@ -95,16 +100,19 @@ SILENT: Cases = {
 def test_half_of_the_time_is_saved() -> None:
     finding = the_finding(rule, multiplying())
 
-    assert (finding.saving_ns_per_step, finding.saving_share, finding.confidence) == (200, 0.2, "low")
+    assert (finding.saving_ns_per_step, finding.saving_share, finding.confidence) == (200 * US, 0.2, "low")
+    assert finding.saving_from == "replayed"
     assert finding.saving_basis == "50% of the time of FP32 matrix kernels, an assumption below the hardware's ratio"
     assert finding.title == "40% of the step is FP32 matrix products that tensor cores could do"
     assert figures_of(finding) == [
         ("share of the step in FP32 matrix kernels", 0.4, "share", 0.1),
         ("such kernels per step", 1.0, "count", None),
-        ("matrix products, convolutions and attention per step", 400, "ns", None),
+        ("matrix products, convolutions and attention per step", 400 * US, "ns", None),
         ("share of it on tensor cores", 0.0, "share", None),
     ]
-    assert [(interval.start_ns, interval.duration_ns) for interval in finding.evidence.intervals] == [(10, 400)]
+    assert [(interval.start_ns, interval.duration_ns) for interval in finding.evidence.intervals] == [
+        (10 * US, 400 * US)
+    ]
     assert places_of(finding) == [("train.py", 12, "step")]
 
 
@@ -112,6 +120,7 @@ def test_half_of_what_computes_in_double_is_saved_and_all_conversions() -> None:
     finding = the_finding(rule, computing("float", "double", casts=True))
 
     assert (finding.saving_ns_per_step, finding.confidence) == (10_000 // 2 + 2_000, "medium")
+    assert finding.saving_from == "replayed"
     assert finding.title == "10% of the step computes in float64, in numbers twice as wide as float32"
     assert figures_of(finding) == [
         ("share of the step in operators on float64 tensors", 0.1, "share", 0.04),
@@ -145,13 +154,13 @@ def test_an_unknown_device_leaves_a_question() -> None:
     [question] = asked(rule, multiplying(capability=None)).not_answered
 
     assert question.question == "Would lower precision speed up the FP32 matrix products?"
-    assert asked(rule, multiplying(capability=None, length_ns=90)).not_answered == ()
+    assert asked(rule, multiplying(capability=None, length_us=90)).not_answered == ()
 
 
 def test_the_thresholds_decide() -> None:
-    assert the_finding(rule, multiplying(), saved=0.25).saving_ns_per_step == 100
+    assert the_finding(rule, multiplying(), saved=0.25).saving_ns_per_step == 100 * US
     assert asked(rule, multiplying(), share=0.41).findings == ()
-    assert len(asked(rule, multiplying(length_ns=90), share=0.09).findings) == 1
+    assert len(asked(rule, multiplying(length_us=90), share=0.09).findings) == 1
     assert asked(rule, busy_device(), share=0).findings == ()
     assert the_finding(rule, computing("double"), double_saved=0.25).saving_ns_per_step == 2_500
     assert asked(rule, computing("double"), double_share=0.11).findings == ()

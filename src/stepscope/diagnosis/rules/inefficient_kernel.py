@@ -40,6 +40,7 @@ from stepscope.diagnosis.device_bound import alone_share, blocks, decides, multi
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, NotAnswered, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_work_of
 
 ID: Final = "inefficient-kernel"
 TITLE: Final = "Kernels run far below what the device allows"
@@ -133,6 +134,7 @@ def _groups(view: View, calls: pl.DataFrame) -> pl.DataFrame:
         .agg(
             pl.col("row"),
             pl.col("device_ns").alias("each_ns"),
+            pl.col("wanted_ns").alias("each_wanted_ns"),
             calls=pl.len(),
             device_ns=pl.col("device_ns").sum(),
             lost_ns=pl.col("lost_ns").sum(),
@@ -191,6 +193,7 @@ def _finding(view: View, row: dict[str, Any], limit: float) -> Finding:
         else Figure("GB/s reached", row["bytes"] / row["device_ns"])
     )
     rows, weights = np.array(row["row"], np.int64), np.array(row["each_ns"], np.int64)
+    left = np.array(row["each_wanted_ns"], np.float64) / np.maximum(weights, 1)
     slower = row["device_ns"] / max(row["wanted_ns"], 1)
     confidence = "medium" if slower >= 2 else "low"
     return view.finding(
@@ -213,6 +216,7 @@ def _finding(view: View, row: dict[str, Any], limit: float) -> Finding:
         ),
         remedy=_REMEDIES.get(row["work_kind"], _REMEDY),
         where=view.locations_of(view.slices_of_operators(rows), weights),
+        change=scaled_work_of(rows, np.minimum(left, 1.0)),
     )
 
 

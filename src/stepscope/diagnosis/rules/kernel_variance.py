@@ -33,6 +33,7 @@ from stepscope.diagnosis.device_bound import alone_share, decides
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_work
 
 ID: Final = "kernel-variance"
 TITLE: Final = "The same kernel takes very different times"
@@ -130,4 +131,5 @@ def _finding(view: View, work: pl.DataFrame, variation: float) -> Finding:
             "nvidia-smi --query-gpu=clocks.sm,clocks_throttle_reasons.active --format=csv --loop=1",
         ),
         where=view.locations_of(slices, launched["duration_ns"].to_numpy()),
+        change=scaled_work(work["row"].to_numpy().astype(np.int64), np.minimum(median / np.maximum(duration, 1), 1.0)),
     )

@@ -26,12 +26,14 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from stepscope.analysis.communication import collectives
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_work
 
 ID: Final = "late-rank"
 TITLE: Final = "Ranks wait for one that comes late"
@@ -84,6 +86,10 @@ def check(view: View) -> RuleResult:
         remedy=Remedy(
             "Record all ranks of the same steps and diagnose them together: that names the rank that is late, and why.",
             "stepscope diagnose RUN                  # a folder with every rank's trace",
+        ),
+        change=scaled_work(
+            longer["row"].to_numpy(),
+            longer["alone"].to_numpy() / np.maximum(longer["duration_ns"].to_numpy(), 1),
         ),
     )
     return RuleResult((finding,))

@@ -34,6 +34,7 @@ from stepscope.diagnosis.device_bound import alone_share, blocks, decides, multi
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_work
 
 ID: Final = "low-occupancy"
 TITLE: Final = "Kernels have too few thread blocks to fill the device"
@@ -58,9 +59,12 @@ def check(view: View) -> RuleResult:
     few = (grids >= 1) & (grids < view.threshold(ID, THRESHOLDS, "filled") * count) & (duration >= shortest)
     few &= (view.work["kind"] == "compute").to_numpy() & decides(view)
     spread = np.maximum(duration * grids / count, shortest)
-    gained = view.threshold(ID, THRESHOLDS, "gained") * alone_share(view)
-    lost = np.where(few, np.maximum(duration - spread, 0) * gained, 0.0)
-    work = view.work.with_columns(lost_ns=pl.Series(lost), blocks=pl.Series(grids)).filter(pl.Series(few))
+    shorter = np.where(few, np.maximum(duration - spread, 0), 0.0) * view.threshold(ID, THRESHOLDS, "gained")
+    work = view.work.with_columns(
+        lost_ns=pl.Series(shorter * alone_share(view)),
+        left=pl.Series(1 - shorter / np.maximum(duration, 1)),
+        blocks=pl.Series(grids),
+    ).filter(pl.Series(few))
     limit = view.threshold(ID, THRESHOLDS, "share")
     names = (
         work.group_by("name")
@@ -104,4 +108,5 @@ def _finding(view: View, work: pl.DataFrame, count: int, limit: float) -> Findin
             "loader = DataLoader(dataset, batch_size=2 * batch_size)",
         ),
         where=view.locations_of(slices, launched["duration_ns"].to_numpy()),
+        change=scaled_work(work["row"].to_numpy().astype(np.int64), work["left"].to_numpy()),
     )

@@ -43,6 +43,7 @@ from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, R
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
+from stepscope.whatif.changes import scaled_operators, scaled_work, scaled_work_of, together
 
 ID: Final = "low-precision"
 TITLE: Final = "Numbers are wider than they need to be"
@@ -96,6 +97,7 @@ def _double(view: View) -> RuleResult:
         ),
         remedy=_double_remedy(everything),
         where=view.locations_of(view.slices_of_operators(wide), np.maximum(durations, 1)),
+        change=together(scaled_work_of(wide, 1 - saved), scaled_operators(np.array(to_and_fro, np.int64), 0.0)),
     )
     return RuleResult((finding,))
 
@@ -173,6 +175,7 @@ def _single(view: View) -> RuleResult:
         ),
         remedy=_remedy(capability),
         where=view.locations_of(slices, launched["duration_ns"].to_numpy()),
+        change=scaled_work(kernels["row"].to_numpy().astype(np.int64), 1 - saved),
     )
     return RuleResult((finding,))
 

@@ -25,12 +25,14 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.rules import launch_bound
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_work
 
 ID: Final = "small-batch"
 TITLE: Final = "Kernels are too short for the device, and a larger batch would fit"
@@ -80,6 +82,7 @@ def check(view: View) -> RuleResult:
             "Raise the batch size until kernels are long or memory is full, and adapt the learning rate.",
             "loader = DataLoader(dataset, batch_size=2 * batch_size, ...)",
         ),
+        change=scaled_work(short["row"].to_numpy().astype(np.int64), _SAVED),
     )
     return RuleResult((finding,))
 

@@ -34,6 +34,7 @@ from stepscope.analysis.shapes import Shape, elements, shapes_of, types_of
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_work_of
 
 ID: Final = "unaligned-dimensions"
 TITLE: Final = "Matrix dimensions do not fit the tensor cores"
@@ -71,7 +72,8 @@ def check(view: View) -> RuleResult:
         return RuleResult()
     rates = [product.multiplications / product.device_ns for product in products if product not in set(awkward)]
     rate = float(np.median(rates)) if rates else None
-    saved = sum(_saved(product, rate) for product in awkward)
+    parts = np.array([_saved(product, rate) for product in awkward])
+    saved = float(parts.sum())
     cost = sum(product.device_ns for product in awkward)
     limit = view.threshold(ID, THRESHOLDS, "share")
     if saved <= 0 or view.share(saved) < limit:
@@ -103,6 +105,7 @@ def check(view: View) -> RuleResult:
         where=view.locations_of(
             view.slices_of_operators(rows), np.array([each.device_ns for each in awkward], np.int64)
         ),
+        change=scaled_work_of(rows, 1 - parts / np.array([each.device_ns for each in awkward], np.float64)),
     )
     return RuleResult((finding,), ())
 
