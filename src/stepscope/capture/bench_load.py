@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
+
+from stepscope.capture.environment_machine import Machine
 
 try:
     import resource
@@ -15,9 +16,10 @@ except ImportError:  # not on Windows, where there is no /proc/stat either
 class LoadMeter:
     """Counts, from its making on, the processor time of the whole machine and that of this process and its children."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine | None = None) -> None:
+        self._machine = machine or Machine()
         self._begun_s = time.monotonic()
-        self._machine_s = _machine_seconds()
+        self._machine_s = _machine_seconds(self._machine)
         self._own_s = _own_seconds()
 
     def other_cores(self) -> float | None:
@@ -25,19 +27,19 @@ class LoadMeter:
 
         Children count when they have ended and been waited for.
         """
-        seconds, machine_s, own_s = time.monotonic() - self._begun_s, _machine_seconds(), _own_seconds()
+        seconds, machine_s, own_s = time.monotonic() - self._begun_s, _machine_seconds(self._machine), _own_seconds()
         if self._machine_s is None or machine_s is None or self._own_s is None or own_s is None or seconds <= 0:
             return None
         return max(machine_s - self._machine_s - (own_s - self._own_s), 0.0) / seconds
 
 
-def _machine_seconds() -> float | None:
+def _machine_seconds(machine: Machine) -> float | None:
     """Seconds that all cores together were busy, without what a hypervisor took."""
     try:
-        words = Path("/proc/stat").read_text(encoding="ascii", errors="replace").splitlines()[0].split()
+        words = (machine.read("proc/stat") or "").splitlines()[0].split()
         user, nice, system, _, _, irq, soft = map(int, words[1:8])
         return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, AttributeError):
+    except (ValueError, IndexError, AttributeError):
         return None
 
 

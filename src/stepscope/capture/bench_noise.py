@@ -52,5 +52,7 @@ def _runs_differ(steady: Sequence[Sequence[int]], means: Sequence[float]) -> boo
     explained = fmean([each**2 for each in apart]) / 4
     from scipy.stats import f
 
-    ratio = variance(means) / explained if explained else 0.0
-    return float(f.sf(ratio, len(means) - 1, len(means))) < _UNLIKELY
+    scatter = variance(means)
+    if not explained:
+        return scatter > 0
+    return float(f.sf(scatter / explained, len(means) - 1, len(means))) < _UNLIKELY

@@ -72,8 +72,11 @@ class BenchCommand:
     @property
     def shown(self) -> str:
         """The command with *** in place of what may be a secret."""
-        shown = without_secrets(shlex.split(self.text))
-        return self.text if shown == shlex.split(self.text) else shlex.join(shown)
+        words = shlex.split(self.text)
+        shown = without_secrets(words)
+        if shown == words:
+            return self.text
+        return " ".join(word if "***" in word else shlex.quote(word) for word in shown)
 
 
 @dataclass(frozen=True, slots=True)

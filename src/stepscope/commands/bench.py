@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
 from stepscope.commands.run import at_least
-from stepscope.errors import UsageError
-from stepscope.report.format import duration, printable
+from stepscope.errors import TraceError, UsageError
+from stepscope.report.format import duration, printable, share
 
 if TYPE_CHECKING:
     from stepscope.capture.bench import Bench, BenchFailure, BenchRun
+    from stepscope.compare import Comparison
 
 NAME: Final = "bench"
 HELP: Final = "Run commands in turn, time their steps without a profiler, and say which is faster and how sure that is."
@@ -72,7 +73,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--seed", metavar="N", type=at_least(0), help="with --quiet-machine: fix the random generators")
     after = parser.add_argument_group("what comes of it")
     after.add_argument(
-        "--fail-if-slower", metavar="SHARE", type=share_of_step, help="exit with 1 if a command is slower by more"
+        "--profile", action="store_true", help="then record one run of each, and say where the difference comes from"
+    )
+    after.add_argument(
+        "--fail-if-slower",
+        metavar="SHARE",
+        type=share_of_step,
+        help="exit with 1 if a command's steps take this much longer, and not by chance",
     )
     after.add_argument("--json", metavar="FILE", type=_output.target, help="write everything for programs; - prints it")
     after.add_argument(
@@ -101,14 +108,14 @@ def run(arguments: argparse.Namespace) -> int:
         if bench.failure is not None:
             _show_failure(bench.failure)
         if all(bench.runs_of(command.label) for command in bench.commands):
-            _write(arguments, bench)
+            _write(arguments, bench, _explanations(bench) if arguments.profile else [])
         elif bench.stop == "interrupted":
             _say("interrupted before every command had run once")
     if bench.failure is not None:
         raise UsageError(_failure(bench, bench.failure))
     if bench.stop == "interrupted":
         return INTERRUPTED
-    return 1 if _is_slower(bench, arguments.fail_if_slower) else 0
+    return _judged(bench, arguments.fail_if_slower)
 
 
 def _new_bench(arguments: argparse.Namespace) -> Bench:
@@ -165,18 +172,36 @@ def _most_rounds(bench: Bench) -> int | None:
     return min(limits, default=None)
 
 
-def _write(arguments: argparse.Namespace, bench: Bench) -> None:
+def _explanations(bench: Bench) -> list[Comparison]:
+    """Where the difference comes from, by a profile of each command; nothing after Ctrl-C."""
+    from stepscope.capture.bench_profile import explanations, profile_commands
+    from stepscope.readers import open_trace
+    from stepscope.trace.cache import TraceCache
+
+    if bench.stop in ("interrupted", "failed"):
+        return []
+    try:
+        folders = profile_commands(bench, _say)
+        return explanations(bench, folders, lambda path: open_trace(path, cache=TraceCache()))
+    except KeyboardInterrupt:
+        bench.stop = "interrupted"  # what was measured is shown
+    except TraceError as error:
+        _say(f"the profiles cannot be compared: {error}")
+    return []
+
+
+def _write(arguments: argparse.Namespace, bench: Bench, comparisons: Sequence[Comparison]) -> None:
     """Print the result, or what is to stand on standard output in its place, and write the files."""
     from stepscope.report.bench_json import bench_json
     from stepscope.report.bench_text import bench_markdown, bench_text
     from stepscope.report.json_report import json_bytes
 
     if "-" not in (arguments.json, arguments.markdown):
-        _output.print_text(bench_text(bench, width=_output.width()))
+        _output.print_text(bench_text(bench, comparisons, width=_output.width()))
     if arguments.json is not None:
-        _output.write_output(arguments.json, json_bytes(bench_json(bench)))
+        _output.write_output(arguments.json, json_bytes(bench_json(bench, comparisons)))
     if arguments.markdown is not None:
-        _output.write_output(arguments.markdown, bench_markdown(bench).encode())
+        _output.write_output(arguments.markdown, bench_markdown(bench, comparisons).encode())
 
 
 def _show_failure(failure: BenchFailure) -> None:
@@ -193,10 +218,18 @@ def _failure(bench: Bench, failure: BenchFailure) -> str:
     return f"command {failure.label}, {command.shown}, {failure.sentence}{log}"
 
 
-def _is_slower(bench: Bench, allowed: float | None) -> bool:
-    """Whether any command is slower by more than is allowed, and not by chance."""
-    changes = [found.change_low for _, found in bench.comparisons()]
-    return allowed is not None and any(low is not None and low > allowed for low in changes)
+def _judged(bench: Bench, limit: float | None) -> int:
+    """The exit code under --fail-if-slower, with what broke the limit on standard error."""
+    if limit is None:
+        return 0
+    slower = [
+        (command, found.change)
+        for command, found in bench.comparisons()
+        if found.verdict == "slower" and found.change is not None and found.change >= limit
+    ]
+    for command, change in slower:
+        _say(f"{command.label} is slower by {share(change)}, --fail-if-slower {share(limit)}")
+    return 1 if slower else 0
 
 
 @contextlib.contextmanager

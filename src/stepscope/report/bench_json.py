@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 from stepscope import __version__
 from stepscope.capture.bench import Bench, BenchRun
+from stepscope.compare.comparison import Comparison
 from stepscope.compare.warm_up import NAME as WARM_UP_RULE
+from stepscope.report.comparison_json import comparison_report
 
 SCHEMA: Final = 1
 
 
-def bench_json(bench: Bench) -> dict[str, Any]:
-    """Every run with all its steps, and the comparisons; keys may be added within schema 1, never removed."""
+def bench_json(bench: Bench, profiled: Sequence[Comparison] = ()) -> dict[str, Any]:
+    """Every run with all its steps, and the comparisons; keys may be added within schema 1, never removed.
+
+    Args:
+        profiled: of the commands' profiles; what `stepscope compare --json` writes of them stands under "profile".
+    """
     failure = bench.failure
     return {
         "schema": SCHEMA,
@@ -36,6 +43,7 @@ def bench_json(bench: Bench) -> dict[str, Any]:
             for command in bench.commands
         ],
         "comparisons": [{"label": command.label, **asdict(found)} for command, found in bench.comparisons()],
+        "profile": comparison_report(profiled) if profiled else None,
     }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
 from typing import Final
 
 import polars as pl
@@ -11,8 +12,11 @@ import polars as pl
 from stepscope.capture.bench import Bench
 from stepscope.capture.bench_noise import Noise, noise_of
 from stepscope.capture.bench_programs import BenchCommand
+from stepscope.compare.comparison import Comparison
 from stepscope.compare.statistics import SampleComparison
 from stepscope.compare.warm_up import NAME as WARM_UP_RULE
+from stepscope.report.comparison_markdown import comparison_markdown
+from stepscope.report.comparison_report import comparison_text
 from stepscope.report.comparison_text import (
     change_words,
     detectable_sentences,
@@ -42,16 +46,26 @@ _SIGNS: Final = {
     "forward": "a call of the outermost module",
 }
 _BUSY_CORES: Final = 0.5
+_ROWS: Final = 5
+"""Of each table about the profiles."""
 
 
-def bench_text(bench: Bench, *, width: int) -> str:
-    """The commands, the table, the verdicts, and how it was measured."""
+def bench_text(bench: Bench, profiled: Sequence[Comparison] = (), *, width: int) -> str:
+    """The commands, the table, the verdicts, how it was measured, and what the profiles say.
+
+    Args:
+        profiled: comparisons of the commands' profiles.
+    """
     commands = [f"{command.label}  {printable(command.shown)}" for command in bench.commands]
     lines = [*commands, "", *table_lines(bench_table(bench), width=width), ""]
-    return "\n".join([*lines, *verdicts(bench), "", *how(bench)]) + "\n"
+    lines += [*_wrapped(verdicts(bench), width), "", *_wrapped(how(bench), width)]
+    text = "\n".join(lines) + "\n"
+    if profiled:
+        text += "\n" + comparison_text(profiled, width=width, top=_ROWS)
+    return text
 
 
-def bench_markdown(bench: Bench) -> str:
+def bench_markdown(bench: Bench, profiled: Sequence[Comparison] = ()) -> str:
     """The same for a pull request."""
     table = bench_table(bench).drop("low_ns", "high_ns")
     rows = [
@@ -63,7 +77,10 @@ def bench_markdown(bench: Bench) -> str:
         words = [row["run"], step, row["change"], row["interval"], row["verdict"], row["steps"], row["runs"]]
         rows.append("| " + " | ".join(escape(str(word or "")) for word in [*words, command.shown]) + " |")
     said = [f"- {escape(sentence)}" for sentence in [*verdicts(bench), *how(bench)]]
-    return "\n".join([*rows, "", *said]) + "\n"
+    text = "\n".join([*rows, "", *said]) + "\n"
+    if profiled:
+        text += "\n" + comparison_markdown(profiled, top=_ROWS)
+    return text
 
 
 def bench_table(bench: Bench) -> pl.DataFrame:
@@ -211,6 +228,11 @@ def _others(bench: Bench) -> Iterator[str]:
     span = f"{min(known):.1f} to {max(known):.1f}" if round(max(known) - min(known), 1) else f"{max(known):.1f}"
     sentence = f"Other processes kept {span} cores busy meanwhile"
     yield sentence + ("; without them the intervals would be narrower." if max(known) > _BUSY_CORES else ".")
+
+
+def _wrapped(sentences: Iterable[str], width: int) -> Iterator[str]:
+    for sentence in sentences:
+        yield from wrap(sentence, width, break_on_hyphens=False, break_long_words=False)
 
 
 def _alike_once(sentences: Iterable[str]) -> Iterator[str]:
