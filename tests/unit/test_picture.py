@@ -9,6 +9,7 @@ import polars as pl
 from stepscope.analysis.picture import (
     MAXIMUM_THREADS,
     NAME_LENGTH,
+    PathPiece,
     PictureGap,
     PictureLane,
     PictureSlice,
@@ -245,3 +246,44 @@ def test_deep_stacks_keep_every_level() -> None:
 
     # Then
     assert [each.depth for each in picture.slices] == list(range(37))
+
+
+def test_the_critical_path_is_cut_at_the_window_and_pieces_of_one_name_are_one() -> None:
+    # Given
+    rows = [
+        (0, 60, "host", "input", "next"),
+        (60, 20, "host", "input", "next"),
+        (80, 10, "launch_latency", None, "gemm"),
+        (90, 100, "compute", None, "gemm"),
+        (190, 50, "host", "python", None),
+    ]
+    columns = ["start_ns", "duration_ns", "kind", "cause", "name"]
+    path = pl.DataFrame(rows, schema=columns, orient="row")
+
+    # When
+    picture = step_picture(trace_of(), Window(50, 200), idle_of(), path=path)
+    cut = step_picture(trace_of(), Window(50, 200), idle_of(), 2, path)
+
+    # Then
+    assert picture.path == (
+        PathPiece(0, 30, "host", "input", "next"),
+        PathPiece(30, 10, "launch_latency", None, "gemm"),
+        PathPiece(40, 100, "compute", None, "gemm"),
+        PathPiece(140, 10, "host", "python", ""),
+    )
+    assert picture.path_pieces == Shown(4, 4, 10)
+    assert [piece.kind for piece in cut.path] == ["host", "compute"]
+    assert cut.path_pieces == Shown(2, 4, 30)
+
+
+def test_too_many_pieces_of_the_critical_path_lose_their_names_first() -> None:
+    # Given
+    rows = [(10 * number, 10, "host", "python" if number < 8 else "input", f"f{number}") for number in range(9)]
+    path = pl.DataFrame(rows, schema=["start_ns", "duration_ns", "kind", "cause", "name"], orient="row")
+
+    # When
+    picture = step_picture(trace_of(), Window(0, 90), idle_of(), 5, path)
+
+    # Then
+    assert picture.path == (PathPiece(0, 80, "host", "python", ""), PathPiece(80, 10, "host", "input", "f8"))
+    assert picture.path_pieces == Shown(2, 2, 10)

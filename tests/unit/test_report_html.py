@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.causes import CAUSES
-from stepscope.analysis.picture import PictureGap, PictureLane, PictureSlice, Shown, StepPicture
+from stepscope.analysis.picture import PathPiece, PictureGap, PictureLane, PictureSlice, Shown, StepPicture
 from stepscope.diagnosis.diagnosis import Unreadable
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, NotAnswered, Remedy
 from stepscope.report.html import MAXIMUM_BARS, html_report
@@ -194,6 +194,28 @@ def test_the_picture_is_embedded_with_each_name_once() -> None:
         "names": ["loss", "frame", "compute", "input"],
         "causes": {"input": cause_view("input")},
     }
+
+
+def test_the_critical_path_is_embedded_with_its_resources() -> None:
+    # Given, when
+    path = (
+        PathPiece(0, 20, "host", "input", "loss"),
+        PathPiece(20, 25, "compute", None, "gemm"),
+        PathPiece(45, 5, "host", "compute", ""),
+    )
+    shown = page([empty()], [picture_of(path=path, path_pieces=Shown(3, 4, 5))])
+
+    # Then
+    data = shown.picture
+    assert data["path"] == [[0, 20, 4, 0], [20, 25, 2, 5], [45, 5, 6, 7]]
+    assert data["names"] == ["loss", "frame", "compute", "input", "host: input", "gemm", "host: compute", ""]
+    assert [(key, view["label"], view["colour"]) for key, view in data["resources"].items()] == [
+        ("compute", "device: computation", "#9fb9d4"),
+        ("host: input", "host: input", cause_view("input")["colour"]),
+        ("host: compute", "host: compute", "#9fb9d4"),
+    ]
+    assert "Critical path device: computation host: input host: compute" in shown.text
+    assert "showing 3 of 4 pieces of the critical path, those of 5 ns and longer" in shown.text
 
 
 def test_what_the_picture_leaves_out_is_said() -> None:

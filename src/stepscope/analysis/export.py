@@ -1,4 +1,4 @@
-"""A trace as a Chrome-trace timeline for the Perfetto UI, with the causes of idle time as tracks of their own."""
+"""A trace as a Chrome-trace timeline for the Perfetto UI, with tracks of idle causes and of the critical path."""
 
 from __future__ import annotations
 
@@ -21,20 +21,27 @@ _TABLES: Final = (
     ("synchronisations", "synchronisation"),
 )
 _IDLE_PROCESS: Final = 1_000_000
+_PATH_PROCESS: Final = 999_999
 
 
-def timeline(trace: Trace, idle: pl.DataFrame | None = None) -> Iterator[bytes]:
+def timeline(trace: Trace, idle: pl.DataFrame | None = None, path: pl.DataFrame | None = None) -> Iterator[bytes]:
     """The pieces of a JSON document in the Chrome-trace format, in order.
 
     Args:
         idle: as `idle_time` gives it; computed if not given.
+        path: the critical path, columns start_ns, duration_ns, kind, cause, name; without it there is no such track.
 
     Every slice of the trace is there with its exact time, with arrows from launches to the work they launched. Below
-    each device stands a process "device N: why idle" with one slice a piece of idle time, named by its cause.
+    each device stands a process "device N: why idle" with one slice a piece of idle time, named by its cause, and above
+    them "critical path", with one slice a piece of it, named by what the steps waited for.
     """
     idle = idle_time(trace) if idle is None else idle
     yield b'{"displayTimeUnit": "ns", "stepscope": "idle causes by stepscope", "traceEvents": [\n'
     yield _names(trace, idle)
+    if path is not None and path.height:
+        yield _named_track(_PATH_PROCESS, "critical path", "what the steps waited for")
+        for first in range(0, path.height, _ROWS):
+            yield _path_slices(path.slice(first, _ROWS))
     processes = _process_numbers(trace)
     for table, category in _TABLES:
         rows = trace.table(table)
@@ -66,11 +73,16 @@ def _names(trace: Trace, idle: pl.DataFrame) -> bytes:
         events.append(
             {"ph": "M", "name": "thread_name", "pid": pid, "tid": lane["lane"], "args": {"name": lane["name"]}}
         )
-    for number, device in enumerate(idle["device"].unique().sort().to_list()):
-        name = f"device {device}: why idle"
-        pid = _IDLE_PROCESS + number
-        events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}})
-        events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": 0, "args": {"name": "cause"}})
+    tracks = [
+        _named_track(_IDLE_PROCESS + number, f"device {device}: why idle", "cause")
+        for number, device in enumerate(idle["device"].unique().sort().to_list())
+    ]
+    return b"".join([*(json.dumps(event).encode() + b",\n" for event in events), *tracks])
+
+
+def _named_track(pid: int, process: str, thread: str) -> bytes:
+    names = {"process_name": process, "thread_name": thread}
+    events = [{"ph": "M", "name": key, "pid": pid, "tid": 0, "args": {"name": name}} for key, name in names.items()]
     return b"".join(json.dumps(event).encode() + b",\n" for event in events)
 
 
@@ -121,6 +133,24 @@ def _flows(trace: Trace, processes: pl.DataFrame) -> Iterator[bytes]:
         ):
             rows = part.join(processes, left_on=lane, right_on="lane", how="left", maintain_order="left")
             yield _lines(rows, head, pl.col("row"), *_at(time, lane), "},\n")
+
+
+def _path_slices(path: pl.DataFrame) -> bytes:
+    on_host = pl.format("host: {}", pl.col("cause").fill_null("unknown"))
+    resource = pl.when(pl.col("kind") == "host").then(on_host).otherwise(pl.col("kind").str.replace_all("_", " "))
+    rows = path.with_columns(pid=pl.lit(_PATH_PROCESS), thread=pl.lit(0), resource=resource, name=_quoted(path["name"]))
+    return _lines(
+        rows,
+        '{"ph": "X", "cat": "critical path", "name": "',
+        pl.col("resource"),
+        '"',
+        *_at("start_ns", "thread"),
+        ', "dur": ',
+        _microseconds("duration_ns"),
+        ', "args": {"what": ',
+        pl.col("name"),
+        "}},\n",
+    )
 
 
 def _idle_slices(idle: pl.DataFrame, devices: list[str]) -> bytes:

@@ -87,6 +87,23 @@ class PictureGap:
 
 
 @dataclass(frozen=True, slots=True)
+class PathPiece:
+    """What the step waited for meanwhile; `start_ns` is from the start of the window.
+
+    Attributes:
+        kind: "host", "launch_latency", "compute", "communication", "copy" or "wait".
+        cause: of host time; else None.
+        name: of the work, or of what the host was doing.
+    """
+
+    start_ns: int
+    duration_ns: int
+    kind: str
+    cause: str | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Shown:
     """How much of something is drawn.
 
@@ -115,6 +132,8 @@ class StepPicture:
         device_slices: how many slices of the drawn queues are drawn.
         threads: how many of the threads with slices are drawn.
         queues: how many of the queues with work are drawn.
+        path: the critical path in the window, in order of time.
+        path_pieces: how many of its pieces are drawn.
     """
 
     start_ns: int
@@ -126,6 +145,8 @@ class StepPicture:
     device_slices: Shown
     threads: Shown
     queues: Shown
+    path: tuple[PathPiece, ...] = ()
+    path_pieces: Shown = Shown(0, 0)
 
     @property
     def dropped(self) -> int:
@@ -143,7 +164,13 @@ class _Nested:
     lane_total: int
 
 
-def step_picture(trace: Trace, window: Window, idle: pl.DataFrame, maximum_slices: int = 6000) -> StepPicture:
+def step_picture(
+    trace: Trace,
+    window: Window,
+    idle: pl.DataFrame,
+    maximum_slices: int = 6000,
+    path: pl.DataFrame | None = None,
+) -> StepPicture:
     """The picture of a window, cut at its edges.
 
     Host threads and queues share `maximum_slices`: each may fill half, and what the other leaves. Beyond that the
@@ -152,6 +179,7 @@ def step_picture(trace: Trace, window: Window, idle: pl.DataFrame, maximum_slice
     Args:
         idle: columns device, start_ns, duration_ns (nanoseconds from the start of the trace), cause, trigger;
             further columns are ignored.
+        path: the critical path, columns start_ns, duration_ns, kind, cause, name; not drawn where it is not given.
     """
     host = _host(trace, window)
     queues = _queues(trace, window)
@@ -162,6 +190,7 @@ def step_picture(trace: Trace, window: Window, idle: pl.DataFrame, maximum_slice
     drawn = set(kept["lane"])
     threads, queue_lanes = ([lane for lane in each.order if lane in drawn] for each in (host, queues))
     order = threads + queue_lanes
+    pieces, path_shown = _path(path, window, maximum_slices)
     return StepPicture(
         start_ns=window.start_ns,
         duration_ns=window.duration_ns,
@@ -172,6 +201,8 @@ def step_picture(trace: Trace, window: Window, idle: pl.DataFrame, maximum_slice
         device_slices=queue_shown,
         threads=Shown(len(threads), host.lane_total),
         queues=Shown(len(queue_lanes), queues.lane_total),
+        path=pieces,
+        path_pieces=path_shown,
     )
 
 
@@ -287,6 +318,40 @@ def _slices(kept: pl.DataFrame, order: list[int], window: Window) -> tuple[Pictu
     placed = kept.join(position, on="lane").sort("position", "start_ns", "depth")
     columns = placed.select("position", "depth", start, duration.alias("duration_ns"), "name", "kind")
     return tuple(PictureSlice(*row) for row in columns.iter_rows())
+
+
+def _path(path: pl.DataFrame | None, window: Window, room: int) -> tuple[tuple[PathPiece, ...], Shown]:
+    """The critical path in the window; touching pieces of the same name are one.
+
+    Where there are too many, those of one resource are; then the shortest are left out.
+    """
+    if path is None or path.is_empty():
+        return (), Shown(0, 0)
+    start, end = pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
+    inside = (
+        path.select(
+            start.clip(window.start_ns), end.clip(None, window.end_ns).alias("end_ns"), "kind", "cause",
+            pl.col("name").fill_null("").str.head(NAME_LENGTH),
+        )
+        .filter(pl.col("end_ns") > start)
+        .sort("start_ns")
+    )  # fmt: skip
+    merged = _runs(inside, ("kind", "cause", "name"))
+    if merged.height > room:  # rather without names than with holes
+        merged = _runs(merged, ("kind", "cause"))
+    kept, shown = _longest(merged, room)
+    first, length = pl.col("start_ns") - window.start_ns, pl.col("end_ns") - pl.col("start_ns")
+    rows = kept.sort("start_ns").select(first, length.alias("duration_ns"), "kind", "cause", "name")
+    return tuple(PathPiece(*row) for row in rows.iter_rows()), shown
+
+
+def _runs(pieces: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
+    """Pieces that follow one another and are alike by these keys as one, without a name if they have several."""
+    name = pl.when(pl.col("name").n_unique() == 1).then(pl.col("name").first()).otherwise(pl.lit("")).alias("name")
+    runs = pieces.group_by(pl.struct(keys).rle_id().alias("run"), maintain_order=True).agg(
+        pl.col("start_ns").min(), pl.col("end_ns").max(), pl.col("kind", "cause").first(), name
+    )
+    return runs.drop("run")
 
 
 def _gaps(idle: pl.DataFrame, window: Window) -> tuple[PictureGap, ...]:

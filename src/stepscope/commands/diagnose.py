@@ -20,6 +20,7 @@ from stepscope.report.format import printable, share
 if TYPE_CHECKING:
     from stepscope.analysis.flame import FlameGraph
     from stepscope.analysis.memory_picture import MemoryPicture
+    from stepscope.analysis.naming import UserCode
     from stepscope.analysis.picture import StepPicture
     from stepscope.analysis.telemetry_plots import TelemetryPicture
     from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
@@ -158,7 +159,7 @@ def _diagnosed(
         minimum_share=_minimum_share(arguments),
         user_code=user_code_from(arguments),
     )
-    picture = _picture(trace, diagnosis) if arguments.html else None
+    picture = _picture(trace, diagnosis, user_code_from(arguments)) if arguments.html else None
     plots = _telemetry(trace) if arguments.html else None
     flame = _flame(trace, arguments) if arguments.html else None
     memory = _memory(trace, arguments) if arguments.html else ()
@@ -218,13 +219,15 @@ def _minimum_share(arguments: argparse.Namespace) -> float:
     return _NOTEWORTHY_SHARE if arguments.fail_on is None else min(_NOTEWORTHY_SHARE, arguments.fail_on)
 
 
-def _picture(trace: Trace, diagnosis: Diagnosis) -> StepPicture:
+def _picture(trace: Trace, diagnosis: Diagnosis, user_code: UserCode) -> StepPicture:
     """A picture of the step that is nearest to the typical one, or of everything where there are no steps."""
     import polars as pl
 
     from stepscope.analysis.idle import idle_time
     from stepscope.analysis.picture import step_picture
     from stepscope.trace import Window
+    from stepscope.whatif import Experiment
+    from stepscope.whatif.critical_path import critical_path
 
     steps = diagnosis.steps.filter(pl.col("complete")) if diagnosis.steps["complete"].any() else diagnosis.steps
     if steps.height:
@@ -233,7 +236,8 @@ def _picture(trace: Trace, diagnosis: Diagnosis) -> StepPicture:
         window = Window(start, start + max(length, 1))
     else:
         window = _whole(trace)
-    return step_picture(trace, window, idle_time(trace))
+    path = critical_path(Experiment(trace, user_code=user_code))
+    return step_picture(trace, window, idle_time(trace), path=path)
 
 
 def _telemetry(trace: Trace) -> TelemetryPicture | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stepscope.trace import Trace
 
 NAME: Final = "export"
-HELP: Final = "Write the trace, with idle time and its causes, for Perfetto, or as flame graphs for other viewers."
+HELP: Final = "Write the trace, with idle time by cause and the critical path, for Perfetto, or as flame graphs."
 FORMATS: Final = ("timeline", "speedscope", "folded")
 _EXAMPLES: Final = """\
 examples:
@@ -53,8 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _pieces(trace: Trace, arguments: argparse.Namespace) -> Iterator[bytes]:
     if arguments.format == "timeline":
         from stepscope.analysis.export import timeline
+        from stepscope.whatif import Experiment
+        from stepscope.whatif.critical_path import critical_path
 
-        return timeline(trace)
+        return timeline(trace, path=critical_path(Experiment(trace, user_code=user_code_from(arguments))))
     from stepscope.analysis.attribution import attribute
     from stepscope.analysis.flame_files import folded, speedscope
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 from markupsafe import Markup
 
 from stepscope.analysis.causes import CAUSES
-from stepscope.analysis.picture import Shown, StepPicture
+from stepscope.analysis.picture import PathPiece, Shown, StepPicture
 from stepscope.report.format import cell, count, duration, printable
 
 View: TypeAlias = dict[str, Any]
@@ -36,6 +37,14 @@ _COLOURS: Final[dict[str, tuple[str, bool]]] = {
     "profiler_overhead": (_GREY, True),
 }
 _OTHER_COLOUR: Final = ("#5f6670", True)
+_COMPUTE: Final = "#9fb9d4"
+_DEVICE_RESOURCES: Final[dict[str, tuple[str, str, str, bool]]] = {
+    "compute": ("device: computation", "the device computed", _COMPUTE, False),
+    "communication": ("device: communication", "data moved between ranks, or one waited for the others", _BLUE, False),
+    "copy": ("device: copies", "memory was copied", "#e0d3ad", False),
+    "launch_latency": ("launch latency", CAUSES["launch_latency"], _SKY, True),
+    "wait": ("unexplained", CAUSES["unknown"], *_OTHER_COLOUR),
+}
 _MARKUP: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
@@ -47,7 +56,7 @@ def picture_view(picture: StepPicture, *, scale_ns: int | None = None) -> View:
     """
     causes = sorted({gap.cause for gap in picture.gaps}, key=_cause_order)
     devices = {lane.device for lane in picture.lanes if lane.kind == "queue"} | {gap.device for gap in picture.gaps}
-    names = _Numbering()
+    resources, names = _resources(picture.path), _Numbering()
     data = {
         "start": picture.start_ns,
         "duration": picture.duration_ns,
@@ -67,14 +76,20 @@ def picture_view(picture: StepPicture, *, scale_ns: int | None = None) -> View:
             [printable(g.device), g.start_ns, g.duration_ns, names[g.cause], names[g.trigger or ""]]
             for g in picture.gaps
         ],
-        "names": [printable(name) for name in names.words],
         "causes": {printable(cause): cause_view(cause) for cause in causes},
     }
+    if picture.path:
+        data["path"] = [
+            [p.start_ns, p.duration_ns, names[resource_key(p.kind, p.cause)], names[p.name]] for p in picture.path
+        ]
+        data["resources"] = {printable(key): view for key, view in resources.items()}
+    data["names"] = [printable(name) for name in names.words]
     if scale_ns is not None:
         data["scale"] = scale_ns
     return {
         "data": _json(data),
         "legend": [cause_view(cause) for cause in causes],
+        "path": list(resources.values()),
         "kinds": sorted({each.kind for each in picture.slices}),
         "length": duration(picture.duration_ns),
         "start": cell("start_ns", picture.start_ns),
@@ -85,7 +100,11 @@ def picture_view(picture: StepPicture, *, scale_ns: int | None = None) -> View:
 
 def _reduced(picture: StepPicture) -> list[str]:
     """What the picture leaves out, a sentence each."""
-    kinds = (("host slices", picture.host_slices), ("pieces of device work", picture.device_slices))
+    kinds = (
+        ("host slices", picture.host_slices),
+        ("pieces of device work", picture.device_slices),
+        ("pieces of the critical path", picture.path_pieces),
+    )
     sentences = [
         f"showing {_of(shown, things)}, those of {duration(shown.shortest_ns)} and longer"
         for things, shown in kinds
@@ -120,6 +139,32 @@ def cause_view(cause: str) -> View:
     label = printable(cause.replace("_", " "))
     ink = "#fff" if colour == _BLUE else "#111"
     return {"label": label, "meaning": CAUSES.get(cause, ""), "colour": colour, "hatched": hatched, "ink": ink}
+
+
+def resource_key(kind: str, cause: str | None) -> str:
+    """What the critical path's parts are told apart by: "compute", "host: input"."""
+    return f"host: {cause or 'unknown'}" if kind == "host" else kind
+
+
+def resource_view(kind: str, cause: str | None) -> View:
+    """A resource's label, meaning and colour: the host's as its causes', the device's as its work's."""
+    if kind == "host" and cause != "compute":
+        view = cause_view(cause or "unknown")
+        return {**view, "label": f"host: {view['label']}"}
+    label, meaning, colour, hatched = _DEVICE_RESOURCES.get(kind, _DEVICE_RESOURCES["wait"])
+    if kind == "host":
+        label, meaning, colour, hatched = "host: compute", "operators computed", _COMPUTE, False
+    return {"label": label, "meaning": meaning, "colour": colour, "hatched": hatched, "ink": "#111"}
+
+
+def _resources(path: Sequence[PathPiece]) -> dict[str, View]:
+    """The resources of a path by key, those that take most of it first."""
+    sums: dict[tuple[str, str | None], int] = {}
+    for piece in path:
+        key = (piece.kind, piece.cause if piece.kind == "host" else None)
+        sums[key] = sums.get(key, 0) + piece.duration_ns
+    order = sorted(sums, key=lambda key: (-sums[key], resource_key(*key)))
+    return {resource_key(*key): resource_view(*key) for key in order}
 
 
 def _cause_order(cause: str) -> tuple[int, str]:

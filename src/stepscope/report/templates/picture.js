@@ -12,6 +12,7 @@ class StepPicture {
     this.bySlice = data.lanes.map(() => []);
     data.slices.forEach((slice) => this.bySlice[slice[0]].push(slice));
     this.byDevice = new Map(data.devices.map((device) => [device, data.gaps.filter((gap) => gap[0] === device)]));
+    this.path = (data.path ?? []).map((piece) => ["", ...piece]);
     this.patterns = new Map();
     this.place();
     this.listen(element);
@@ -31,11 +32,12 @@ class StepPicture {
       track(shown * ROW, { lane: index, label, hint: label + hint });
     };
     this.tracks = [];
+    if (this.path.length) track(STRIP, { gaps: this.path, views: this.data.resources, label: "critical path", hint: "critical path: what the step waited for;\nwhere pieces are narrow, the height is their share of the time" });
     lanes.forEach((each, index) => { if (each[1] === "host") lane(index); });
     devices.forEach((device) => {
       const [label, idle] = device ? [`device ${device}: idle`, `device ${device}: coloured where none of its queues worked`]
         : ["main thread: by cause", "main thread: coloured where it did not compute"];
-      track(STRIP, { device, label, hint: `${idle};\nwhere gaps are narrow, the height is their share of the time` });
+      track(STRIP, { device, gaps: this.byDevice.get(device), views: this.data.causes, label, hint: `${idle};\nwhere gaps are narrow, the height is their share of the time` });
       lanes.forEach((each, index) => { if (each[1] === "queue" && each[2] === device) lane(index); });
     });
     this.height = y;
@@ -127,7 +129,7 @@ class StepPicture {
     context.clip();
     this.drawEnd();
     this.drawMark(true);
-    this.tracks.forEach((track) => (track.device === undefined ? this.drawLane(track) : this.drawGaps(track)));
+    this.tracks.forEach((track) => (track.gaps ? this.drawGaps(track) : this.drawLane(track)));
     this.drawMark(false);
     context.restore();
     this.tracks.forEach((track) => this.drawLabel(track));
@@ -170,11 +172,11 @@ class StepPicture {
 
   drawGaps(track) {
     const { context } = this;
-    context.fillStyle = this.colour("busy");
+    context.fillStyle = this.colour(track.device === undefined ? "idle" : "busy");
     context.fillRect(this.x(0), track.y, this.x(this.length) - this.x(0), STRIP);
     const filled = new Float64Array(Math.ceil((this.width - this.gutter) / COLUMN));
-    for (const [cause, columns] of this.idleByColumn(track.device)) {
-      const { colour, hatched } = this.data.causes[this.data.names[cause]];
+    for (const [cause, columns] of this.timeByColumn(track.gaps)) {
+      const { colour, hatched } = track.views[this.data.names[cause]];
       context.beginPath();
       columns.forEach((share, column) => {
         if (share) context.rect(this.gutter + column * COLUMN, track.y + filled[column] * STRIP, COLUMN, share * STRIP);
@@ -184,20 +186,20 @@ class StepPicture {
       context.fill();
       if (hatched) { context.fillStyle = this.hatch(); context.fill(); }
     }
-    for (const [, start, duration, cause] of this.byDevice.get(track.device)) {
+    for (const [, start, duration, cause] of track.gaps) {
       const left = Math.max(this.x(start), this.gutter), width = Math.min(this.x(start + duration), this.width) - left;
-      const { label, colour, hatched } = this.data.causes[this.data.names[cause]];
+      const { label, colour, hatched } = track.views[this.data.names[cause]];
       if (width > 40) this.text(label, left, track.y, width, STRIP, StepPicture.inkOn(colour), hatched ? colour : "");
     }
   }
 
   // Cause -> its share of each column's time. A thousand gaps of a microsecond, drawn a pixel each, would look
   // like a device that never works; stacked by share, they take the place that they took.
-  idleByColumn(device) {
+  timeByColumn(gaps) {
     const count = Math.ceil((this.width - this.gutter) / COLUMN);
     const perColumn = COLUMN / (this.width - this.gutter) * (this.to - this.from);
     const shares = new Map();
-    for (const [, start, duration, cause] of this.byDevice.get(device)) {
+    for (const [, start, duration, cause] of gaps) {
       const first = Math.max((start - this.from) / perColumn, 0), last = Math.min((start + duration - this.from) / perColumn, count);
       if (last <= first) continue;
       if (!shares.has(cause)) shares.set(cause, new Float64Array(count));
@@ -267,13 +269,15 @@ class StepPicture {
     if (x < this.gutter) return { text: track.hint };
     const time = this.timeAt(x), near = 1.5 / (this.width - this.gutter) * (this.to - this.from);
     const hit = (start, duration) => time >= start - near && time < start + duration + near;
-    const { names, causes } = this.data;
+    const { names } = this.data;
     const nearest = (slices, start) => slices.reduce((best, each) =>
       (best === null || Math.abs(each[start] + each[start + 1] / 2 - time) < Math.abs(best[start] + best[start + 1] / 2 - time) ? each : best), null);
-    if (track.device !== undefined) {
-      const gap = nearest(this.byDevice.get(track.device).filter((each) => hit(each[1], each[2])), 1);
+    if (track.gaps) {
+      const gap = nearest(track.gaps.filter((each) => hit(each[1], each[2])), 1);
+      if (!gap && track.device === undefined) return null;
       if (!gap) return time > this.length ? null : { text: track.device ? "busy" : "computing" };
-      const { label, meaning } = causes[names[gap[3]]];
+      const { label, meaning } = track.views[names[gap[3]]];
+      if (track.device === undefined) return { start: gap[1], duration: gap[2], text: `the step waits ${StepPicture.duration(gap[2])}: ${label}\n${meaning}${names[gap[4]] ? `\n${names[gap[4]]}` : ""}` };
       const after = names[gap[4]] ? `\nafter ${names[gap[4]]}` : "";
       return { start: gap[1], duration: gap[2], text: `${track.device ? "idle " : ""}${StepPicture.duration(gap[2])}: ${label}\n${meaning}${after}` };
     }
