@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stepscope.capture.profile import profile
     from stepscope.capture.schedule import schedule
     from stepscope.capture.telemetry.log import log, telemetry
+    from stepscope.compare import Comparison, compare_traces
     from stepscope.diagnosis import Diagnosis, Finding, diagnose
     from stepscope.errors import StepscopeError
     from stepscope.readers import open_trace
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Comparison",
     "Diagnosis",
     "Finding",
     "StepscopeError",
@@ -34,6 +36,7 @@ __all__ = [
     "Window",
     "__version__",
     "annotate",
+    "compare_traces",
     "diagnose",
     "log",
     "open_trace",
@@ -45,12 +48,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Comparison": "stepscope.compare",
     "Diagnosis": "stepscope.diagnosis",
     "Finding": "stepscope.diagnosis",
     "StepscopeError": "stepscope.errors",
     "Trace": "stepscope.trace",
     "Window": "stepscope.trace",
     "annotate": "stepscope.capture.annotations",
+    "compare_traces": "stepscope.compare",
     "diagnose": "stepscope.diagnosis",
     "log": "stepscope.capture.telemetry.log",
     "open_trace": "stepscope.readers",

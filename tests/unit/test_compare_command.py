@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,38 @@ def test_runs_differ_in_their_options(tmp_path: Path, capsys: pytest.CaptureFixt
     ]
 
 
+def test_several_runs_a_side(tmp_path: Path, slow: str, fast: str, capsys: pytest.CaptureFixture[str]) -> None:
+    other = str(write(tmp_path / "other.json", steps(62)))
+
+    (found,) = reported(capsys, f"{slow},{other}", f"{fast},{fast}")["comparisons"]
+
+    assert (found["before"]["runs"], found["after"]["runs"]) == (2, 2)
+    assert found["before"]["paths"] == [slow, other]
+    assert found["samples"]["before_ns"] == 161_500
+
+
+def test_steps_timed_without_the_profiler_that_say_the_opposite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Given a run whose recorded steps are longer, and whose other steps are shorter than the other run's."""
+    paths = []
+    for name, load, unprofiled_us in (("a", 60, 100), ("b", 10, 200)):
+        place = run_folder(tmp_path, name, load, 0)
+        folder = RunFolder.open(place)
+        times = [
+            {"first_step": 1, "recorded": False, "ns": [unprofiled_us * 1000 + number % 3 for number in range(40)]}
+        ]
+        folder.write_manifest(replace(folder.manifest(), recordings=({"rank": 0, "step_times": times},)))
+        paths.append(place)
+
+    assert main(["compare", *paths]) == 0
+
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Slower: a step takes 200.0 us instead of 100.0 us, 100.0 % more" in text
+    assert "The recorded steps say the opposite: one takes 110.5 us instead of 160.5 us." in text
+    assert "The verdict is about steps that ran without the profiler" in text
+
+
 def test_redact_takes_out_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     places = [str(write(tmp_path / "home" / "alice" / f"{load}.json", steps(load))) for load in (60, 10)]
 
@@ -242,6 +275,8 @@ def test_redact_takes_out_where(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["ONE", "missing.json"], "there is no file missing.json"),
         (["ONE", "EMPTY"], "empty.json is empty"),
         (["ONE", "BROKEN"], "broken.json is not a trace"),
+        (["ONE", ",ONE"], "names no run between two commas, or at an end"),
+        (["ONE", "nobody,ONE"], "there is no file, folder or run 'nobody'"),
         (["-", "-"], "standard input can be only one side of a comparison"),
         (["ONE", "ONE", "--json", "-", "--markdown", "-"], "only one report can go to standard output"),
         (["ONE", "ONE", "--fail-if-slower", "3"], "'3' is no share of a step: write 10% or 0.1"),

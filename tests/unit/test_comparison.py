@@ -243,6 +243,20 @@ def test_ranks_of_one_run_are_one_run_and_runs_are_several() -> None:
     check_sums(found)
 
 
+def test_ranks_of_several_runs_are_as_many_runs() -> None:
+    records = [
+        training(steps=2, load_ns=load, metadata=Metadata(rank=rank)).trace()
+        for load in (40, 60, 80)
+        for rank in range(2)
+    ]
+
+    found = compare_traces(records, records[:2])
+
+    assert (found.before.ranks, found.before.runs, found.samples.before_runs) == (2, 3, 3)
+    assert found.samples.before_ns == 300
+    assert (found.after.ranks, found.after.runs) == (2, 1)
+
+
 def test_several_programs_against_one_read_each_trace_once() -> None:
     opened = []
 

@@ -11,6 +11,7 @@ import pytest
 import stepscope
 
 NAMES = [
+    "Comparison",
     "Diagnosis",
     "Finding",
     "StepscopeError",
@@ -18,6 +19,7 @@ NAMES = [
     "Window",
     "__version__",
     "annotate",
+    "compare_traces",
     "diagnose",
     "log",
     "open_trace",
@@ -27,7 +29,7 @@ NAMES = [
     "step",
     "telemetry",
 ]
-HEAVY = ["isal", "jinja2", "numpy", "polars", "rich", "torch"]
+HEAVY = ["isal", "jinja2", "numpy", "polars", "rich", "scipy", "torch"]
 LIST_HEAVY = f"import json, sys, stepscope; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
 
 

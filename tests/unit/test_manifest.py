@@ -10,6 +10,7 @@ import pytest
 
 from stepscope.capture.manifest import (
     RunManifest,
+    git_difference,
     git_state,
     rank_and_world_size,
     speed_environment,
@@ -129,7 +130,16 @@ def test_git(tmp_path: Path) -> None:
     assert state is not None
     assert (len(state["commit"]), state["dirty"]) == (40, False)
     (tmp_path / "a").write_text("2")
-    assert git_state(tmp_path) == {**state, "dirty": True}
+    stat = "a | 2 +-; 1 file changed, 1 insertion(+), 1 deletion(-)"
+    assert git_state(tmp_path) == {**state, "dirty": True, "changes": stat}
+    assert git_state(tmp_path, redact=True) == {**state, "dirty": True, "changes": stat.removeprefix("a | 2 +-; ")}
+    git("commit", "-a", "-m", "b")
+    later = git_state(tmp_path)
+    assert later is not None
+    assert git_difference(tmp_path, state["commit"], later["commit"]) == stat.removeprefix("a | 2 +-; ")
+    assert git_difference(tmp_path, later["commit"], later["commit"][:12]) == "no difference"
+    assert git_difference(tmp_path, later["commit"], "0" * 40) is None
+    assert git_difference(tmp_path, later["commit"], "--output=b") is None
 
 
 @pytest.mark.parametrize(

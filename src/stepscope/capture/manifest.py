@@ -42,6 +42,7 @@ _SECRET_VALUE: Final = re.compile(
     re.ASCII,
 )
 _ASSIGNMENT: Final = re.compile(r"[-\w.]+")
+_COMMIT: Final = re.compile(r"[0-9a-f]{7,64}", re.ASCII)
 _HIDDEN: Final = "***"
 _LONGEST_VALUE: Final = 500
 _GIT_PATIENCE_S: Final = 3.0
@@ -57,7 +58,7 @@ class RunManifest:
         host: the machine's name; None where it is to be hidden.
         started_unix_s, ended_unix_s: wall-clock times.
         exit_code: of the program; 128 + N where signal N ended it.
-        git: {"commit", "dirty"} of the repository the program lies in.
+        git: {"commit", "dirty"} of the repository the program lies in, and "changes" to it; see `git_state`.
         versions: of stepscope, python and, once the program has imported them, torch, numpy, cuda and others.
         system: operating system and processor.
         devices: names of the accelerators, by the numbers the program gives them.
@@ -95,7 +96,7 @@ class RunManifest:
             folder=None if redact else os.getcwd(),
             host=None if redact else platform.node(),
             started_unix_s=started_unix_s,
-            git=git_state(_place_of(command)),
+            git=git_state(_place_of(command), redact=redact),
             versions={"stepscope": __version__},
             system={
                 "platform": platform.platform(),
@@ -185,13 +186,35 @@ def without_secrets(command: Sequence[str]) -> list[str]:
     return shown
 
 
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """{"commit": hash, "dirty": whether tracked files were changed} of the repository of a folder; None without one."""
+def git_state(folder: Path, *, redact: bool = False) -> dict[str, Any] | None:
+    """Of the repository that a folder lies in; None without one.
+
+    Returns:
+        {"commit": hash, "dirty": whether tracked files were changed} and, where they were, "changes": which files by
+        how many lines, or with `redact` only how many of both.
+    """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+    state = {"commit": commit, "dirty": None if changes is None else bool(changes)}
+    if not changes:
+        return state
+    stat = _git(folder, "diff", "--no-ext-diff", "--shortstat" if redact else "--stat=100", "HEAD")
+    return {**state, "changes": _in_one_line(stat)} if stat else state
+
+
+def git_difference(folder: Path, before: str, after: str) -> str | None:
+    """How much two commits of a folder's repository differ: files and lines; None where it does not know them."""
+    if not (_COMMIT.fullmatch(before) and _COMMIT.fullmatch(after)):
+        return None
+    stat = _git(folder, "diff", "--no-ext-diff", "--shortstat", before, after, "--")
+    return None if stat is None else _in_one_line(stat) or "no difference"
+
+
+def _in_one_line(stat: str) -> str:
+    text = "; ".join(" ".join(line.split()) for line in stat.splitlines())
+    return text if len(text) <= _LONGEST_VALUE else f"...{text[-_LONGEST_VALUE:]}"
 
 
 def process_facts(*, redact: bool = False) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
@@ -25,12 +26,13 @@ NAME: Final = "compare"
 HELP: Final = "Say whether one run is faster than another, and what makes the difference."
 _EXAMPLES: Final = """\
 The first is the baseline; each of the others is held against it. A folder is its traces: of the ranks of one run, or
-of several runs.
+of several runs; a,b,c is several runs too. How much these differ from each other tells what chance does.
 
 examples:
   stepscope compare before.json.gz after.json.gz
   stepscope compare baseline workers-4 workers-8             runs, by their names
   stepscope compare before/ after/ --html difference.html    both steps drawn on one scale
+  stepscope compare base-1,base-2,base-3 head-1,head-2,head-3
   stepscope compare before/ after/ --markdown -              for a pull request
   stepscope compare base head --fail-if-slower 3%            in CI: exit 1 where steps got 3 % slower, and not by chance
   stepscope compare base head --json - | jq '.comparisons[0].verdict'
@@ -42,7 +44,12 @@ _HTML_ROWS: Final = 20
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.epilog = _EXAMPLES
-    parser.add_argument("paths", metavar="PATH", nargs="+", help="a trace, a run's name or folder, a folder of traces")
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="+",
+        help="a trace, a run's name or folder, a folder of traces; or several, as a,b",
+    )
     reports = parser.add_argument_group("reports, besides the text on the terminal (- writes it there instead)")
     reports.add_argument("--json", metavar="FILE", type=_output.target, help="for programs")
     reports.add_argument("--markdown", metavar="FILE", type=_output.target, help="for a pull request")
@@ -88,24 +95,50 @@ def _compared(arguments: argparse.Namespace) -> list[Comparison]:
 
     passed_over: dict[str, list[Unreadable]] = {}
     sides = [_side(arguments, path, passed_over.setdefault(path, [])) for path in arguments.paths]
+    sides[1:] = [_with_difference(sides[0], side) for side in sides[1:]]
     found = compare_sides(sides[0], sides[1:], user_code=user_code_from(arguments))
     notes = tuple(f"Passed over: {each.reason}" for several in passed_over.values() for each in several)
     return [replace(comparison, notes=(*comparison.notes, *notes)) for comparison in found]
 
 
 def _side(arguments: argparse.Namespace, path: str, passed_over: list[Unreadable]) -> Side:
-    """What a word stands for; of a run its settings too, and the times of the steps around the recording."""
+    """What a word stands for; of runs their settings too, and the times of the steps around the recording."""
     from stepscope.capture.run_folder import RunFolder, is_run_folder
     from stepscope.compare import Side
+    from stepscope.compare.settings import merged_settings
 
-    traces = _traces(arguments, path, passed_over)
-    place = place_of(path)
-    if not is_run_folder(place):
+    words = _runs_in(path)
+    folders = [RunFolder.open(place) for place in map(place_of, words) if is_run_folder(place)]
+    traces = (trace for word in words for trace in _traces(arguments, word, passed_over))
+    if len(folders) < len(words):
         return Side(path, traces)
     from stepscope.capture.run_settings import settings_of_run, unprofiled_steps
 
-    folder = RunFolder.open(place)
-    return Side(path, traces, settings_of_run(folder.manifest()), unprofiled_steps(folder))
+    settings = merged_settings(settings_of_run(folder.manifest()) for folder in folders)
+    steps = [unprofiled_steps(folder) for folder in folders]
+    return Side(path, traces, settings, [run for runs in steps for run in runs] if all(steps) else [])
+
+
+def _with_difference(before: Side, after: Side) -> Side:
+    """With how much the commits of two runs differ, where the repository here knows both."""
+    from dataclasses import replace
+    from pathlib import Path
+
+    from stepscope.capture.manifest import git_difference
+
+    commits = [side.settings.get("git commit", "").removesuffix(" with changes") for side in (before, after)]
+    stat = git_difference(Path(), *commits) if commits[0] != commits[1] else None
+    return after if stat is None else replace(after, settings={**after.settings, "git diff": stat})
+
+
+def _runs_in(path: str) -> list[str]:
+    """The words of "a,b", several runs of one program; a path that exists is one, whatever its name."""
+    if "," not in path or os.path.exists(path):
+        return [path]
+    words = path.split(",")
+    if not all(words):
+        raise UsageError(f"{path!r} names no run between two commas, or at an end")
+    return words
 
 
 def _traces(arguments: argparse.Namespace, path: str, passed_over: list[Unreadable]) -> Iterator[Trace]:

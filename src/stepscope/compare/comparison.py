@@ -37,7 +37,8 @@ class Side:
 
     Attributes:
         name: what it is called in reports.
-        traces: one, or those of its ranks, or of several runs of it; read one after the other, each once.
+        traces: one, or those of its ranks, or of several runs of it; read one after the other, each once. Traces of
+            other ranks that follow each other are of one run.
         settings: what is known of its settings beyond the traces, by name; never a secret.
         unprofiled: for each run the nanoseconds of steps that ran without the profiler. Where both sides have some, the
             verdict is about these: they are more, and nothing slows them down.
@@ -56,7 +57,7 @@ class SideSummary:
     Attributes:
         name: of the side.
         paths: of its traces.
-        ranks: how many ranks of one run the traces are; 1 where they are not.
+        ranks: how many of one run there are, at most.
         runs: how many runs.
         basis: "device" where times are the device's, "host" where they are the main thread's, as without a device.
         devices: the accelerators' names, where the traces tell.
@@ -160,8 +161,8 @@ def compare_traces(
     """Hold two programs against each other: by one trace of each, or by several ranks or runs.
 
     Args:
-        before, after: a trace; traces, which are the ranks of one run if each has another rank, and otherwise runs; or
-            a `Side`, which has a name and settings too.
+        before, after: a trace; traces, of which those with other ranks that follow each other are one run's; or a
+            `Side`, which has a name and settings too.
         confidence: of the intervals.
         user_code: which files are the user's.
 
@@ -197,13 +198,13 @@ def _collected(side: Side, user_code: UserCode) -> _Collected:
         records.append(trace_record(trace, user_code=user_code))
     if first is None:
         raise ValueError(f"there is no trace of {side.name}")
-    runs = _runs(records)
+    groups = _groups(records)
     sources = {record.step_source for record in records}
     summary = SideSummary(
         name=side.name,
         paths=tuple(record.metadata.path for record in records),
-        ranks=len(records) if _are_ranks(records) else 1,
-        runs=1 if _are_ranks(records) else len(records),
+        ranks=max(map(len, groups)),
+        runs=len(groups),
         basis="device" if all(record.basis == "device" for record in records) else "host",
         devices=tuple(dict.fromkeys(each.name for record in records for each in record.metadata.devices if each.name)),
         step_source=sources.pop() if len(sources) == 1 else "none" if "none" in sources else "inferred",
@@ -217,7 +218,7 @@ def _collected(side: Side, user_code: UserCode) -> _Collected:
     recorded = first.metadata.recorded
     return _Collected(
         summary=summary,
-        runs=runs,
+        runs=[_step_times(ranks) for ranks in groups],
         unprofiled=[run for run in side.unprofiled if len(run)],
         tables={**tables, "memory": memory},
         settings=settings,
@@ -225,19 +226,24 @@ def _collected(side: Side, user_code: UserCode) -> _Collected:
     )
 
 
-def _are_ranks(records: Sequence[TraceRecord]) -> bool:
-    ranks = {record.metadata.rank for record in records}
-    return len(records) > 1 and None not in ranks and len(ranks) == len(records)
+def _groups(records: Sequence[TraceRecord]) -> list[list[TraceRecord]]:
+    """The traces of each run: ranks that follow each other belong together until one comes again."""
+    groups: list[list[TraceRecord]] = []
+    for record in records:
+        rank = record.metadata.rank
+        seen = {each.metadata.rank for each in groups[-1]} if groups else {None}
+        if rank is None or rank in seen or None in seen:
+            groups.append([])
+        groups[-1].append(record)
+    return groups
 
 
-def _runs(records: Sequence[TraceRecord]) -> list[list[float]]:
-    """The step times of each run; ranks take their steps together, so that theirs are one run's, their mean."""
-    if not _are_ranks(records):
-        return [[float(ns) for ns in record.steps.values()] for record in records]
-    common = [index for index in records[0].steps if all(index in record.steps for record in records)]
+def _step_times(ranks: Sequence[TraceRecord]) -> list[float]:
+    """The step times of one run; ranks take their steps together, so that their mean counts."""
+    common = [index for index in ranks[0].steps if all(index in record.steps for record in ranks)]
     if not common:
-        return [[float(ns) for ns in records[0].steps.values()]]
-    return [[sum(record.steps[index] for record in records) / len(records) for index in common]]
+        return [float(ns) for ns in ranks[0].steps.values()]
+    return [sum(record.steps[index] for record in ranks) / len(ranks) for index in common]
 
 
 def _compared(before: _Collected, after: _Collected, confidence: float) -> Comparison:

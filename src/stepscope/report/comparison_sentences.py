@@ -32,10 +32,22 @@ def where_sentences(comparison: Comparison) -> list[str]:
     """Which causes make the difference, at which line of the user's code, in which operator; the first first."""
     whole = comparison.difference_ns
     causes = comparison.causes.rows(named=True)
+    if contradicts(comparison):
+        before, after = duration(comparison.before.step_ns), duration(comparison.after.step_ns)
+        text = f"The recorded steps say the opposite: one takes {after} instead of {before}."
+        return [f"{text} The machine was hardly as free in both runs; stepscope bench runs them in turn."]
     largest = max((abs(row["share"]) for row in causes), default=0.0)
     if largest < _NOTHING and abs(whole) < _NOTHING * max(comparison.before.step_ns, 1.0):
         return ["No cause of busy or idle time differs by 1 % of a step or more."]
     return [_causes(comparison, whole, causes), *_lines(comparison, whole), *_operators(comparison, whole)]
+
+
+def contradicts(comparison: Comparison) -> bool:
+    """Whether the steps in the traces differ the other way than those without the profiler, which were judged."""
+    change = comparison.samples.change or 0.0
+    least = _NOTHING * max(comparison.before.step_ns, 1.0)
+    opposite = change * comparison.difference_ns < 0 and abs(comparison.difference_ns) >= least
+    return comparison.is_unprofiled and comparison.samples.verdict != "no difference shown" and opposite
 
 
 def side_sentence(side: SideSummary) -> str:
@@ -84,12 +96,13 @@ def _causes(comparison: Comparison, whole: float, causes: list[Row]) -> str:
     along = along[:1] + [row for row in along[1:2] if abs(row["difference_ns"]) >= _TELLING * abs(whole)]
     against = [row for row in against[:1] if abs(row["difference_ns"]) >= _TELLING * abs(whole)]
     chance = comparison.samples.verdict == "no difference shown"
+    step = "a recorded step" if comparison.is_unprofiled else "a step"
     if along and not against and sum(abs(row["difference_ns"]) for row in along) <= abs(whole):
         parts = [f"{duration(abs(row['difference_ns']))} are {_phrase(row)}" for row in along]
-        text = f"Of {duration(abs(whole))} {_word(whole)} a step, {' and '.join(parts)}"
+        text = f"Of {duration(abs(whole))} {_word(whole)} {step}, {' and '.join(parts)}"
         return f"{text}; all of it may be chance." if chance else f"{text}."
     how = f"{duration(abs(whole))} {_word(whole)}" if whole else "as long"
-    text = f"A step takes {how}" + (", which may be chance: " if chance and whole else ": ")
+    text = f"{step.capitalize()} takes {how}" + (", which may be chance: " if chance and whole else ": ")
     parts = [f"{duration(abs(row['difference_ns']))} {_word(row['difference_ns'])} {_phrase(row)}" for row in along]
     text += " and ".join(parts)
     if against:
