@@ -9,6 +9,7 @@ import polars as pl
 
 from stepscope.analysis.causes import CAUSES
 from stepscope.analysis.host import TABLES, slice_columns
+from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.experiment import Experiment
 from stepscope.whatif.replay import Replay
@@ -51,6 +52,7 @@ def critical_path(experiment: Experiment, done: Replay | None = None) -> pl.Data
     """
     chain = walk_back(experiment, done or experiment.measured)
     parts = [_work_rows(experiment, chain), _delay_rows(experiment, chain), _host_rows(experiment, chain)]
+    parts.append(_batch_rows(experiment, chain))
     path = pl.concat([pl.DataFrame(schema=dict(PATH_SCHEMA)), *parts])
     path = path.with_columns(end=pl.col("start_ns") + pl.col("duration_ns")).with_columns(
         start_ns=pl.max_horizontal("start_ns", pl.lit(chain.begin))
@@ -68,15 +70,32 @@ def resources(path: pl.DataFrame) -> pl.DataFrame:
     return table.select([pl.col(name).cast(dtype) for name, dtype in RESOURCE_SCHEMA.items()])
 
 
+def _of_device(experiment: Experiment, taken: list[tuple[int, int, int]]) -> tuple[Rows, Times, Times]:
+    """Rows, starts and ends of what is in the trace; a change may have added work of worker processes."""
+    table = np.array(taken, np.int64).reshape(-1, 3)
+    table = table[table[:, 0] < experiment.trace.device_work.height]
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def _batch_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
+    """Batches that worker processes load in a changed replay, and what they waited for."""
+    table = np.array([*chain.works, *chain.delays], np.int64).reshape(-1, 3)
+    table = table[table[:, 0] >= experiment.trace.device_work.height]
+    return _conform(
+        pl.DataFrame({"start_ns": table[:, 1], "duration_ns": table[:, 2] - table[:, 1]}).with_columns(
+            kind=pl.lit("host"), cause=pl.lit("input"), name=pl.lit("a batch loaded by a worker process")
+        )
+    )
+
+
 def _work_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
-    rows = np.array([work for work, _, _ in chain.works], np.int64)
+    rows, start, end = _of_device(experiment, chain.works)
     table = experiment.trace.device_work[rows].select("kind", "lane", "device", "queue", "name")
-    start = np.array([start for _, start, _ in chain.works], np.int64)
     return _conform(
         table.with_columns(
             pl.col("kind").replace_strict(_OF_WORK, default="compute"),
             start_ns=start,
-            duration_ns=np.array([end for _, _, end in chain.works], np.int64) - start,
+            duration_ns=end - start,
             table=pl.lit("device_work"),
             row=rows,
         )
@@ -85,9 +104,7 @@ def _work_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
 
 def _delay_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
     """What passed between what work waited for and its start: latency, and the rest that nothing explains."""
-    rows = np.array([work for work, _, _ in chain.delays], np.int64)
-    start = np.array([start for _, start, _ in chain.delays], np.int64)
-    end = np.array([end for _, _, end in chain.delays], np.int64)
+    rows, start, end = _of_device(experiment, chain.delays)
     late = np.minimum(experiment.graph.unexplained_ns[rows], np.maximum(end - start, 0))
     parts = []
     for kind, since, until in (("launch_latency", start, end - late), ("wait", end - late, end)):
@@ -112,10 +129,13 @@ def _host_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
         mine = pieces[pieces[:, 0] == lane]
         cut = activity.cut(lane, mine[:, 1], mine[:, 2])
         lanes = np.full(len(cut.start), lane, np.int32)
-        since = scale.length(lanes, mine[cut.interval, 1], cut.start).astype(np.float64)
-        until = scale.length(lanes, mine[cut.interval, 1], cut.end).astype(np.float64)
-        own = np.full(len(mine), lane, np.int32)
-        whole = np.maximum(scale.length(own, mine[:, 1], mine[:, 2]), 1)
+        since = scale.length(lanes, mine[cut.interval, 1], cut.start)
+        until = scale.length(lanes, mine[cut.interval, 1], cut.end)
+        whole = scale.length(np.full(len(mine), lane, np.int32), mine[:, 1], mine[:, 2])
+        gone = (whole <= 0)[cut.interval]  # time that is gone, and yet passes while the thread waits
+        since = np.where(gone, cut.start - mine[cut.interval, 1], since)
+        until = np.where(gone, cut.end - mine[cut.interval, 1], until)
+        whole = np.where(whole <= 0, np.maximum(mine[:, 2] - mine[:, 1], 1), whole)
         stretched = ((mine[:, 4] - mine[:, 3]) / whole)[cut.interval]
         begin = mine[cut.interval, 3]
         start, end = (begin + np.rint(at * stretched).astype(np.int64) for at in (since, until))

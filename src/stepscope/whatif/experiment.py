@@ -174,19 +174,21 @@ class Experiment:
         def edges(measured: Edges, changed: Edges, early: npt.NDArray[np.bool_]) -> Edges:
             return measured.select(early[measured.target]).with_edges(changed.select(~early[changed.target]))
 
-        works = replace(
-            graph.works,
-            latency_ns=np.where(work, base.works.latency_ns, graph.works.latency_ns),
-            gap_ns=np.where(work, base.works.gap_ns, graph.works.gap_ns),
-        )
+        early = np.zeros(len(graph.works.start), np.bool_)  # a change may add work of its own
+        early[: len(work)] = work
+        at = np.flatnonzero(work)
+        latency, gap = graph.works.latency_ns.copy(), graph.works.gap_ns.copy()
+        latency[at], gap[at] = base.works.latency_ns[at], base.works.gap_ns[at]
+        own = np.where(stretch, base.stretches.own_ns, graph.stretches.own_ns)
         return replace(
             graph,
-            works=works,
-            queue_waits=edges(base.queue_waits, graph.queue_waits, work),
+            stretches=replace(graph.stretches, own_ns=own),
+            works=replace(graph.works, latency_ns=latency, gap_ns=gap),
+            queue_waits=edges(base.queue_waits, graph.queue_waits, early),
             host_waits=edges(base.host_waits, graph.host_waits, stretch),
             handovers=edges(base.handovers, graph.handovers, stretch),
             host_scale=graph.host_scale.after(begin),
-            work_scale=np.where(work, 1.0, graph.work_scale),
+            work_scale=np.where(early, 1.0, graph.work_scale),
         )
 
     @cached_property

@@ -162,6 +162,13 @@ class Graph:
         position = np.concatenate([np.arange(count), self._place_in_queue])
         return np.lexsort((position, is_work, key))
 
+    @property
+    def place_of_works(self) -> Rows:
+        """For each work its place in `order`."""
+        place = np.empty(len(self.order), np.int64)
+        place[self.order] = np.arange(len(place))
+        return place[len(self.stretches.start) :]
+
     @cached_property
     def _place_in_queue(self) -> Rows:
         order = np.lexsort((self.works.start + self.works.duration, self.works.start))

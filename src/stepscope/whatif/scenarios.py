@@ -1,0 +1,233 @@
+"""Larger changes of how the steps run: graphs, overlapped communication, other buckets, worker processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.analysis.causes import CAUSES
+from stepscope.analysis.communication import collectives
+from stepscope.analysis.host import CAUSE_CODES
+from stepscope.analysis.phases import BACKWARD, OPTIMIZER
+from stepscope.errors import UsageError
+from stepscope.trace.nesting import Rows
+from stepscope.whatif.experiment import Change, Experiment
+from stepscope.whatif.graph import Edges, Graph
+from stepscope.whatif.workers import loader_workers
+
+__all__ = ["bucket_size", "graphs", "loader_workers", "overlap_communication"]
+
+GRAPH_GAP_NS: Final = 1_000
+"""Between kernels of a graph the device needs no longer than this."""
+_GRADIENTS: Final = ("all_reduce", "reduce_scatter")
+_STAYS: Final = ("input", "host_to_device_copy", "synchronisation", "communication", "logging", "checkpoint")
+"""Causes of host time that a graph does not take away."""
+
+
+def graphs() -> Change:
+    """What each step launches between two waits is launched at once, as one graph.
+
+    Host time from the first of these launches to the last is gone, but for loading data, copies, communication and
+    logging, and kernels follow each other as closely as in a graph.
+
+    Raises:
+        UsageError: when applied to a trace without launched device work.
+    """
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        launched = np.flatnonzero(graph.works.stretch[: experiment.trace.device_work.height] >= 0)
+        if not len(launched):
+            raise UsageError("nothing in the trace was launched on a device, so that nothing can be one graph")
+        segments = _segments(experiment, graph, launched)
+        for (lane,), mine in segments.group_by("lane", maintain_order=True):
+            graph = _without_dispatch(experiment, graph, int(lane), mine)
+        inside = np.zeros(len(graph.works.start), np.bool_)
+        inside[np.concatenate([[], *segments["works"].to_list()]).astype(np.int64)] = True
+        gap, late = graph.works.gap_ns, graph.unexplained_ns
+        close = np.where(inside, np.minimum(gap, np.minimum(gap - late, GRAPH_GAP_NS) + late), gap)
+        return replace(graph, works=replace(graph.works, gap_ns=close))
+
+    return apply
+
+
+def _segments(experiment: Experiment, graph: Graph, launched: Rows) -> pl.DataFrame:
+    """What is launched in one stretch and step: columns lane, start, end (of the launch calls), works."""
+    starts = np.sort(experiment.steps["start_ns"].to_numpy())
+    calls, launch = experiment.trace.launches, experiment.trace.device_work["launch"].cast(pl.Int64).fill_null(-1)
+    row = launch.to_numpy()[launched]
+    launched, row = launched[row >= 0], row[row >= 0]
+    begin = calls["start_ns"].to_numpy()[row]
+    stretch = graph.works.stretch[launched]
+    table = pl.DataFrame(
+        {
+            "lane": graph.stretches.lane[stretch],
+            "stretch": stretch,
+            "step": np.searchsorted(starts, begin, side="right"),
+            "begin": begin,
+            "finish": begin + calls["duration_ns"].to_numpy()[row],
+            "work": launched,
+        }
+    )
+    grouped = table.sort("begin").group_by("lane", "stretch", "step", maintain_order=True)
+    segments = grouped.agg(
+        calls=pl.col("begin").n_unique(),
+        start=pl.col("finish").first(),
+        end=pl.col("finish").max(),
+        works=pl.col("work"),
+    )
+    return segments.filter((pl.col("calls") > 1) & (pl.col("end") > pl.col("start")))
+
+
+def _without_dispatch(experiment: Experiment, graph: Graph, lane: int, segments: pl.DataFrame) -> Graph:
+    cut = experiment.activity.cut(lane, segments["start"].to_numpy(), segments["end"].to_numpy())
+    gone = ~np.isin(cut.cause, [CAUSE_CODES[cause] for cause in _STAYS if cause in CAUSES])
+    lanes = np.full(int(gone.sum()), lane, np.int32)
+    return graph.with_host_time(lanes, cut.start[gone], cut.end[gone], np.zeros(int(gone.sum())))
+
+
+def overlap_communication() -> Change:
+    """Gradients are exchanged beside the computation: nothing but the optimizer's work waits for them.
+
+    On a machine without a device the collectives run beside the backward pass, as far as that is long enough.
+
+    Raises:
+        UsageError: when applied to a trace in which no gradients are exchanged.
+    """
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        found = _gradient_collectives(experiment)
+        if found.is_empty():
+            raise UsageError(
+                "the trace has no all-reduce or reduce-scatter, so that no communication can be overlapped"
+            )
+        if not found["on_device"][0]:
+            return _beside_backward(experiment, graph)
+        return _own_queue(experiment, graph, found["row"].to_numpy())
+
+    return apply
+
+
+def _gradient_collectives(experiment: Experiment) -> pl.DataFrame:
+    return collectives(experiment.trace).filter(pl.col("kind").is_in(_GRADIENTS))
+
+
+def _own_queue(experiment: Experiment, graph: Graph, rows: Rows) -> Graph:
+    """The collectives in queues of their own, waited for by the optimizer's first work of the step alone."""
+    works, count = graph.works, experiment.trace.device_work.height
+    moved = np.zeros(len(works.start), np.bool_)
+    moved[rows] = True
+    device = experiment.trace.device_work["device"].rank("dense").cast(pl.Int64).to_numpy()
+    group = np.where(moved[:count], -device, works.queue[:count])
+    order = np.lexsort((works.start[:count] + works.duration[:count], works.start[:count], group))
+    previous = np.full(len(works.start), -1, np.int64)
+    previous[count:] = works.previous[count:]
+    same = group[order][1:] == group[order][:-1]
+    previous[order[1:][same]] = order[:-1][same]
+    waits = graph.queue_waits
+    free = waits.select(~(moved[waits.source] & ~moved[waits.target]))
+    source, target = _optimizer_after(experiment, graph, rows)
+    nothing = np.zeros(len(source), np.int64)
+    return replace(
+        graph,
+        works=replace(works, previous=previous),
+        queue_waits=free.with_edges(Edges(source, target, nothing, nothing)),
+    )
+
+
+def _optimizer_after(experiment: Experiment, graph: Graph, rows: Rows) -> tuple[Rows, Rows]:
+    """For each collective the optimizer's first work launched after it, if there is any."""
+    works = graph.works
+    phase = experiment.attribution.work_phase
+    mine = np.flatnonzero((phase == OPTIMIZER) & (works.stretch[: len(phase)] >= 0))
+    mine = mine[~np.isin(mine, rows)]
+    mine = mine[np.argsort(works.launched[mine], kind="stable")]
+    position = np.searchsorted(works.launched[mine], works.launched[rows], side="right")
+    fits = (works.stretch[rows] >= 0) & (position < len(mine))
+    target = mine[np.minimum(position, len(mine) - 1)] if len(mine) else rows
+    fits &= works.start[target] >= (works.start + works.duration)[rows]
+    return rows[fits], target[fits]
+
+
+def _beside_backward(experiment: Experiment, graph: Graph) -> Graph:
+    activity, lane = experiment.activity, experiment.lane
+    span = experiment.span
+    pieces = activity.cut(lane, np.array([span.start_ns]), np.array([span.end_ns]))
+    waiting = pieces.cause == CAUSE_CODES["communication"]
+    known = pieces.slices >= 0
+    phase = np.where(known, experiment.attribution.phase[np.maximum(pieces.slices, 0)], -1)
+    lengths = pieces.end - pieces.start
+    exposed, beside = int(lengths[waiting].sum()), int(lengths[(phase == BACKWARD) & ~waiting].sum())
+    factor = max(1.0 - beside / exposed, 0.0) if exposed else 1.0
+    lanes = np.full(int(waiting.sum()), lane, np.int32)
+    return graph.with_host_time(lanes, pieces.start[waiting], pieces.end[waiting], np.full(len(lanes), factor))
+
+
+def bucket_size(megabytes: float) -> Change:
+    """Gradients are sent in buckets of at least this size, in MB (10^6 bytes), the last of a step excepted.
+
+    What a bucket takes follows from the trace's own collectives: the time of the shortest for each, the rate of the
+    quickest for each byte, and what the longest of its parts took beyond that, which is waiting for other ranks. A
+    bucket is sent when the last of its parts is there; what waited for a part waits for its bucket. What the trace sends
+    at once is not divided.
+
+    Raises:
+        UsageError: a size that is not above 0; when applied to a trace whose collectives do not tell their sizes.
+    """
+    if not megabytes > 0:
+        raise UsageError(f"a bucket of {megabytes:g} MB holds nothing")
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        found = _gradient_collectives(experiment).filter(pl.col("on_device") & pl.col("bytes").is_not_null())
+        if found.height < 2:
+            raise UsageError("the trace has no two all-reduces of known size on a device, so that none can be joined")
+        each_ns, byte_ns = _cost(found["bytes"].to_numpy(), found["duration_ns"].to_numpy())
+        starts = np.sort(experiment.steps["start_ns"].to_numpy())
+        step = np.searchsorted(starts, found["start_ns"].to_numpy(), side="right")
+        bucket = _buckets(step, found["bytes"].to_numpy(), megabytes * 1e6)
+        rows = found["row"].to_numpy()
+        last = np.flatnonzero(np.append(bucket[1:] != bucket[:-1], True))
+        carrier = rows[last][np.searchsorted(last, np.arange(len(rows)))]
+        size, measured = found["bytes"].to_numpy(), found["duration_ns"].to_numpy()
+        waiting = np.zeros(int(bucket.max()) + 1)  # for other ranks: the longest of any part stays
+        np.maximum.at(waiting, bucket, np.maximum(measured - each_ns - byte_ns * size, 0.0))
+        total = np.bincount(bucket, weights=size)
+        scale = graph.work_scale.copy()
+        scale[rows] = 0.0
+        lasts = each_ns + byte_ns * total + waiting
+        scale[rows[last]] = lasts[bucket[last]] / np.maximum(graph.works.duration[rows[last]], 1)
+        return replace(graph, work_scale=scale, queue_waits=_of_carriers(graph, rows, carrier))
+
+    return apply
+
+
+def _cost(size: npt.NDArray[np.int64], duration: npt.NDArray[np.int64]) -> tuple[float, float]:
+    """Nanoseconds of each collective and of each byte: of the quickest, for others have waited for other ranks."""
+    each = float(duration.min())
+    large = size >= np.median(size)
+    rate = np.maximum(duration[large] - each, 0.0) / np.maximum(size[large], 1)
+    return each, float(rate[rate > 0].min(initial=np.inf)) if (rate > 0).any() else 0.0
+
+
+def _buckets(step: Rows, size: npt.NDArray[np.int64], limit: float) -> Rows:
+    """The number of the bucket of each collective, in order of time."""
+    result, number, filled = [], 0, 0.0
+    for index, (its_step, its_size) in enumerate(zip(step.tolist(), size.tolist(), strict=True)):
+        if index and (its_step != step[index - 1] or filled >= limit):
+            number, filled = number + 1, 0.0
+        filled += its_size
+        result.append(number)
+    return np.array(result, np.int64)
+
+
+def _of_carriers(graph: Graph, rows: Rows, carrier: Rows) -> Edges:
+    """The waits for parts of a bucket as waits for the bucket, where that can still come before."""
+    waits = graph.queue_waits
+    to = np.arange(len(graph.works.start))
+    to[rows] = carrier
+    source = to[waits.source]
+    order = graph.place_of_works
+    return replace(waits, source=source).select(order[source] < order[waits.target])
