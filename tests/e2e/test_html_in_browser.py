@@ -23,8 +23,11 @@ import pytest
 
 from stepscope.analysis.flame import FlameFrame, FlameGraph
 from stepscope.analysis.picture import PictureGap, PictureLane, PictureSlice, Shown, StepPicture
+from stepscope.compare import compare_traces
 from stepscope.report.html import html_report
+from stepscope.report.html_compare import html_comparison
 from tests.unit.hand_built import empty, full
+from tests.unit.test_html_compare import training
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 DEADLINE_S = 60.0
@@ -275,6 +278,27 @@ def test_the_picture_zooms_and_shows_a_finding(browser: Browser, tmp_path: Path)
     browser.script("document.querySelector('.show').click()")
     assert browser.script(output) == "50 ns of 1.0 ms"
     assert browser.script("document.querySelector('canvas').toDataURL()") != before
+
+
+def test_two_steps_beside_each_other_zoom_together(browser: Browser, tmp_path: Path) -> None:
+    # Given a comparison whose second step is half as long
+    comparison = compare_traces(training(load_ns=900), training(load_ns=100))
+    pictures = (picture("before"), replace(picture("after"), duration_ns=500_000))
+    path = opened(browser, tmp_path, html_comparison([comparison], [pictures], top=20))
+    after = "document.querySelectorAll('canvas')[1].toDataURL()"
+    whole = browser.script(after)
+
+    # When the first one is zoomed, and shown whole again
+    browser.script("document.querySelector('[data-do=in]').click()")
+    zoomed = browser.script(after)
+    browser.script("document.querySelector('[data-do=whole]').click()")
+
+    # Then the second one is as well
+    assert zoomed != whole
+    assert browser.script(after) == whole
+    assert browser.script("document.querySelector('output').textContent") == "1.0 ms of 1.0 ms"
+    assert browser.complaints == []
+    assert [url for url in browser.requests if url != "data:,"] == [path.as_uri()]
 
 
 def test_pointing_at_a_gap_tells_its_cause(browser: Browser, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_nothing_recorded_on_either_side() -> None:
     page = page_of(compare_traces(Trace.from_tables({}), Trace.from_tables({})))
 
     assert page.count("Nothing was recorded in this step.") == 2
+    assert page.count("everything that was recorded: no steps were found") == 2
     assert [each["duration"] for each in drawn(page)] == [1, 1]
 
 
@@ -84,6 +85,17 @@ def test_without_a_device_the_causes_are_the_main_threads() -> None:
     assert sum(gap[2] for gap in before["gaps"] if before["names"][gap[3]] == "input") == 900
     assert "Time by cause" in page
     assert "What the main thread did, in a mean step." in page
+
+
+def test_a_device_on_one_side_only() -> None:
+    page = page_of(compare_traces(training(load_ns=900), training(load_ns=100, device=False)))
+
+    causes = page.split('id="c0-causes"')[1].split("</section>")[0]
+    assert "where there is none, what the main thread did, in a mean step." in causes
+    labels = re.findall(r'<td class="cause"><i[^>]*></i>(.*?)</td>', causes)
+    ours = [label for label in labels if not label.startswith("idle: ")]
+    assert sorted(ours) == ["computing", "host: computing", "host: input", "host: untraced"]
+    assert "idle: input" in labels
 
 
 def test_the_causes_stand_as_bars_on_one_scale_and_as_differences() -> None:

@@ -30,6 +30,11 @@ _BUSY_COLOURS: Final = {
     "copies": "var(--k-copy)",
     "other work": "var(--k-other)",
 }
+_WHOSE: Final = {
+    "device": "What the device did, and why it did nothing",
+    "host": "What the main thread did",
+    "mixed": "What the device did, and why it did nothing; where there is none, what the main thread did",
+}
 _BUSY_MEANINGS: Final = {
     "computing": "the device computed",
     "communication": "the device only communicated",
@@ -127,13 +132,25 @@ def _steps(number: str, comparison: Comparison, pictures: Pictures) -> list[View
         {
             "id": f"{number}-{side.lower()}",
             "side": side,
-            "name": _short(summary),
-            "mean": duration(summary.step_ns) if summary.step_count > 1 else "",
+            "name": _short(summary) + _rank(summary),
+            "note": _note(summary),
             **picture_view(picture, scale_ns=longest),
         }
         for side, summary, picture in names
         if picture is not None
     ]
+
+
+def _rank(side: SideSummary) -> str:
+    """Which of several ranks is drawn."""
+    rank = side.trace.metadata.rank
+    return f", rank {rank}" if side.ranks > 1 and rank is not None else ""
+
+
+def _note(side: SideSummary) -> str:
+    if side.step_source == "none":
+        return "everything that was recorded: no steps were found"
+    return f"{duration(side.step_ns)} in the mean" if side.step_count > 1 else ""
 
 
 def _causes(comparison: Comparison) -> View:
@@ -142,7 +159,7 @@ def _causes(comparison: Comparison) -> View:
     whole = max(*steps_ns, 1.0)
     rows = comparison.causes.rows(named=True)
     widest = max((abs(row["difference_ns"]) for row in rows), default=0.0) or 1.0
-    views = [_cause(row, whole, widest) for row in rows]
+    views = [_cause(row, whole, widest, comparison.basis == "mixed") for row in rows]
     order = sorted(views, key=lambda view: (view["kind"] != "busy" and not view["computing"], -view["most"]))
     bars = [
         {
@@ -167,11 +184,12 @@ def _causes(comparison: Comparison) -> View:
             "difference": _signed(total),
             "share": _signed_share(total / max(steps_ns[0], 1.0)),
         },
-        "device": comparison.basis == "device",
+        "whose": _WHOSE[comparison.basis],
+        "device": comparison.basis != "host",
     }
 
 
-def _cause(row: dict[str, Any], whole: float, widest: float) -> View:
+def _cause(row: dict[str, Any], whole: float, widest: float, mixed: bool) -> View:
     kind, name = row["kind"], row["name"]
     computing = kind == "busy" or name == "compute"
     view = cause_view(name)
@@ -179,8 +197,10 @@ def _cause(row: dict[str, Any], whole: float, widest: float) -> View:
         colour = _BUSY_COLOURS.get(name, "var(--busy)")
         view.update(colour=colour, hatched=False, ink="var(--ink)", meaning=_BUSY_MEANINGS.get(name, ""))
         view["label"] = "computing" if name == "compute" else view["label"]
-    elif kind == "idle":
+    if kind == "idle":
         view["label"] = f"idle: {view['label']}"
+    elif kind == "host" and mixed:
+        view["label"] = f"host: {view['label']}"
     view["meaning"] = view["meaning"] or CAUSES.get(name, "")
     return {
         **view,
