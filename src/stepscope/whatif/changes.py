@@ -242,25 +242,23 @@ def without_cause(cause: str) -> Change:
 def _scaled_host_cause(experiment: Experiment, graph: Graph, cause: str, factor: float) -> Graph:
     code = CAUSE_CODES["dispatch" if cause == "compute" else cause]
     activity = experiment.activity
-    if cause == "profiler_overhead":
-        return _scaled_overhead(experiment, graph, factor)
+    told = _overhead(experiment) if cause == "profiler_overhead" else (np.zeros(0, np.int64),) * 2
     for lane, timeline in activity.timelines.items():
         if len(timeline.times) < 2:
             continue
         first, last = int(timeline.times[1]), int(timeline.times[-1])
         pieces = activity.cut(lane, np.array([first]), np.array([last]))
         mine = pieces.cause == code
-        lanes = np.full(int(mine.sum()), lane, np.int32)
-        graph = scaled_host_time(lanes, pieces.start[mine], pieces.end[mine], factor)(experiment, graph)
+        whole = union(np.concatenate([told[0], pieces.start[mine]]), np.concatenate([told[1], pieces.end[mine]]))
+        lanes = np.full(len(whole.starts), lane, np.int32)
+        graph = scaled_host_time(lanes, whole.starts, whole.ends, factor)(experiment, graph)
     return graph
 
 
-def _scaled_overhead(experiment: Experiment, graph: Graph, factor: float) -> Graph:
+def _overhead(experiment: Experiment) -> tuple[Times, Times]:
+    """When the profiler noted that it worked itself, which holds every thread up."""
     overhead = experiment.trace.annotations.filter((pl.col("kind") == "overhead") & (pl.col("duration_ns") > 0))
-    start, end = overhead["start_ns"].to_numpy(), (overhead["start_ns"] + overhead["duration_ns"]).to_numpy()
-    for lane in experiment.activity.timelines:
-        graph = scaled_host_time(np.full(len(start), lane, np.int32), start, end, factor)(experiment, graph)
-    return graph
+    return overhead["start_ns"].to_numpy(), (overhead["start_ns"] + overhead["duration_ns"]).to_numpy()
 
 
 def _without_unexplained(graph: Graph) -> Graph:

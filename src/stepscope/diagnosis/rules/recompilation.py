@@ -42,6 +42,7 @@ from stepscope.diagnosis.rules._guards import VaryingGuard, varying_guards
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.intervals import Times
+from stepscope.whatif.changes import without_cause
 
 ID: Final = "recompilation"
 TITLE: Final = "Code is compiled during the steps"
@@ -94,6 +95,7 @@ def check(view: View) -> RuleResult:
             "torch._dynamo.mark_dynamic(batch, 1)          # or pad: length = -(-length // 64) * 64",
         ),
         where=_place(worst) or view.locations(pieces),
+        change=without_cause("compilation"),
     )
     return RuleResult((finding, *(_note(view, guard) for guard in full if guard is not worst)))
 

@@ -27,6 +27,7 @@ import polars as pl
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, NotAnswered, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import without_cause
 
 ID: Final = "trace-health"
 TITLE: Final = "What the recording cannot tell"
@@ -61,6 +62,7 @@ def _overhead(view: View) -> tuple[Finding, ...]:
         confidence="high",
         evidence=Evidence((Figure("share of the step lost to the profiler", view.share(cost), "share", limit),)),
         remedy=Remedy("Record without stacks, shapes and memory to see the step as it is.", _PROFILE.format("")),
+        change=without_cause("profiler_overhead"),
     )
     return (finding,)
 
