@@ -100,13 +100,14 @@ def _undoes(copy: LayoutCopy, other: LayoutCopy) -> bool:
     return copy.before != copy.after and copy.after[0] == other.before[0]
 
 
-def backward_work(trace: Trace, copies: list[LayoutCopy]) -> tuple[Rows, int]:
+def backward_work(trace: Trace, copies: list[LayoutCopy]) -> tuple[Rows, dict[int, int]]:
     """What the changes of order cost in the backward pass.
 
     A gradient comes in the other order too: what takes it copies it first, or walks through two orders at once.
 
     Returns:
-        Rows of copies, and nanoseconds beyond twice the forward operator's of element-wise backward operators.
+        Rows of copies; and by row the nanoseconds that element-wise backward operators take beyond twice their forward
+        operator's.
     """
     source = backward_source(trace)
     operators = trace.operators
@@ -117,7 +118,8 @@ def backward_work(trace: Trace, copies: list[LayoutCopy]) -> tuple[Rows, int]:
     place_of = {int(source[row]): place for place, row in enumerate(rows.tolist()) if source[row] >= 0}
     durations = operators["duration_ns"].to_numpy()
     heavy = nodes["name"].str.contains(_HEAVY).to_numpy()
-    moving, excess = [], 0
+    moving: list[int] = []
+    excess: dict[int, int] = {}
     for copy in copies:
         place = place_of.get(copy.permute)
         if place is None:
@@ -130,7 +132,8 @@ def backward_work(trace: Trace, copies: list[LayoutCopy]) -> tuple[Rows, int]:
             if copied:
                 moving.append(copied[0])
             elif not heavy[following] and source[rows[following]] >= 0:
-                excess += max(int(durations[rows[following]] - 2 * durations[source[rows[following]]]), 0)
+                row = int(rows[following])
+                excess[row] = max(int(durations[row] - 2 * durations[source[row]]), 0)
             if copied or heavy[following] or durations[rows[following]] > durations[rows[place]]:
                 break
     return np.unique(np.array(moving, np.int64)), excess

@@ -10,6 +10,7 @@ Idle time of the device between a step's begin and its first launch, in which th
 dispatching, or nothing of it was recorded. Loading data, logging, checkpoints, waiting and compiling have rules of
 their own and do not count; nor does idle time that `host-synchronisation` charges to a wait which made the host late.
 Before the device's first work nothing shows how long it had been idle: that step counts as much as the others.
+The saving is what the step would lose if the host did all this after its last launch, while the device works.
 
 # Known false positives
 A step annotation that begins long before the program's own step does. Steps whose device work was launched before.
@@ -29,10 +30,13 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.host import CAUSE_CODES
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.rules.host_synchronisation import charged_waits
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif import Change
+from stepscope.whatif.changes import moved_host_time, together
 
 ID: Final = "late-first-launch"
 TITLE: Final = "The device waits for the first launch of each step"
@@ -75,24 +79,14 @@ def check(view: View) -> RuleResult:
             "    batch = prepare(next(batches))        # while the device works",
         ),
         where=view.locations(pieces),
+        change=_prepared_while_the_device_works(view),
     )
     return RuleResult((finding,))
 
 
 def _pieces(view: View) -> pl.DataFrame:
     """The idle pieces that end in a step's first launch, as far as they lie in that step."""
-    launched = view.work.filter(pl.col("launch").is_not_null()).sort("launch_start_ns")
-    begins = view.complete_steps["start_ns"].to_numpy()
-    ends = begins + view.complete_steps["duration_ns"].to_numpy()
-    times = launched["launch_start_ns"].to_numpy()
-    first = np.searchsorted(times, begins)
-    known = first < len(times)
-    first, begins, ends = first[known], begins[known], ends[known]
-    inside = times[first] < ends
-    firsts = pl.DataFrame(
-        {"launch": launched["launch"].gather(first[inside]), "begin_ns": begins[inside]},
-        schema={"launch": pl.UInt32, "begin_ns": pl.Int64},
-    )
+    firsts = _first_launches(view)
     mine = view.pieces.filter(pl.col("cause").is_in(_PREPARING) & pl.col("lane").is_not_null())
     mine = mine.join(firsts.unique("launch"), on="launch", how="inner")
     end = pl.col("start_ns") + pl.col("duration_ns")
@@ -101,6 +95,44 @@ def _pieces(view: View) -> pl.DataFrame:
         duration_ns=(end - pl.max_horizontal("start_ns", "begin_ns")).clip(lower_bound=0),
     )
     return _uncharged(view, mine).filter(pl.col("duration_ns") > 0)
+
+
+def _first_launches(view: View) -> pl.DataFrame:
+    """Each step's first launch: columns launch, begin_ns and end_ns of the step."""
+    launched = view.work.filter(pl.col("launch").is_not_null()).sort("launch_start_ns")
+    begins = view.complete_steps["start_ns"].to_numpy()
+    ends = begins + view.complete_steps["duration_ns"].to_numpy()
+    times = launched["launch_start_ns"].to_numpy()
+    first = np.searchsorted(times, begins)
+    known = first < len(times)
+    first, begins, ends = first[known], begins[known], ends[known]
+    inside = times[first] < ends
+    return pl.DataFrame(
+        {"launch": launched["launch"].gather(first[inside]), "begin_ns": begins[inside], "end_ns": ends[inside]},
+        schema={"launch": pl.UInt32, "begin_ns": pl.Int64, "end_ns": pl.Int64},
+    )
+
+
+def _prepared_while_the_device_works(view: View) -> Change:
+    """What the host does before each step's first launch, done after the last computation that the step launches."""
+    calls = view.trace.launches.with_row_index("launch").select("launch", "lane", "start_ns", "duration_ns")
+    computing = view.work.filter((pl.col("kind") == "compute") & pl.col("launch").is_not_null())
+    after = calls.join(computing, on="launch", how="semi").select(
+        "lane", last_ns="start_ns", after_ns=pl.col("start_ns") + pl.col("duration_ns")
+    )
+    firsts = _first_launches(view).join(calls, on="launch", how="inner").sort("end_ns")
+    firsts = firsts.join_asof(
+        after.sort("last_ns"), left_on="end_ns", right_on="last_ns", by="lane", check_sortedness=False
+    ).filter(pl.col("after_ns") > pl.col("start_ns"))
+    changes = []
+    for (lane,), mine in firsts.group_by("lane", maintain_order=True):
+        pieces = view.activity.cut(int(str(lane)), mine["begin_ns"].to_numpy(), mine["start_ns"].to_numpy())
+        preparing = np.isin(pieces.cause, [CAUSE_CODES[cause] for cause in _PREPARING])
+        pieces = pieces.select(preparing)
+        lanes = np.full(len(pieces.start), lane, np.int32)
+        moments = mine["after_ns"].to_numpy()[pieces.interval]
+        changes.append(moved_host_time(lanes, pieces.start, pieces.end, moments))
+    return together(*changes)
 
 
 def _uncharged(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
