@@ -171,8 +171,8 @@ def bucket_size(megabytes: float) -> Change:
 
     What a bucket takes follows from the trace's own collectives: the time of the shortest for each, the rate of the
     quickest for each byte, and what the longest of its parts took beyond that, which is waiting for other ranks. A
-    bucket is sent when the last of its parts is there; what waited for a part waits for its bucket. What the trace sends
-    at once is not divided.
+    bucket is sent when the last of its parts is there; what waited for a part waits for its bucket. What the trace
+    sends at once is not divided.
 
     Raises:
         UsageError: a size that is not above 0; when applied to a trace whose collectives do not tell their sizes.
@@ -192,8 +192,8 @@ def bucket_size(megabytes: float) -> Change:
         last = np.flatnonzero(np.append(bucket[1:] != bucket[:-1], True))
         carrier = rows[last][np.searchsorted(last, np.arange(len(rows)))]
         size, measured = found["bytes"].to_numpy(), found["duration_ns"].to_numpy()
-        waiting = np.zeros(int(bucket.max()) + 1)  # for other ranks: the longest of any part stays
-        np.maximum.at(waiting, bucket, np.maximum(measured - each_ns - byte_ns * size, 0.0))
+        waiting = np.full(int(bucket.max()) + 1, -np.inf)  # for other ranks: the longest of any part stays
+        np.maximum.at(waiting, bucket, measured - each_ns - byte_ns * size)
         total = np.bincount(bucket, weights=size)
         scale = graph.work_scale.copy()
         scale[rows] = 0.0
