@@ -314,10 +314,7 @@ def _per_step(table: pl.DataFrame, sums: Sequence[str], counts: tuple[int, int],
         for side, count in zip(sides, counts, strict=True)
         for name in sums
     ]
-    # Over the common denominator: equal means of different counts differ by exactly nothing.
-    difference = (
-        pl.col("after_ns").cast(pl.Int128) * counts[0] - pl.col("before_ns").cast(pl.Int128) * counts[1]
-    ).cast(pl.Float64) / (counts[0] * counts[1])
+    difference = pl.col("after_ns") / counts[1] - pl.col("before_ns") / counts[0]
     shown = table.select(*keys, *totals, *means, difference.alias("difference_ns"))
     shown = shown.with_columns(share=pl.col("difference_ns") / max(step_ns, 1.0))
     names = [name for name in keys if name != "match"]

@@ -54,11 +54,8 @@ def side_sentence(side: SideSummary) -> str:
     """What is known of a side, such as "runs/a: 6 steps (annotated), Tesla V100"."""
     steps = "no steps found" if side.step_source == "none" else f"{count(side.step_count)} {_plural(side)}"
     source = "" if side.step_source == "none" else f" ({_SOURCES[side.step_source]})"
-    of = ""
-    if side.ranks > 1:
-        of = f" of {count(side.ranks)} ranks"
-    elif side.runs > 1:
-        of = f" of {count(side.runs)} runs"
+    of = f" of {count(side.runs)} runs" if side.runs > 1 else ""
+    of += f" of {count(side.ranks)} ranks" if side.ranks > 1 else ""
     devices = ", ".join(map(printable, side.devices)) or ("no device recorded" if side.basis == "host" else "")
     return f"{printable(side.name)}: {steps}{of}{source}" + (f", {devices}" if devices else "")
 
@@ -152,7 +149,8 @@ def _operators(comparison: Comparison, whole: float) -> Iterator[str]:
             return
         calls = ""
         if row["before_calls"] != row["after_calls"]:
-            calls = f", in {count(row['after_calls'])} calls instead of {count(row['before_calls'])}"
+            noun = "call" if row["after_calls"] == 1 else "calls"
+            calls = f", in {count(row['after_calls'])} {noun} instead of {count(row['before_calls'])}"
         how = "" if row["match"] == SAME else f" ({row['match']})"
         yield (
             f"Of the operators {name} changed most: {duration(row['after_ns'])} a step instead of "
