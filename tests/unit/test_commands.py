@@ -20,6 +20,7 @@ from stepscope.analysis.naming import UserCode
 from stepscope.commands import COMMANDS, _output, _reading, main
 from stepscope.commands.cache import parsed_size
 from stepscope.commands.diagnose import parsed_setting, parsed_share
+from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace
 from tests.unit.hand_built import FULL, empty, full
@@ -80,14 +81,14 @@ def tables(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Callable[...
 
 
 def diagnose_as(monkeypatch: pytest.MonkeyPatch, *diagnoses: Any) -> list[dict[str, Any]]:
-    """Make `diagnose` answer with these, one after the other; returns the arguments it was called with."""
+    """Let the diagnoses be these, one after the other; returns what they were asked with."""
     calls: list[dict[str, Any]] = []
 
-    def diagnose(trace: Trace, **arguments: Any) -> Any:
-        calls.append(arguments)
+    def diagnose_view(view: View, **arguments: Any) -> Any:
+        calls.append({**arguments, "settings": view._settings, "user_code": view.user_code})
         return diagnoses[len(calls) - 1]
 
-    monkeypatch.setattr(stepscope.diagnosis, "diagnose", diagnose, raising=False)
+    monkeypatch.setattr(stepscope.diagnosis, "diagnose_view", diagnose_view, raising=False)
     return calls
 
 

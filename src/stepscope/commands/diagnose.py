@@ -20,12 +20,12 @@ from stepscope.report.format import printable, share
 if TYPE_CHECKING:
     from stepscope.analysis.flame import FlameGraph
     from stepscope.analysis.memory_picture import MemoryPicture
-    from stepscope.analysis.naming import UserCode
     from stepscope.analysis.picture import StepPicture
     from stepscope.analysis.telemetry_plots import TelemetryPicture
     from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
     from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.ranks import RankRecord
+    from stepscope.diagnosis.view import View
     from stepscope.trace import Trace, Window
 
 NAME: Final = "diagnose"
@@ -147,23 +147,23 @@ def _diagnosed(
 
     None keeps the trace's tables.
     """
-    from stepscope.diagnosis import diagnose
+    from stepscope.diagnosis import diagnose_view
     from stepscope.diagnosis.ranks import rank_record
+    from stepscope.diagnosis.view import View
     from stepscope.report.redact import Redactor
 
-    diagnosis = diagnose(
-        trace,
+    view = View(trace, settings, user_code_from(arguments))
+    diagnosis = diagnose_view(
+        view,
         rules=arguments.rule,
-        settings=settings,
         top=arguments.top if arguments.top is not None else _REPORT_ROWS,
         minimum_share=_minimum_share(arguments),
-        user_code=user_code_from(arguments),
     )
-    picture = _picture(trace, diagnosis, user_code_from(arguments)) if arguments.html else None
+    picture = _picture(view, diagnosis) if arguments.html else None
     plots = _telemetry(trace) if arguments.html else None
-    flame = _flame(trace, arguments) if arguments.html else None
-    memory = _memory(trace, arguments) if arguments.html else ()
-    record = rank_record(trace) if (trace.metadata.world_size or 1) > 1 else None
+    flame = _flame(view) if arguments.html else None
+    memory = _memory(view) if arguments.html else ()
+    record = rank_record(trace, view) if (trace.metadata.world_size or 1) > 1 else None
     if arguments.redact:
         redactor = Redactor.of(diagnosis, local_names())
         memory = tuple(redactor.redact(each) for each in memory)
@@ -198,18 +198,16 @@ def _without_answered(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
     return without_answered(diagnoses)
 
 
-def _memory(trace: Trace, arguments: argparse.Namespace) -> tuple[MemoryPicture, ...]:
-    from stepscope.analysis.host import host_activity
+def _memory(view: View) -> tuple[MemoryPicture, ...]:
     from stepscope.analysis.memory_picture import memory_pictures
 
-    return memory_pictures(trace, activity=host_activity(trace, user_code_from(arguments)))
+    return memory_pictures(view.trace, activity=view.activity)
 
 
-def _flame(trace: Trace, arguments: argparse.Namespace) -> FlameGraph:
-    from stepscope.analysis.attribution import attribute
+def _flame(view: View) -> FlameGraph:
     from stepscope.analysis.flame import flame_graph
 
-    return flame_graph(trace, attribute(trace, user_code=user_code_from(arguments)))
+    return flame_graph(view.trace, view.attribution)
 
 
 def _minimum_share(arguments: argparse.Namespace) -> float:
@@ -219,14 +217,12 @@ def _minimum_share(arguments: argparse.Namespace) -> float:
     return _NOTEWORTHY_SHARE if arguments.fail_on is None else min(_NOTEWORTHY_SHARE, arguments.fail_on)
 
 
-def _picture(trace: Trace, diagnosis: Diagnosis, user_code: UserCode) -> StepPicture:
+def _picture(view: View, diagnosis: Diagnosis) -> StepPicture:
     """A picture of the step that is nearest to the typical one, or of everything where there are no steps."""
     import polars as pl
 
-    from stepscope.analysis.idle import idle_time
     from stepscope.analysis.picture import step_picture
     from stepscope.trace import Window
-    from stepscope.whatif import Experiment
     from stepscope.whatif.critical_path import critical_path
 
     steps = diagnosis.steps.filter(pl.col("complete")) if diagnosis.steps["complete"].any() else diagnosis.steps
@@ -235,9 +231,8 @@ def _picture(trace: Trace, diagnosis: Diagnosis, user_code: UserCode) -> StepPic
         start, length = steps.sort(distance).select("start_ns", "duration_ns").row(0)
         window = Window(start, start + max(length, 1))
     else:
-        window = _whole(trace)
-    path = critical_path(Experiment(trace, user_code=user_code))
-    return step_picture(trace, window, idle_time(trace), path=path)
+        window = _whole(view.trace)
+    return step_picture(view.trace, window, view.idle, path=critical_path(view.experiment))
 
 
 def _telemetry(trace: Trace) -> TelemetryPicture | None:

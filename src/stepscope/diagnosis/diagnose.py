@@ -46,10 +46,19 @@ def diagnose(
     Raises:
         UsageError: an unknown rule or threshold.
     """
-    chosen = _chosen(rules)
     _check_settings(settings or {})
-    view = View(trace, settings, user_code)
-    findings, questions = asked(view, chosen)
+    return diagnose_view(View(trace, settings, user_code), rules=rules, top=top, minimum_share=minimum_share)
+
+
+def diagnose_view(
+    view: View, *, rules: Sequence[str] | None = None, top: int = 20, minimum_share: float = MINIMUM_SHARE
+) -> Diagnosis:
+    """As `diagnose`, of a trace of which more is asked: what was computed for the diagnosis stays with the view.
+
+    Raises:
+        UsageError: an unknown rule.
+    """
+    findings, questions = asked(view, _chosen(rules))
     findings = without_replaced(findings)
     findings.sort(key=lambda finding: finding.rank)
     shown = tuple(
