@@ -63,7 +63,7 @@ def series_sentences(series: RunSeries) -> list[str]:
         sentences.append(f"With {runs} no change can be told from chance: it takes {FEWEST_RUNS} or more.")
     elif not series.changes:
         least = series.smallest_detectable
-        known = least is not None and least < 1
+        known = least is not None and 0 < least < 1
         could = f"; one of {share(least)} halfway would most likely have been" if known and least is not None else ""
         sentences.append(f"No change is shown{could}.")
     if series.doubtful:
@@ -131,7 +131,7 @@ def _series_lines(series: RunSeries, width: int, top: int) -> Iterator[str]:
 
 def _overview_lines(history: History, width: int, top: int) -> Iterator[str]:
     shown = history.series[:top] if top else history.series
-    yield from table_lines(overview_table(shown), width=width)
+    yield from _table(overview_table(shown), width)
     if len(shown) < len(history.series):
         yield f"showing the latest {len(shown):,} of {len(history.series):,} series, --top 0 for all"
     yield "stepscope history SERIES shows one of them."
@@ -175,9 +175,13 @@ def _run_lines(series: RunSeries, width: int, top: int) -> Iterator[str]:
         [name for name in ("change_share", "git_commit", "device") if set(table[name]) <= {None, "none"}]
     )
     shown = table.head(top) if top else table
-    yield from table_lines(shown, width=width)
+    yield from _table(shown, width)
     if shown.height < table.height:
         yield f"showing the latest {shown.height:,} of {table.height:,} runs, --top 0 for all"
+
+
+def _table(table: pl.DataFrame, width: int) -> Iterator[str]:
+    return (line.replace("--format csv", "--csv -") for line in table_lines(table, width=width))
 
 
 def _left_out_lines(runs: tuple[LeftOut, ...]) -> Iterator[str]:
@@ -219,4 +223,4 @@ def plot_range(times_ns: list[float]) -> tuple[float, float]:
     """The lowest and the highest time of a plot; they are never so near that chance looks large."""
     low, high = min(times_ns), max(times_ns)
     short = max(_SMALLEST_SPREAD * high, 1.0) - (high - low)
-    return (low - short / 2, high + short / 2) if short > 0 else (low, high)
+    return (max(low - short / 2, 0.0), high + short / 2) if short > 0 else (low, high)
