@@ -162,11 +162,11 @@ class Experiment:
 
     def run(self, graph: Graph) -> Outcome:
         """Replay a changed graph."""
-        done = replay(self._from_span_on(graph))
+        done = replay(self.from_span_on(graph))
         count = self.step_count
         return Outcome(self.length_ns(done) / count, self.measured_ns / count, count, done)
 
-    def _from_span_on(self, graph: Graph) -> Graph:
+    def from_span_on(self, graph: Graph) -> Graph:
         """The graph changed from the beginning of the span on: both replays then begin with the same state."""
         base, begin = self.graph, self.span.start_ns
         stretch, work = base.stretches.start < begin, base.works.start < begin
