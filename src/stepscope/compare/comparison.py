@@ -25,6 +25,7 @@ from stepscope.compare.matching import (
     matched,
     without_unknown,
 )
+from stepscope.compare.notes import notes
 from stepscope.compare.record import SCHEMAS, Basis, TraceRecord, trace_record
 from stepscope.compare.settings import different_settings, merged_settings
 from stepscope.compare.statistics import SampleComparison, compare_samples
@@ -141,12 +142,10 @@ class _Collected:
     unprofiled: Sequence[Sequence[float]]
     tables: Mapping[str, pl.DataFrame]
     settings: Mapping[str, str]
-    recorded: frozenset[str] | None
 
 
 _KEYS_OF_LINES: Final = ("file", "line", "function", "exact_line")
 _LINE_SUMS: Final = ("ns", "idle_ns", "calls")
-_NOTICEABLE: Final = 0.005
 _PLACES: Final = (("lines", "file"), ("modules", "module"), ("memory", "category"))
 """Tables that say nothing where only one recording kept what they are about, and the column that tells."""
 
@@ -215,14 +214,12 @@ def _collected(side: Side, user_code: UserCode) -> _Collected:
     tables = {name: pl.concat([record.tables[name] for record in records]) for name in SCHEMAS}
     memory = tables["memory"].with_columns(pl.col("bytes") // len(records))
     settings = {**merged_settings(record.settings for record in records), **side.settings}
-    recorded = first.metadata.recorded
     return _Collected(
         summary=summary,
         runs=[_step_times(ranks) for ranks in groups],
         unprofiled=[run for run in side.unprofiled if len(run)],
         tables={**tables, "memory": memory},
         settings=settings,
-        recorded=None if recorded is None else frozenset(recorded),
     )
 
 
@@ -282,7 +279,9 @@ def _compared(before: _Collected, after: _Collected, confidence: float) -> Compa
         basis=basis,
         settings=different_settings(before.settings, after.settings),
         is_unprofiled=is_unprofiled,
-        notes=tuple(_notes(before, after, basis, samples, tuple(unknown))),
+        notes=tuple(
+            notes(ours, theirs, basis=basis, samples=samples, is_unprofiled=is_unprofiled, unknown=tuple(unknown))
+        ),
         **result,
     )
 
@@ -332,46 +331,6 @@ def _memory(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
         .with_columns(share=pl.col("difference_bytes") / peak)
         .sort(pl.col("difference_bytes").abs(), "category", descending=[True, False], nulls_last=True)
     )
-
-
-def _notes(
-    before: _Collected, after: _Collected, basis: str, samples: SampleComparison, unknown: Sequence[str]
-) -> Iterable[str]:
-    """What to keep in mind about a comparison."""
-    ours, theirs = before.summary, after.summary
-    if basis == "mixed":
-        without = "before" if ours.basis == "host" else "after"
-        yield (
-            f"No device was recorded {without}: there the main thread's time stands for the step, on the other side "
-            "the device's; operators are compared by their time on the host."
-        )
-    for word, side in (("before", ours), ("after", theirs)):
-        if side.step_source == "none":
-            yield f"No steps were found {word}: all that was recorded counts as one step."
-    if "input_shapes" in unknown:
-        yield "Only one side's recording kept input shapes: operators are matched without them."
-    if "module" in unknown:
-        yield "Only one side's recording kept modules: operators are matched without them."
-    for name, what in (("lines", "lines of your code"), ("memory", "memory")):
-        if name in unknown:
-            yield f"Only one side's recording kept {what}, which cannot be compared."
-    if before.recorded is not None and after.recorded is not None and before.recorded != after.recorded:
-        more = ", ".join(sorted(before.recorded ^ after.recorded))
-        yield f"Only one side's recording kept {more}, which costs time itself: record both alike."
-    if ours.ranks != theirs.ranks:
-        yield f"Ranks: {ours.ranks} before and {theirs.ranks} after; the tables are a rank's mean."
-    if before.unprofiled and after.unprofiled:
-        yield (
-            "The verdict is about steps that ran without the profiler; what makes the difference is told by those in "
-            f"the traces, which take {ours.step_ns / 1e6:,.1f} ms before and {theirs.step_ns / 1e6:,.1f} ms after."
-        )
-        return
-    means = ((ours, samples.before_ns), (theirs, samples.after_ns))
-    if any(mean is not None and abs(mean - side.step_ns) > _NOTICEABLE * side.step_ns for side, mean in means):
-        yield (
-            "Every run counts the same in the verdict, and every step in the tables: their mean step is "
-            f"{ours.step_ns / 1e6:,.1f} ms before and {theirs.step_ns / 1e6:,.1f} ms after."
-        )
 
 
 def by_name(table: pl.DataFrame) -> pl.DataFrame:
