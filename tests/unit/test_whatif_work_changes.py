@@ -6,7 +6,7 @@ import numpy as np
 
 from stepscope.trace import Trace
 from stepscope.whatif import Change, Experiment
-from stepscope.whatif.changes import moved_host_time, scaled_work, scaled_work_of
+from stepscope.whatif.changes import fewer_works, moved_host_time, scaled_work, scaled_work_of
 from tests.unit.recording import Recording
 
 US = 1_000
@@ -91,3 +91,22 @@ def test_without_a_device_the_hosts_time_is_the_work() -> None:
 def test_no_operators_no_difference() -> None:
     assert saving(nested(), scaled_work_of(np.zeros(0, np.int64), 0.5)) == 0
     assert saving(Recording().trace(), scaled_work_of(np.zeros(0, np.int64), 0.5)) == 0
+
+
+def queued() -> Trace:
+    """Three works of 100 us, the queue's pauses of 1 us between them, for which the step waits at its end."""
+    recording = Recording()
+    recording.step(0, 350 * US, 1)
+    for number in range(3):
+        recording.launched((1 + 3 * number) * US, (20 + 101 * number) * US, 100 * US, "gemm", number)
+    recording.launch(12 * US, 320 * US, 3, name="cudaDeviceSynchronize", kind="synchronise")
+    return recording.trace()
+
+
+def test_work_that_is_gone_leaves_no_pause() -> None:
+    assert saving(queued(), scaled_work(np.array([1]), 0.0)) == 101 * US
+    assert saving(queued(), scaled_work(np.array([1]), 0.5)) == 50 * US
+
+
+def test_fewer_works_have_fewer_pauses() -> None:
+    assert saving(queued(), fewer_works(np.array([1, 2]), 0.25)) == 2 * 0.75 * 101 * US

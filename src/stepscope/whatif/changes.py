@@ -126,6 +126,11 @@ def scaled_work(rows: Rows, factor: float | Factors) -> Change:
     return lambda _, graph: graph.with_work(rows, factor)
 
 
+def fewer_works(rows: Rows, factor: float) -> Change:
+    """So many times as many of these rows of `device_work`: their time, and their queue's pauses before them."""
+    return lambda _, graph: graph.with_fewer_works(rows, factor)
+
+
 def scaled_work_of(rows: Rows, factor: float | Factors) -> Change:
     """What these rows of `operators` and those inside them launch takes so many times as long, all or each.
 
@@ -166,7 +171,7 @@ def _work_under(experiment: Experiment, number: Rows) -> tuple[Rows, Rows]:
 def scaled_operators(rows: Rows, factor: float) -> Change:
     """These rows of `operators`, with all inside them, take so many times as long: on the host and on the device.
 
-    With factor 0 their waits go too.
+    So do the queues' pauses before their work. With factor 0 their waits go too.
     """
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
@@ -179,7 +184,7 @@ def scaled_operators(rows: Rows, factor: float) -> Change:
         ends = starts + table["duration_ns"].to_numpy()[outermost]
         changed = scaled_host_time(lanes, starts, ends, factor)(experiment, graph)
         work, _ = _work_under(experiment, np.where(inside, 0, -1))
-        return changed.with_work(work, factor)
+        return changed.with_fewer_works(work, factor)
 
     return apply
 

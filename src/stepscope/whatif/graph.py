@@ -140,10 +140,23 @@ class Graph:
         return replace(self, host_scale=self.host_scale.with_intervals(lanes, starts, ends, factors))
 
     def with_work(self, rows: Rows, factors: npt.NDArray[np.float64] | float) -> Graph:
-        """The graph in which these works take so many times as long."""
+        """The graph in which these works take so many times as long; those that take nothing leave no pause either."""
         scale = self.work_scale.copy()
         scale[rows] *= factors
-        return replace(self, work_scale=scale)
+        changed = replace(self, work_scale=scale)
+        gone = rows[scale[rows] <= 0]
+        return changed._with_pauses(gone, 0.0) if len(gone) else changed
+
+    def with_fewer_works(self, rows: Rows, factor: float) -> Graph:
+        """The graph in which these works and their queue's pauses before them take so many times as long."""
+        return self.with_work(rows, factor)._with_pauses(rows, factor)
+
+    def _with_pauses(self, rows: Rows, factor: float) -> Graph:
+        """Pauses of the queue before these works take so many times as long; what nothing explains of them stays."""
+        gap_ns = self.works.gap_ns.copy()
+        own = np.maximum(gap_ns[rows] - self.unexplained_ns[rows], 0)
+        gap_ns[rows] -= np.rint(own * (1 - factor)).astype(np.int64)
+        return replace(self, works=replace(self.works, gap_ns=gap_ns))
 
     def without_waits(self, launches: Rows) -> Graph:
         """The graph in which these calls, rows of `launches`, return without waiting for a device."""
