@@ -79,5 +79,5 @@ def test_the_index_lists_every_rule_once() -> None:
 def test_quoted_output_is_what_the_command_prints(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
 
-    assert "\n1. " in text
+    assert "<!-- output of: stepscope " in text
     assert text == with_output(text), "run scripts/generate_docs"

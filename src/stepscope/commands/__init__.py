@@ -38,6 +38,7 @@ from stepscope.commands import (
     session,
     steps,
     telemetry,
+    whatif,
 )
 from stepscope.commands._output import discard_standard_output
 from stepscope.commands._parser import CommandParser, unknown_command, unknown_options
@@ -50,6 +51,7 @@ COMMANDS: Final[tuple[ModuleType, ...]] = (
     run,
     bench,
     diagnose,
+    whatif,
     compare,
     runs,
     history,
@@ -83,6 +85,7 @@ _EXAMPLES: Final = """\
 examples:
   stepscope diagnose trace.json              why are the steps slow?
   stepscope diagnose traces/                 one trace a rank: compare them
+  stepscope whatif trace.json --remove input how long would a step take if no batch were waited for?
   stepscope compare before.json after.json   is it faster, and what made the difference?
   stepscope explain input-bound              what a finding means and what to do
   stepscope kernels trace.json --top 10      the costliest kernels

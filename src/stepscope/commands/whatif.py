@@ -1,0 +1,101 @@
+"""`stepscope whatif`: how long a step would take if something were different, and what would limit it then."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING, Final
+
+from stepscope.commands import _output
+from stepscope.commands._changes import add_change_options, changes_from
+from stepscope.commands._reading import add_reading_options, local_names, open_from
+from stepscope.commands._tables import whole_number
+from stepscope.commands._user_code import add_user_code_options, user_code_from
+
+if TYPE_CHECKING:
+    from stepscope.whatif.answer import Answer
+
+NAME: Final = "whatif"
+HELP: Final = "Replay the steps with something different: how long they would take, and what limits them then."
+CURVES: Final = ("operators", "lines", "kernels", "modules")
+_TOP: Final = 20
+_CURVE_TOP: Final = 10
+_ALL: Final = 2**31
+_EXAMPLES: Final = """\
+examples:
+  stepscope whatif trace.json                                what the steps wait for, and what each cause costs
+  stepscope whatif trace.json --remove input                 if no batch were ever waited for
+  stepscope whatif trace.json --remove host-synchronisation --scale 'aten::mm=0.5'
+  stepscope whatif trace.json --launch-overhead 2us --sync-every 10
+  stepscope whatif trace.json --curve lines                  which line is worth making faster
+  stepscope whatif trace.json --critical-path --slack --json answer.json
+
+The steps are replayed: everything begins when what it waited for is there. docs/whatif.md tells how, and when not to
+believe it."""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument("trace", metavar="TRACE", help="a trace file, a run's name, or - for standard input")
+    add_change_options(parser)
+    tables = parser.add_argument_group("tables")
+    tables.add_argument(
+        "--curve",
+        choices=CURVES,
+        help="what the steps would gain if each of these were faster, one by one, as causal profilers tell it",
+    )
+    tables.add_argument("--critical-path", action="store_true", help="what the steps wait for, by name")
+    tables.add_argument(
+        "--slack", action="store_true", help="how much later each operator could end without a longer step"
+    )
+    tables.add_argument(
+        "--top", metavar="N", type=whole_number, help=f"rows of each table, 0 for all ({_TOP}; curve {_CURVE_TOP})"
+    )
+    tables.add_argument("--json", metavar="FILE", type=_output.target, help="for programs; - for standard output")
+    tables.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
+    add_user_code_options(parser)
+    add_reading_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replay the trace and print the answer."""
+    from stepscope.report.whatif_json import whatif_json
+    from stepscope.report.whatif_text import whatif_text
+
+    answer = _answer(arguments)
+    if arguments.redact:
+        from stepscope.report.redact import Redactor
+
+        answer = Redactor(local_names(), [answer.measured.path]).redact(answer)
+    if arguments.json:
+        from stepscope.report.json_report import json_bytes
+
+        _output.write_output(arguments.json, json_bytes(whatif_json(answer)))
+    if arguments.json != "-":
+        top = _TOP if arguments.top is None else arguments.top
+        _output.print_text(whatif_text(answer, width=_output.width(), top=top))
+    return 0
+
+
+def _answer(arguments: argparse.Namespace) -> Answer:
+    from stepscope.diagnosis.view import View
+    from stepscope.whatif.answer import what_if
+    from stepscope.whatif.critical_path import critical_path
+    from stepscope.whatif.curve import speed_up_curve
+    from stepscope.whatif.slack import slack_of_operators
+
+    view = View(open_from(arguments, arguments.trace), user_code=user_code_from(arguments))
+    experiment = view.experiment
+    answer, done = what_if(experiment, changes_from(arguments, view))
+    return dataclasses.replace(
+        answer,
+        path=critical_path(experiment, done) if arguments.critical_path else None,
+        slack=slack_of_operators(experiment) if arguments.slack else None,
+        curve=speed_up_curve(experiment, arguments.curve, top=_curve_rows(arguments.top)) if arguments.curve else None,
+    )
+
+
+def _curve_rows(top: int | None) -> int:
+    """How many things are tried: each takes a few replays."""
+    return _CURVE_TOP if top is None else top or _ALL
