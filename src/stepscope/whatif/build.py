@@ -25,6 +25,8 @@ EARLY_NS: Final = 10_000
 USUAL_LATENCY_NS: Final = 6_000
 USUAL_GAP_NS: Final = 1_000
 """Used where a trace has no launch, or no queue, that shows its own."""
+LONGEST_USUAL_NS: Final = 100_000
+"""A longer delay is waiting for something."""
 SLOW_CALL_NS: Final = 50_000
 NONE: Final = np.iinfo(np.int64).min
 
@@ -175,6 +177,7 @@ def _calibrated(works: Works, waits: Edges) -> tuple[Works, Edges, Durations]:
 
 def _usual(decided: Durations, observed: Durations, most: int) -> int:
     """The median of the delays that decided a start, else the shortest one observed, but no more than usual."""
+    decided = decided[decided <= LONGEST_USUAL_NS]
     if len(decided):
         return max(int(np.median(decided)), 0)
     return max(min(int(observed.min()), most), 0) if len(observed) else most

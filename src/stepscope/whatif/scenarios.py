@@ -129,13 +129,22 @@ def _own_queue(experiment: Experiment, graph: Graph, rows: Rows) -> Graph:
     previous[order[1:][same]] = order[:-1][same]
     waits = graph.queue_waits
     free = waits.select(~(moved[waits.source] & ~moved[waits.target]))
+    ready, sent = _what_they_send(graph, rows, moved)
     source, target = _optimizer_after(experiment, graph, rows)
-    nothing = np.zeros(len(source), np.int64)
+    source, target = np.concatenate([ready, source]), np.concatenate([sent, target])
     return replace(
         graph,
         works=replace(works, previous=previous),
-        queue_waits=free.with_edges(Edges(source, target, nothing, nothing)),
+        queue_waits=free.with_edges(Edges(source, target, works.gap_ns[target], np.zeros(len(source), np.int64))),
     )
+
+
+def _what_they_send(graph: Graph, rows: Rows, moved: npt.NDArray[np.bool_]) -> tuple[Rows, Rows]:
+    """For each collective the computation before it in its old queue, whose result it sends, if there is any."""
+    before = graph.works.previous[rows]
+    while ((before >= 0) & moved[before]).any():
+        before = np.where((before >= 0) & moved[before], graph.works.previous[before], before)
+    return before[before >= 0], rows[before >= 0]
 
 
 def _optimizer_after(experiment: Experiment, graph: Graph, rows: Rows) -> tuple[Rows, Rows]:
