@@ -8,6 +8,8 @@ from typing import Final
 
 from stepscope.diagnosis.view import View
 from stepscope.program_facts import StepFacts
+from stepscope.whatif import Change
+from stepscope.whatif.changes import scaled_cause, together
 
 HOST_WORK: Final = ("python", "dispatch", "optimizer", "compute", "untraced", "garbage_collection", "logging")
 """Causes of time in which the launching thread itself had work to do."""
@@ -52,6 +54,12 @@ def host_work_ns(view: View) -> int:
     """Time in the span that the step spent on the launching thread's own work: with a device, its idle time for it."""
     pieces = view.pieces
     return int(pieces.filter(pieces["cause"].is_in(HOST_WORK))["duration_ns"].sum())
+
+
+def scaled_host_work(factor: float) -> Change:
+    """The threads' own work takes so many times as long."""
+    causes = (cause for cause in HOST_WORK if cause != "compute")  # which is dispatch, on a machine without a device
+    return together(*(scaled_cause(cause, factor) for cause in causes))
 
 
 def whole(view: View, name: str) -> int | None:

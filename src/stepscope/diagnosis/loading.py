@@ -101,9 +101,7 @@ class Costly:
 def loading_of(view: View) -> Loading:
     """The loader's part in the steps of a view."""
     pieces = view.pieces.filter(pl.col("cause") == "input")
-    marks = view.trace.annotations.filter(pl.col("name").str.contains("DataLoader")).filter(
-        pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
-    )
+    marks = marks_of(view)
     made = batches(view.program, " ".join(marks["name"].unique().to_list()))
     wait_ns = int(pieces["duration_ns"].sum())
     if view.device is not None:
@@ -114,6 +112,13 @@ def loading_of(view: View) -> Loading:
     loader = max(view.program.loaders, key=lambda each: each.workers or 0, default=None)
     load = _load(view, made, marks, wait_ns, processors)
     return Loading(pieces, wait_ns, marks.height, _waits(pieces, marks), made, load, loader, processors)
+
+
+def marks_of(view: View) -> pl.DataFrame:
+    """The annotations of the span in which threads asked a loader for batches; columns as in `annotations`."""
+    return view.trace.annotations.filter(pl.col("name").str.contains("DataLoader")).filter(
+        pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
+    )
 
 
 def _refill_ns(view: View, pieces: pl.DataFrame) -> int:

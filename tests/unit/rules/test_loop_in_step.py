@@ -12,7 +12,17 @@ from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
 from tests.simulator.programs import launch_bound_training, two_devices
 from tests.unit.recording import Recording
-from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, recorded, the_finding
+from tests.unit.rules.cases import (
+    US,
+    Cases,
+    asked,
+    busy_device,
+    empty_trace,
+    figures_of,
+    places_of,
+    recorded,
+    the_finding,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -35,12 +45,12 @@ def looping(repetitions: int = 40, *body: str, steps: int = 1) -> Trace:
 
 
 def on_a_device() -> Trace:
-    """40 repetitions that each cost the device 5 ns of work and 15 ns of idle time before it."""
+    """40 repetitions that each cost the device 5 us of work and 15 us of idle time before it."""
     recording = Recording()
-    recording.step(0, 1000, 1)
+    recording.step(0, 1000 * US, 1)
     for number in range(40):
-        recording.operator(20 * number + 5, 10, "aten::add")
-        recording.launched(20 * number + 10, 20 * number + 15, 5, "add", 101 + number)
+        recording.operator((20 * number + 5) * US, 10 * US, "aten::add")
+        recording.launched((20 * number + 10) * US, (20 * number + 15) * US, 5 * US, "add", 101 + number)
     return recording.trace()
 
 
@@ -136,7 +146,7 @@ def test_all_repetitions_but_one_are_saved() -> None:
     finding = the_finding(rule, looping())
 
     # 40 times two operators of 5 ns, and 1 ns of Python after each but the last.
-    assert finding.saving_ns_per_step == (40 * 10 + 79) * 39 // 40
+    assert (finding.saving_ns_per_step, finding.saving_from) == ((40 * 10 + 79) * 39 // 40, "replayed")
     assert finding.saving_basis == "all repetitions but one"
     assert finding.title == (
         "aten::select, aten::add run 40 times in a row in each step: a loop that one batched call replaces"
@@ -163,8 +173,13 @@ def test_each_steps_loop_keeps_one_repetition() -> None:
 
 
 def test_with_a_device_its_work_and_the_idle_time_before_it_count() -> None:
+    finding = the_finding(rule, on_a_device())
+
     # The first piece of work has no idle time before it.
-    assert the_finding(rule, on_a_device()).saving_ns_per_step == (40 * 5 + 39 * 15) * 39 // 40
+    assert figures_of(finding)[2] == ("share of the step that the loop costs", 0.785, "share", 0.02)
+    # The host decides: a fortieth is left of its time in the operators and between them.
+    assert finding.saving_ns_per_step == (40 * 10 + 39 * 10) * US * 39 // 40
+    assert finding.saving_from == "replayed"
 
 
 def test_the_backward_calls_count() -> None:

@@ -6,7 +6,7 @@ from stepscope.diagnosis.rules import small_buckets as rule
 from stepscope.program_facts import DataParallelFacts, ProgramFacts
 from stepscope.trace import Metadata, Trace
 from tests.unit.recording import Recording
-from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
+from tests.unit.rules.cases import US, Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.shaped import LINE
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -15,18 +15,20 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 def reducing(
     count: int = 40, *, elements: int | None = 1024, covered: bool = False, facts: ProgramFacts | None = None
 ) -> Trace:
-    """Reductions of 20 ns one after the other in a step of 1,000 ns."""
+    """Reductions of 20 us one after the other in a step of 1,000 us, whose end waits for them."""
     recording = Recording(metadata=Metadata(program=facts))
-    recording.step(0, 1000, 1)
-    recording.frame(0, 1000, "train.py(12): step")
-    recording.launched(1, 2, 10, "gemm", 100)
+    recording.step(0, 1000 * US, 1)
+    recording.frame(0, 1000 * US, "train.py(12): step")
+    recording.launched(1 * US, 2 * US, 98 * US, "gemm", 100)
     for number in range(count):
         recording.launched(
-            20 + number, 100 + 20 * number, 20, ALL_REDUCE, 101 + number, queue="24", kind="communication",
+            (20 + number) * US, (100 + 20 * number) * US, 20 * US, ALL_REDUCE, 101 + number, queue="24",
+            kind="communication",
             message_elements=elements, message_type="Float", collective="allreduce",
         )  # fmt: skip
     if covered:
-        recording.launched(15, 90, 20 * count + 20, "backward", 99)
+        recording.launched(15 * US, 100 * US, (20 * count + 10) * US, "backward", 99)
+    recording.launch(90 * US, (20 * count + 12) * US, 98, name="cudaDeviceSynchronize", kind="synchronise")
     return recording.trace()
 
 
@@ -58,12 +60,14 @@ SILENT: Cases = {
 def test_the_time_of_a_short_one_is_saved_for_all_that_a_bucket_holds() -> None:
     finding = the_finding(rule, reducing())
 
-    assert finding.saving_ns_per_step == (40 - 1) * 20
+    # A fortieth of the time is left of each.
+    assert finding.saving_ns_per_step == 40 * (20 * US - 20 * US // 40)
+    assert finding.saving_from == "replayed"
     assert finding.title == "40 reductions a step of 4 KiB on average, which 1 would do"
     assert figures_of(finding) == [
         ("reductions per step", 40.0, "count", 20),
         ("mean message", 4096.0, "bytes", 2**20),
-        ("time of a short one", 20.0, "ns", None),
+        ("time of a short one", 20.0 * US, "ns", None),
         ("share of the step that fewer messages would save", 780 / 1000, "share", 0.02),
     ]
     assert places_of(finding) == [("train.py", 12, "step")]
@@ -82,7 +86,7 @@ def test_on_the_host_they_take_as_long_as_lies_between_their_ends() -> None:
     # 29 of 30 reductions, 12 ns after each other; of these nothing covers 30 times 10 ns.
     finding = the_finding(rule, on_the_host())
 
-    assert finding.saving_ns_per_step == min(29 * 12, 30 * 10)
+    assert (finding.saving_ns_per_step, finding.saving_from) == (min(29 * 12, 30 * 10), "replayed")
     assert figures_of(finding)[2] == ("time of a short one", 12.0, "ns", None)
     assert places_of(finding) == [("train.py", 20, "step")]
 

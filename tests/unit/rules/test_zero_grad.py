@@ -8,6 +8,7 @@ from stepscope.diagnosis.rules import zero_grad as rule
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import (
+    US,
     Cases,
     asked,
     busy_device,
@@ -41,17 +42,21 @@ def filling(
 
 
 def on_a_device() -> Trace:
-    """5 fills and additions that each take the device 20 ns, one after the other without a pause."""
+    """5 fills and additions that each take the device 20 us, one after the other without a pause.
+
+    The step of 1,000 us waits for the device at its end.
+    """
     recording = Recording()
-    recording.step(0, 1000, 1)
-    recording.launched(1, 5, 100, "gemm", 100)
+    recording.step(0, 1000 * US, 1)
+    recording.launched(1 * US, 5 * US, 100 * US, "gemm", 100)
     for number in range(5):
-        recording.operator(100 + 4 * number, 3, "aten::zero_")
-        recording.launched(101 + 4 * number, 105 + 20 * number, 20, "fill", 101 + number)
-        recording.operator(150 + 4 * number, 3, ACCUMULATING)
-        recording.operator(150 + 4 * number, 3, "aten::add_")
-        recording.launched(151 + 4 * number, 205 + 20 * number, 20, "add", 201 + number)
-    recording.launched(180, 305, 600, "gemm", 300)
+        recording.operator((10 + 4 * number) * US, 3 * US, "aten::zero_")
+        recording.launched((11 + 4 * number) * US, (105 + 20 * number) * US, 20 * US, "fill", 101 + number)
+        recording.operator((50 + 4 * number) * US, 3 * US, ACCUMULATING)
+        recording.operator((50 + 4 * number) * US, 3 * US, "aten::add_")
+        recording.launched((51 + 4 * number) * US, (205 + 20 * number) * US, 20 * US, "add", 201 + number)
+    recording.launched(80 * US, 305 * US, 600 * US, "gemm", 300)
+    recording.launch(85 * US, 825 * US, 301, name="cudaDeviceSynchronize", kind="synchronise")
     return recording.trace()
 
 
@@ -115,7 +120,9 @@ def test_shapes_tell_that_what_is_filled_is_added_to(trace: Trace, confidence: s
 
 
 def test_on_a_device_its_time_counts() -> None:
-    assert the_finding(rule, on_a_device()).saving_ns_per_step == 5 * 20 + 5 * 20
+    finding = the_finding(rule, on_a_device())
+
+    assert (finding.saving_ns_per_step, finding.saving_from) == ((5 * 20 + 5 * 20) * US, "replayed")
 
 
 def test_the_threshold_decides() -> None:

@@ -44,6 +44,7 @@ from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleR
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
+from stepscope.whatif.changes import scaled_work_of, together
 
 ID: Final = "large-logits"
 TITLE: Final = "Scores of many classes, or tables of embeddings, are handled whole"
@@ -79,8 +80,9 @@ def _scores(view: View) -> Finding | None:
     everything = np.concatenate([handling, making])
     cost = view.cost_ns(everything)
     ignored = _ignored_share(view, losses)
-    kept = _saved_of_handling(view, losses, handling)
-    saved = ignored * cost + (1 - ignored) * kept
+    in_blocks = _saved_of_handling(view, losses, handling)
+    saved = ignored * cost + (1 - ignored) * in_blocks
+    handling_ns = max(view.cost_ns(handling), 1)
     limit = view.threshold(ID, THRESHOLDS, "share")
     if saved <= 0 or view.share(saved) < limit:
         return None
@@ -103,12 +105,16 @@ def _scores(view: View) -> Finding | None:
                 Figure("positions", largest.positions, "count"),
                 Figure("bytes of the scores", largest.score_bytes, "bytes"),
                 Figure("share of the step in making the scores and the loss", view.share(cost), "share"),
-                Figure("share of it in the loss and conversions", view.cost_ns(handling) / max(cost, 1), "share"),
+                Figure("share of it in the loss and conversions", handling_ns / max(cost, 1), "share"),
                 *([Figure("share of positions that the loss ignores", ignored, "share")] if ignored else []),
             )
         ),
         remedy=_remedy(bool(ignored)),
         where=view.locations_of(view.slices_of_operators(places), np.maximum(durations[places], 1)),
+        change=together(
+            scaled_work_of(handling, (1 - ignored) * (1 - in_blocks / handling_ns)),
+            scaled_work_of(making, 1 - ignored),
+        ),
     )
 
 
@@ -186,7 +192,8 @@ def _tables(view: View) -> Finding | None:
     most = view.threshold(ID, THRESHOLDS, "read")
     tables = dense_tables(view.trace, view.operators["row"].to_numpy(), max(fewest, 2))
     tables = [table for table in tables if _read(table) <= most]
-    costs = [_table_cost(view, table) for table in tables]
+    work = [_work_on(view, table) for table in tables]
+    costs = [view.cost_ns(rows) for rows in work]
     parts = [max(1 - _SPARSE_WORK * _read(table), 0.0) for table in tables]
     saved = sum(cost * part for cost, part in zip(costs, parts, strict=True))
     limit = view.threshold(ID, THRESHOLDS, "share")
@@ -219,6 +226,7 @@ def _tables(view: View) -> Finding | None:
             "optimizer = torch.optim.SparseAdam(table.parameters())    # or SGD, Adagrad; the rest keeps its own",
         ),
         where=view.locations_of(view.slices_of_operators(lookups), np.maximum(durations[lookups], 1)),
+        change=scaled_work_of(np.concatenate(work), 1 - np.repeat(parts, [len(rows) for rows in work])),
     )
 
 
@@ -227,5 +235,7 @@ def _read(table: DenseTable) -> float:
     return min(table.indices / table.shape[0], 1.0)
 
 
-def _table_cost(view: View, table: DenseTable) -> int:
-    return view.cost_ns(np.unique(np.concatenate([table.whole, view.backward_of(table.lookups)])))
+def _work_on(view: View, table: DenseTable) -> Rows:
+    """Rows of the operators that go through all of a table or of its gradient."""
+    rows: Rows = np.unique(np.concatenate([table.whole, view.backward_of(table.lookups)]))
+    return rows

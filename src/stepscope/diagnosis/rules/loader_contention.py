@@ -33,9 +33,12 @@ import polars as pl
 
 from stepscope.analysis.input_pipeline import Load
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
-from stepscope.diagnosis.loading import Loading, iterator_starts, loading_of, settings_figures
+from stepscope.diagnosis.host_counts import host_work_ns, scaled_host_work
+from stepscope.diagnosis.loading import Loading, iterator_starts, loading_of, marks_of, settings_figures
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif import Change
+from stepscope.whatif.changes import scaled_cause, scaled_pieces, together
 
 ID: Final = "loader-contention"
 TITLE: Final = "Worker processes stand in the way, or not far enough ahead"
@@ -107,7 +110,14 @@ def _too_many(view: View, loading: Loading) -> Finding | None:
             f"loader = DataLoader(dataset, ..., num_workers={fewer}, worker_init_fn=one_thread)",
         ),
         where=view.locations(loading.pieces),
+        change=_less_waiting(view, starved_ns * view.step_count, saving / lost),
     )
+
+
+def _less_waiting(view: View, starved_ns: float, share: float) -> Change:
+    """This share less of the waits for data, and of the time that the thread's own work stood for a processor."""
+    work = 1 - share * starved_ns / max(host_work_ns(view), starved_ns, 1)
+    return together(scaled_cause("input", 1 - share), scaled_host_work(work))
 
 
 def _too_little_ahead(view: View, loading: Loading) -> Finding | None:
@@ -117,10 +127,10 @@ def _too_little_ahead(view: View, loading: Loading) -> Finding | None:
     for start in iterator_starts(view):
         inside = pl.col("start_ns").is_between(start.start_ns, start.end_ns, closed="left")
         outside = outside.filter(~inside)
-    waits = outside["wait_ns"].sort(descending=True)
-    few = max(int(_FEW * len(waits)), 1)
-    cost = int(waits.head(few).sum())
-    if load is None or len(waits) < _FEWEST or cost < _MOST * loading.wait_ns or view.share(cost) < limit:
+    few = max(int(_FEW * outside.height), 1)
+    late = outside.sort(["wait_ns", "start_ns"], descending=[True, False]).head(few)
+    cost = int(late["wait_ns"].sum())
+    if load is None or outside.height < _FEWEST or cost < _MOST * loading.wait_ns or view.share(cost) < limit:
         return None
     if load.step_ns(workers) > load.compute_ns * 1.05:  # the workers are too slow on the whole
         return None
@@ -129,7 +139,7 @@ def _too_little_ahead(view: View, loading: Loading) -> Finding | None:
     return view.finding(
         ID,
         f"{workers} worker{'s make' if workers > 1 else ' makes'} batches fast enough, but not far enough ahead: "
-        f"{few} of {len(waits)} batches carry "
+        f"{few} of {outside.height} batches carry "
         f"{cost / loading.wait_ns:.0%} of the waits",
         cost,
         basis="waits for the few late batches, which batches made ahead would cover",
@@ -148,4 +158,5 @@ def _too_little_ahead(view: View, loading: Loading) -> Finding | None:
             "                    persistent_workers=True)",
         ),
         where=view.locations(loading.pieces),
+        change=scaled_pieces(marks_of(view).join(late, on="start_ns", how="semi"), 0.0),
     )

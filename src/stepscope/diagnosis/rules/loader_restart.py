@@ -27,8 +27,10 @@ PyTorch documentation, `torch.utils.data.DataLoader`, persistent_workers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
@@ -36,6 +38,8 @@ from stepscope.diagnosis.loading import Loading, iterator_starts, loading_of, se
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View, clipped
 from stepscope.trace import Window
+from stepscope.whatif import Change
+from stepscope.whatif.changes import scaled_host_time
 
 ID: Final = "loader-restart"
 TITLE: Final = "Worker processes are started again and again"
@@ -55,10 +59,10 @@ def check(view: View) -> RuleResult:
     loading = loading_of(view)
     if loading.workers == 0:
         return RuleResult()
-    cost = sum(_cost_ns(view, loading, start) for start in starts)
     batches = loader.batches if loader is not None and loader.batches else 0
-    if len(starts) * batches > loading.calls > 0:  # the recording holds more beginnings than its share
-        cost = int(cost * loading.calls / (len(starts) * batches))
+    # The recording may hold more beginnings than its share.
+    share = min(loading.calls / (len(starts) * batches), 1.0) if batches and loading.calls else 1.0
+    cost = int(sum(_cost_ns(view, loading, start) for start in starts) * share)
     limit = view.threshold(ID, THRESHOLDS, "share")
     if cost <= 0 or view.share(cost) < limit:
         return RuleResult()
@@ -86,8 +90,17 @@ def check(view: View) -> RuleResult:
             "    for batch in loader:",
         ),
         where=view.locations(pl.concat([_pieces(view, start) for start in starts])),
+        change=_without_starting(view.lane, loading, starts, share),
     )
     return RuleResult((finding,))
+
+
+def _without_starting(lane: int, loading: Loading, starts: Sequence[Window], share: float) -> Change:
+    """This share of the starts takes no longer than one batch."""
+    begins, ends = (np.array([getattr(start, name) for start in starts]) for name in ("start_ns", "end_ns"))
+    length = ends - begins
+    saved = np.maximum(length - int(loading.batches.clock_ns or 0), 0).sum() * share
+    return scaled_host_time(np.full(len(starts), lane, np.int32), begins, ends, 1 - saved / max(length.sum(), 1))
 
 
 def _pieces(view: View, start: Window) -> pl.DataFrame:

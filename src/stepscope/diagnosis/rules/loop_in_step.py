@@ -45,7 +45,14 @@ from stepscope.analysis.loop_evidence import LoopEvidence
 from stepscope.analysis.loops import SHORT_BODY, Loop, loops
 from stepscope.analysis.traffic import base_name
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Remedy, RuleResult
-from stepscope.diagnosis.rules._called import engine_pauses_ns, pauses_ns, work_left
+from stepscope.diagnosis.rules._called import (
+    engine_pauses,
+    engine_pauses_ns,
+    pauses,
+    pauses_ns,
+    scaled_with_pauses,
+    work_left,
+)
 from stepscope.diagnosis.rules._parameter_loops import is_update, told_elsewhere
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
@@ -155,6 +162,9 @@ def _finding(view: View, same: list[tuple[Loop, Seen]], limit: float) -> Finding
         remedy=_remedy(runs[0].body, same[0][1]),
         # A long body lies in functions that it calls; it begins where they are called, or in the first of them.
         where=view.locations_of(view.slices_of_operators(begins), np.maximum(durations[begins], 1)),
+        change=scaled_with_pauses(
+            rows, [*(pauses(view, loop.operators) for loop in runs), engine_pauses(view, backward)], 1 - saved / cost
+        ),
     )
 
 

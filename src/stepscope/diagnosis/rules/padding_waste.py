@@ -36,6 +36,8 @@ from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.program_facts import PaddingFacts
 from stepscope.trace.nesting import Rows
+from stepscope.whatif import Change
+from stepscope.whatif.changes import scaled_work_of, together
 
 ID: Final = "padding-waste"
 TITLE: Final = "Batches are mostly padding"
@@ -59,8 +61,11 @@ def check(view: View) -> RuleResult:
     if share < least or facts.batches < 1:
         return RuleResult()
     kept = (1 - share) / max(1 - left, share * 0.01)
-    once, twice, rows = _growing(view)
-    saved = once * (1 - kept) + twice * (1 - kept * kept)
+    once, twice = _growing(view)
+    everything = np.concatenate([once, twice])
+    squared = view.cost_ns(twice)
+    saved = (view.cost_ns(everything) - squared) * (1 - kept) + squared * (1 - kept * kept)
+    rows = view.outermost(np.unique(everything))
     limit = view.threshold(ID, THRESHOLDS, "share")
     if not len(rows) or view.share(saved) < limit:
         return RuleResult()
@@ -83,12 +88,25 @@ def check(view: View) -> RuleResult:
         ),
         remedy=_remedy(facts),
         where=view.locations_of(view.slices_of_operators(rows), np.maximum(durations, 1)),
+        change=_shorter_rows(view, once, twice, kept),
     )
     return RuleResult((finding,))
 
 
-def _growing(view: View) -> tuple[int, int, Rows]:
-    """Cost of operators that grow with the positions, of those that grow with their square, and rows of the first.
+def _shorter_rows(view: View, once: Rows, twice: Rows, kept: float) -> Change:
+    """This part of the positions is left: of what grows with their square, this part of this part."""
+    if view.device is not None:
+        return scaled_work_of(np.concatenate([once, twice]), np.repeat([kept, kept * kept], [len(once), len(twice)]))
+    alone = once[~view.inside(twice)[once]]
+    within = view.inside(alone)[twice]
+    # Inside what shrinks already, the other side of the squares is left to shrink.
+    return together(
+        scaled_work_of(alone, kept), scaled_work_of(twice[within], kept), scaled_work_of(twice[~within], kept * kept)
+    )
+
+
+def _growing(view: View) -> tuple[Rows, Rows]:
+    """Rows of operators that grow with the positions, and of those that grow with their square.
 
     The positions of a step are those that its largest lookup of embeddings, or else its largest integer input, has.
     """
@@ -108,9 +126,7 @@ def _growing(view: View) -> tuple[int, int, Rows]:
         elif any(batch * length in (elements(shape[:-1]), shape[-1]) or shape[:2] == (batch, length)
                  or elements(shape) % (batch * length) == 0 for shape in sizes):  # fmt: skip
             once.append(row)
-    everything = np.array([*once, *twice], np.int64)
-    squared = view.cost_ns(np.array(twice, np.int64))
-    return view.cost_ns(everything) - squared, squared, view.outermost(np.unique(everything))
+    return np.array(once, np.int64), np.array(twice, np.int64)
 
 
 def _remedy(facts: PaddingFacts) -> Remedy:

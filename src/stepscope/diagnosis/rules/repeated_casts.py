@@ -34,6 +34,7 @@ from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, Rule
 from stepscope.diagnosis.rules.fusible_chain import rows_of_named_functions
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_operators
 
 ID: Final = "repeated-casts"
 TITLE: Final = "Tensors are converted to another number type and back"
@@ -63,7 +64,8 @@ def check(view: View) -> RuleResult:
         return RuleResult()
     forward = _rows(paired)
     backward = view.backward_of(forward)
-    cost = view.cost_ns(np.concatenate([forward, backward]))
+    conversions = np.concatenate([forward, backward])
+    cost = view.cost_ns(conversions)
     if cost <= 0 or view.share(cost) < limit:
         return RuleResult()
     ((there, back), _) = Counter((cast.source, cast.target) for cast in paired).most_common(1)[0]
@@ -91,6 +93,7 @@ def check(view: View) -> RuleResult:
             f"model = model.to(torch.{kept})        # and no .to(), .float(), .half() between layers",
         ),
         where=view.locations_of(view.slices_of_operators(forward), np.maximum(durations, 1)),
+        change=scaled_operators(conversions, 0.0),
     )
     return RuleResult((finding,))
 

@@ -43,6 +43,7 @@ from stepscope.diagnosis.loading import (
 )
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_cause
 
 ID: Final = "slow-input-function"
 TITLE: Final = "One function makes batches slow"
@@ -85,6 +86,7 @@ def check(view: View) -> RuleResult:
         ),
         remedy=_remedy(costly),
         where=places_of(view, loading, costly),
+        change=scaled_cause("input", 1.0 - saving / loading.wait_ns),
     )
     return RuleResult((finding,))
 

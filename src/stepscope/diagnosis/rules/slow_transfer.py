@@ -30,6 +30,7 @@ from stepscope.analysis.communication import bus_bytes, collectives
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_work
 
 ID: Final = "slow-transfer"
 TITLE: Final = "Data between ranks moves slowly"
@@ -81,6 +82,7 @@ def check(view: View) -> RuleResult:
     if saved <= 0 or view.share(saved) < limit:
         return RuleResult()
     reached = float(rows["carried"].sum()) / max(alone, 1.0) * 1e9
+    less = rows["alone"].to_numpy() * max(1 - needed / max(alone, 1.0), 0.0)
     finding = view.finding(
         ID,
         f"data moves at {reached / 1e9:,.1f} GB/s on each rank's link, below the {rate / 1e9:,.0f} expected",
@@ -103,5 +105,6 @@ def check(view: View) -> RuleResult:
             view.longest(rows, "collective"),
         ),
         remedy=REMEDY,
+        change=scaled_work(rows["row"].to_numpy(), 1 - less / rows["duration_ns"].to_numpy()),
     )
     return RuleResult((finding,))

@@ -32,6 +32,8 @@ from stepscope.analysis.communication import collectives, exposed_on_host
 from stepscope.diagnosis.finding import Evidence, Figure, Location, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif import Change
+from stepscope.whatif.changes import scaled_cause, scaled_slices, scaled_work, together
 
 ID: Final = "small-buckets"
 TITLE: Final = "Gradients are exchanged in very many small messages"
@@ -62,8 +64,8 @@ def check(view: View) -> RuleResult:
     price = _price(view, found)
     needed = max(-(-int(found["bytes"].sum() or 0) // view.step_count // _BUCKET_BYTES), 1)
     saved = max(per_step - needed, 0) * price * view.step_count
-    on_device = view.device is not None
-    saved = min(saved, view.exposed_ns(("communication",)) if on_device else exposed_on_host(view.trace, view.span))
+    exposed = exposed_on_host(view.trace, view.span) if view.device is None else view.exposed_ns(("communication",))
+    saved = min(saved, exposed)
     if saved <= 0 or view.share(saved) < limit:
         return RuleResult()
     finding = view.finding(
@@ -85,8 +87,21 @@ def check(view: View) -> RuleResult:
         ),
         remedy=_remedy(view),
         where=_places(view, found),
+        change=_fewer(view, found, price * max(1 - needed / per_step, 0.0), saved),
     )
     return RuleResult((finding,))
+
+
+def _fewer(view: View, found: pl.DataFrame, less_ns: float, saved_ns: float) -> Change:
+    """Each reduction of a device takes so much less; on the host starting them and waiting for them does in all."""
+    if view.device is not None:
+        left = 1 - less_ns / found["duration_ns"].to_numpy()
+        return scaled_work(found["row"].to_numpy(), np.maximum(left, 0.0))
+    starting = view.slices_of_operators(found["row"].to_numpy())
+    began_ns = int((view.activity.end - view.activity.start)[starting].sum())
+    waiting_ns = int(view.pieces.filter(pl.col("cause") == "communication")["duration_ns"].sum())
+    share = max(1 - saved_ns / max(began_ns + waiting_ns, 1), 0.0)
+    return together(scaled_slices(starting, share), scaled_cause("communication", share))
 
 
 def _price(view: View, found: pl.DataFrame) -> float:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from typing import Final
 
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.host_counts import HOST_WORK, host_counts, host_work_ns, whole
+from stepscope.diagnosis.host_counts import HOST_WORK, host_counts, host_work_ns, scaled_host_work, whole
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 
@@ -53,7 +53,8 @@ def check(view: View) -> RuleResult:
     if ran is None or waited is None:
         return RuleResult()
     # What the thread spends on data or synchronisation it may sleep as well.
-    elsewhere = max(view.length_ns - host_work_ns(view), 0)
+    work_ns = host_work_ns(view)
+    elsewhere = max(view.length_ns - work_ns, 0)
     slept = max(counts.share(max(counts.length_ns - ran - waited, 0)) * view.length_ns - elsewhere, 0)
     limit = view.threshold(ID, THRESHOLDS, "share")
     if not slept or view.share(slept) < limit:
@@ -83,5 +84,6 @@ def check(view: View) -> RuleResult:
             f"torch.set_num_threads({wanted})\n# or, for every library: OMP_NUM_THREADS={wanted} python train.py",
         ),
         where=view.locations(view.pieces.filter(view.pieces["cause"].is_in(HOST_WORK))),
+        change=scaled_host_work(1 - min(slept / work_ns, 1.0)),
     )
     return RuleResult((finding,))

@@ -36,6 +36,7 @@ from stepscope.analysis.attention import WrittenOutAttention, written_out_attent
 from stepscope.diagnosis.finding import Evidence, Figure, Interval, NotAnswered, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_operators
 
 ID: Final = "unfused-attention"
 TITLE: Final = "Attention is written out instead of fused"
@@ -60,7 +61,8 @@ def check(view: View) -> RuleResult:
         return RuleResult((), _question(view))
     forward = np.unique(np.concatenate([each.operators for each in found]))
     backward = view.backward_of(forward)
-    cost = view.cost_ns(np.concatenate([forward, backward]))
+    written_out = np.concatenate([forward, backward])
+    cost = view.cost_ns(written_out)
     remaining = sum(_remaining_ns(view, each, with_backward=bool(len(backward))) for each in found)
     saved = cost - remaining
     limit = view.threshold(ID, THRESHOLDS, "share")
@@ -77,6 +79,7 @@ def check(view: View) -> RuleResult:
         evidence=Evidence(_figures(view, found, len(backward), cost, saved, limit), (_example(view, found),)),
         remedy=_remedy(found),
         where=view.locations_of(view.slices_of_operators(forward), np.maximum(durations, 1)),
+        change=scaled_operators(written_out, remaining / cost),
     )
     return RuleResult((finding,))
 

@@ -29,6 +29,7 @@ import polars as pl
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_pieces
 
 ID: Final = "unused-parameters"
 TITLE: Final = "Unused parameters are looked for where there are none"
@@ -65,12 +66,13 @@ def check(view: View) -> RuleResult:
             "Do not look for unused parameters.",
             "model = DistributedDataParallel(model)          # find_unused_parameters=False is the default",
         ),
+        change=scaled_pieces(walks, 0.0),
     )
     return RuleResult((finding,))
 
 
 def _walks(view: View) -> pl.DataFrame:
-    """The stretches at the end of each forward pass in which no operator runs: columns start_ns, duration_ns."""
+    """The stretches at the end of each forward pass in which no operator runs: columns lane, start_ns, duration_ns."""
     tables = (view.trace.annotations, view.trace.operators)
     columns = ["lane", "start_ns", "duration_ns"]
     ends = pl.concat([table.filter(pl.col("name") == _FORWARD).select(columns) for table in tables])
@@ -83,5 +85,6 @@ def _walks(view: View) -> pl.DataFrame:
             continue
         inside = finished[names & (lanes == lane) & (starts >= start) & (finished <= start + duration)]
         last = int(np.max(inside, initial=start))
-        rows.append((last, start + duration - last))
-    return pl.DataFrame(rows, schema={"start_ns": pl.Int64, "duration_ns": pl.Int64}, orient="row")
+        rows.append((lane, last, start + duration - last))
+    schema = {"lane": pl.Int32, "start_ns": pl.Int64, "duration_ns": pl.Int64}
+    return pl.DataFrame(rows, schema=schema, orient="row")

@@ -31,6 +31,8 @@ from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
+from stepscope.whatif import Change
+from stepscope.whatif.changes import scaled_cause, scaled_slices, scaled_work_of, together
 
 ID: Final = "wrong-backend"
 TITLE: Final = "Devices exchange data through the host"
@@ -59,7 +61,8 @@ def check(view: View) -> RuleResult:
     cost = _cost_ns(view, rows)
     rate = view.threshold(ID, THRESHOLDS, "bytes_per_second")
     moved = int(found["bytes"].sum() or 0)
-    saved = cost - moved / max(rate, 1.0) * 1e9
+    left = moved / max(rate, 1.0) * 1e9
+    saved = cost - left
     limit = view.threshold(ID, THRESHOLDS, "share")
     if saved <= 0 or view.share(saved) < limit:
         return RuleResult()
@@ -85,16 +88,34 @@ def check(view: View) -> RuleResult:
             'torch.distributed.init_process_group("nccl")            # or "cpu:gloo,cuda:nccl"',
         ),
         where=view.locations_of(view.slices_of_operators(rows), found["duration_ns"].to_numpy()),
+        change=_by_the_device(view, rows, left, cost),
     )
     return RuleResult((finding,))
 
 
-def _cost_ns(view: View, rows: Rows) -> int:
-    """The device's time for what these operators launched, and its idle time before it or waiting for ranks."""
+def _by_the_device(view: View, rows: Rows, left_ns: float, cost_ns: int) -> Change:
+    """The host has nothing to do with it; what it takes takes the place of the copies, or else of the waits."""
+    busy = int(view.work.filter(_launched_in(view, rows))["duration_ns"].sum())
+    if not busy:
+        return scaled_cause("communication", left_ns / cost_ns)
+    return together(
+        scaled_cause("communication", 0.0),
+        scaled_slices(view.slices_of_operators(rows), 0.0),
+        scaled_work_of(rows, left_ns / busy),
+    )
+
+
+def _launched_in(view: View, rows: Rows) -> pl.Expr:
+    """Whether the column launch is a call inside these operators."""
     inside = view.inside(rows)
     operator = view.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
     launched = np.flatnonzero((operator >= 0) & inside[np.maximum(operator, 0)]) if len(operator) else operator
-    calls = pl.col("launch").is_in(launched.astype(np.uint32).tolist())
+    return pl.col("launch").is_in(launched.astype(np.uint32).tolist())
+
+
+def _cost_ns(view: View, rows: Rows) -> int:
+    """The device's time for what these operators launched, and its idle time before it or waiting for ranks."""
+    calls = _launched_in(view, rows)
     busy = view.work.filter(calls)["duration_ns"].sum()
     idle = view.pieces.filter(calls.fill_null(False) | (pl.col("cause") == "communication"))["duration_ns"].sum()
     return int(busy) + int(idle)

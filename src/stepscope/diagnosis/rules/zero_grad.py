@@ -33,10 +33,11 @@ import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.rules._called import called_from_python, engine_pauses_ns
+from stepscope.diagnosis.rules._called import called_from_python, engine_pauses, engine_pauses_ns, scaled_with_pauses
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
+from stepscope.whatif.changes import scaled_operators, together
 
 ID: Final = "zero-grad"
 TITLE: Final = "Gradients are filled with zeros instead of being dropped"
@@ -57,7 +58,8 @@ def check(view: View) -> RuleResult:
         return RuleResult()
     own = view.cost_ns(filling) + engine_pauses_ns(view, filling)
     tensors = _tensors(view, filling, len(adding))
-    additions = view.cost_ns(adding) * min(tensors, len(adding)) // len(adding)
+    filled = min(tensors, len(adding))
+    additions = view.cost_ns(adding) * filled // len(adding)
     cost = own + additions
     limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
@@ -83,6 +85,10 @@ def check(view: View) -> RuleResult:
         ),
         where=view.locations_of(
             view.slices_of_operators(filling), np.maximum(view.trace.operators["duration_ns"].to_numpy()[filling], 1)
+        ),
+        change=together(
+            scaled_with_pauses(filling, [engine_pauses(view, filling)], 0.0),
+            scaled_operators(adding, 1 - filled / len(adding)),
         ),
     )
     return RuleResult((finding,))
