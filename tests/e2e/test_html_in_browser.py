@@ -22,7 +22,7 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.flame import FlameFrame, FlameGraph
-from stepscope.analysis.picture import PictureGap, PictureLane, PictureSlice, Shown, StepPicture
+from stepscope.analysis.picture import PathPiece, PictureGap, PictureLane, PictureSlice, Shown, StepPicture
 from stepscope.compare import compare_traces
 from stepscope.report.html import html_report
 from stepscope.report.html_compare import html_comparison
@@ -310,6 +310,23 @@ def test_pointing_at_a_gap_tells_its_cause(browser: Browser, tmp_path: Path) -> 
 
     # When, then: the device is idle first, then busy with a queue's work
     for part, text in ((0.4, "idle 500.0 us: input\nthe host was loading data"), (0.8, "busy")):
+        browser.page("Input.dispatchMouseEvent", type="mouseMoved", x=x + part * width, y=y)
+        assert browser.script("document.getElementById('tooltip').textContent") == text
+
+
+def test_pointing_at_the_critical_path_tells_what_the_step_waits_for(browser: Browser, tmp_path: Path) -> None:
+    # Given
+    path = (PathPiece(0, 500_000, "host", "input", HOSTILE), PathPiece(500_000, 500_000, "compute", None, "gemm"))
+    opened(browser, tmp_path, html_report([empty()], [replace(picture("loss"), path=path)]))
+    browser.script("document.querySelector('canvas').scrollIntoView()")
+    place = "(({x, y, width}) => [x, y + 40, width])(document.querySelector('canvas').getBoundingClientRect())"
+    x, y, width = browser.script(place)
+
+    # When, then: the lane stands above all others
+    for part, text in (
+        (0.4, f"the step waits 500.0 us: host: input\nthe host was loading data\n{HOSTILE}"),
+        (0.8, "the step waits 500.0 us: device: computation\nthe device computed\ngemm"),
+    ):
         browser.page("Input.dispatchMouseEvent", type="mouseMoved", x=x + part * width, y=y)
         assert browser.script("document.getElementById('tooltip').textContent") == text
 

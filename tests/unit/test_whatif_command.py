@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -305,3 +307,17 @@ def test_megabytes() -> None:
     for text in ("0", "-1", "nan", "inf", "", "25MB", "1e7"):
         with pytest.raises(argparse.ArgumentTypeError):
             parsed_megabytes(text)
+
+
+@pytest.mark.traces
+def test_the_guide_quotes_what_a_real_trace_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = os.environ.get("STEPSCOPE_TRACES")
+    if not folder:
+        pytest.skip("STEPSCOPE_TRACES names no folder of real traces")
+    guide = (Path(__file__).parents[2] / "docs" / "whatif.md").read_text()
+    quoted = re.findall(r"^```\n\$ stepscope whatif (\S+)(.*)\n((?s:.+?))^```$", guide, re.MULTILINE)
+
+    assert len(quoted) == 2
+    for name, arguments, output in quoted:
+        assert main(["whatif", str(Path(folder) / "kineto" / name), *arguments.split()]) == 0
+        assert capsys.readouterr().out == output

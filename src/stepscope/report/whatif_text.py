@@ -18,6 +18,10 @@ _SMALL_SHARE: Final = 0.005
 """Resources below this share of the critical path are shown together."""
 _ALIKE: Final = 0.0005
 _LONGEST_NAME: Final = 80
+_WIDE: Final = 100
+"""Columns from which on there is room for what resources mean."""
+_NO_REMEDY: Final = ("compute", "untraced", "unknown")
+"""Causes that nobody can simply remove: there is a better one to try next."""
 _RESOURCES: Final = {
     "compute": ("device: computation", "the device computed"),
     "communication": ("device: communication", "data moved between ranks, or one waited for the others"),
@@ -159,6 +163,7 @@ def _limits(answer: Answer, width: int) -> Iterator[str]:
     of = "per step" if measured.stepped else "of the recording"
     yield f"What {whole(measured)} waits for: the critical path, {of}"
     table = _resource_table(measured.resources, answer.resources, measured.step_count)
+    table = table if width >= _WIDE else table.drop("what_it_means")
     yield from ("  " + line for line in table_lines(table, width=width - 2))
     yield ""
     now = " now" if answer.resources is not None else ""
@@ -219,8 +224,9 @@ def _causes(answer: Answer, width: int) -> Iterator[str]:
         took = "the device's idle time by cause, with copies and communication that no computation hides"
     yield from _filled(f"took: {took}; saves: what the replay without it gives", width, indent="  ")
     yield ""
-    best = causes["cause"][0]
-    if causes["saving_ns"][0] > 0:
+    better = causes.filter(~pl.col("cause").is_in(_NO_REMEDY) & (pl.col("saving_ns") > 0))
+    if better.height:
+        best = better["cause"][0]
         ask = f"stepscope whatif TRACE --remove {printable(best)}"
         yield from _filled(f"Next: {ask}, or --remove RULE for what a rule of stepscope diagnose found.", width)
         yield ""
