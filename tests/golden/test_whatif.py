@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from stepscope.analysis.steps import step_table
@@ -86,3 +87,13 @@ def test_a_rank_that_another_waits_for_gains_nothing_alone(traces_folder: Path) 
 
     assert second.saving_ns == 0
     assert first.saving_ns < 0.25 * both[0].saving_ns
+
+
+@pytest.mark.parametrize("name", ["v100_resnet50_workers0.json.gz", "v100_dlrm_rank1of2.json.gz"])
+def test_own_time_saves_no_more_than_it_takes_of_the_critical_path(name: str, traces_folder: Path) -> None:
+    experiment = Experiment(open_trace(traces_folder / "kineto" / name))
+    takes = dict(critical_path(experiment).group_by("cause").agg(pl.col("duration_ns").sum()).iter_rows())
+
+    for cause in ("dispatch", "optimizer", "untraced"):
+        saved = experiment.run(without_cause(cause)(experiment, experiment.graph))
+        assert 0 < saved.saving_ns * saved.step_count <= takes[cause]

@@ -26,6 +26,8 @@ Factors = npt.NDArray[np.float64]
 
 Matcher = Callable[[str], object]
 
+_BUSY: Final = ("dispatch", "compute", "optimizer", "python", "untraced")
+"""Causes of a thread's own work: where it waits meanwhile, for room in a queue or another thread, it still does."""
 _LAUNCHING: Final = ("launch", "graph_launch", "copy", "set")
 _LINE: Final = re.compile(r"(?P<file>.+):(?P<line>\d{1,9})")
 
@@ -256,7 +258,10 @@ def _scaled_host_cause(experiment: Experiment, graph: Graph, cause: str, factor:
         mine = pieces.cause == code
         whole = union(np.concatenate([told[0], pieces.start[mine]]), np.concatenate([told[1], pieces.end[mine]]))
         lanes = np.full(len(whole.starts), lane, np.int32)
-        graph = scaled_host_time(lanes, whole.starts, whole.ends, factor)(experiment, graph)
+        if cause in _BUSY:
+            graph = graph.with_host_time(lanes, whole.starts, whole.ends, np.full(len(lanes), factor))
+        else:
+            graph = scaled_host_time(lanes, whole.starts, whole.ends, factor)(experiment, graph)
     return graph
 
 

@@ -32,6 +32,7 @@ class Stretches:
         previous: the stretch before on the same thread, -1 for a thread's first.
         own_ns: the shortest time from the end of the stretch before to the start of this one, were nothing waited for.
         launch: row in `launches` of the call that waited before it, -1 where there was none.
+        is_given: whether it begins with work that another thread gave it.
     """
 
     lane: npt.NDArray[np.int32]
@@ -40,6 +41,7 @@ class Stretches:
     previous: Rows
     own_ns: Durations
     launch: Rows
+    is_given: npt.NDArray[np.bool_]
 
     def at(self, lanes: npt.NDArray[np.int32], times: Times) -> Rows:
         """For each moment the stretch of that thread that it falls in or after, -1 before the thread's first."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import polars as pl
 
@@ -10,6 +12,9 @@ from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.graph import Stretches
 from stepscope.whatif.host_waits import Handovers, Waits
+
+_GIVEN: Final = -2
+"""Instead of a launch: the stretch begins with work that another thread gave."""
 
 
 def cut_stretches(
@@ -51,7 +56,8 @@ def cut_stretches(
         end=table["end"].to_numpy(),
         previous=previous,
         own_ns=table["own"].to_numpy(),
-        launch=table["launch"].to_numpy(),
+        launch=np.maximum(table["launch"].to_numpy(), -1),
+        is_given=table["launch"].to_numpy() == _GIVEN,
     )
     return stretches, boundaries
 
@@ -73,8 +79,8 @@ def _between(start: Times, end: Times) -> Times:
     reached = np.maximum.accumulate(end[order])[:-1] if len(end) > 1 else end[:0]
     begin = start[order][1:]
     apart = begin >= reached
-    nothing = np.full(int(apart.sum()), -1, np.int64)
-    return np.column_stack([reached[apart], begin[apart], np.zeros(len(nothing), np.int64), nothing, nothing])
+    nothing, given = np.full(int(apart.sum()), -1, np.int64), np.full(int(apart.sum()), _GIVEN, np.int64)
+    return np.column_stack([reached[apart], begin[apart], np.zeros(len(nothing), np.int64), given, nothing])
 
 
 def _loader_calls(calls: pl.DataFrame, pauses: Times) -> Times:

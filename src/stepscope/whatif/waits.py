@@ -15,12 +15,14 @@ from stepscope.whatif.graph import Graph
 def without_waits_inside(graph: Graph, lanes: npt.NDArray[np.int32], starts: Times, ends: Times) -> Graph:
     """Without what the pauses that lie whole in these intervals of threads' time wait for.
 
+    A thread that others give its work goes on waiting for that.
+
     Args:
         lanes: the thread of each interval; shape (n,).
         starts, ends: nanoseconds; shape (n,). Intervals that touch count as one.
     """
     stretches = graph.stretches
-    pauses = np.flatnonzero(stretches.previous >= 0)
+    pauses = np.flatnonzero((stretches.previous >= 0) & ~stretches.is_given)
     begin, end = stretches.end[stretches.previous[pauses]], stretches.start[pauses]
     gone = np.zeros(len(stretches.start), np.bool_)
     for lane in np.unique(lanes).tolist():
