@@ -13,13 +13,14 @@ from stepscope.trace.tables import SCHEMAS
 
 @dataclass
 class Recording:
-    """What a profiler saw. Times are nanoseconds; parents and launching operators follow from the times.
+    """What a profiler saw. Times are in units of so many nanoseconds; parents and launching operators follow from them.
 
     Lane 0 is the main thread of process 1. `trace()` sorts the tables and checks their promises.
     """
 
     metadata: Metadata = field(default_factory=Metadata)
     warnings: tuple[TraceWarning, ...] = ()
+    unit_ns: int = 1
     _rows: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {name: [] for name in SCHEMAS})
 
     def __post_init__(self) -> None:
@@ -131,7 +132,8 @@ class Recording:
             self._rows["counters"].append(counter)
 
     def _slice(self, table: str, start_ns: int, duration_ns: int, name: str, lane: int, more: dict[str, Any]) -> None:
-        self._rows[table].append({"start_ns": start_ns, "duration_ns": duration_ns, "name": name, "lane": lane, **more})
+        times = {"start_ns": start_ns * self.unit_ns, "duration_ns": duration_ns * self.unit_ns}
+        self._rows[table].append({**times, "name": name, "lane": lane, **more})
 
     def trace(self) -> Trace:
         for name, rows in self._rows.items():

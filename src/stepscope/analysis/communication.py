@@ -6,12 +6,13 @@ import re
 from functools import lru_cache
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from stepscope.analysis.naming import HOST_BACKEND
 from stepscope.analysis.shapes import elements, listed_shapes, shapes_of
 from stepscope.trace import Trace, Window
-from stepscope.trace.intervals import union
+from stepscope.trace.intervals import IntervalSet, union
 
 COLLECTIVE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "row": pl.Int64,  # in device_work, or in operators where the collective runs on the host
@@ -114,19 +115,24 @@ def _messages_by_launch(trace: Trace) -> dict[int, int]:
 
 def exposed_on_host(trace: Trace, window: Window) -> int:
     """Nanoseconds in which collectives of the host's own backend run and no operator computes, on any thread."""
+    return exposed_intervals_on_host(trace, window).total_ns
+
+
+def exposed_intervals_on_host(trace: Trace, window: Window) -> IntervalSet:
+    """When collectives of the host's own backend run and no operator computes, on any thread."""
     running = trace.annotations.filter(pl.col("name").str.contains(HOST_BACKEND) & (pl.col("kind") == "host"))
-    if running.is_empty():
-        return 0
     operators = trace.operators.with_row_index("row")
     inner = operators.filter(~pl.col("row").is_in(operators["parent"].drop_nulls().unique().implode()))
     inner = inner.filter(~pl.col("name").str.contains(r"^c10d::|^record_param_comms$"))
     waiting, computing = (
-        union(table["start_ns"].to_numpy(), (table["start_ns"] + table["duration_ns"]).to_numpy()).clip(
-            window.start_ns, window.end_ns
-        )
+        union(table["start_ns"].to_numpy(), (table["start_ns"] + table["duration_ns"]).to_numpy())
         for table in (running, inner)
     )
-    return waiting.total_ns - waiting.overlap_ns(computing)
+    elsewhere = waiting.complement(window.start_ns, window.end_ns)
+    others = union(
+        np.concatenate([elsewhere.starts, computing.starts]), np.concatenate([elsewhere.ends, computing.ends])
+    )
+    return others.complement(window.start_ns, window.end_ns)
 
 
 def _of_host(trace: Trace) -> pl.DataFrame:

@@ -169,18 +169,25 @@ class View:
         index of the thread's innermost slice in `activity`, -1 for none.
         """
         if self.device is None:
-            rows = (
-                host_time(self.trace, window=self.span, activity=self.activity)
-                if self.lane is not None
-                else (pl.DataFrame(schema=dict(HOST_SCHEMA)))
-            )
-            rows = rows.with_columns(
-                gap=pl.lit(None, pl.Int64),
-                trigger_launch=pl.lit(None, pl.UInt32),
-                launch=pl.lit(None, pl.UInt32),
-            )
-        else:
-            rows = clipped(self.idle.filter(pl.col("device") == self.device), self.device_span)
+            return self.host_pieces
+        return self._with_slices(clipped(self.idle.filter(pl.col("device") == self.device), self.device_span))
+
+    @cached_property
+    def host_pieces(self) -> pl.DataFrame:
+        """The main thread's time in the span, also while the device works; columns as in `pieces`."""
+        rows = (
+            host_time(self.trace, window=self.span, activity=self.activity)
+            if self.lane is not None
+            else pl.DataFrame(schema=dict(HOST_SCHEMA))
+        )
+        rows = rows.with_columns(
+            gap=pl.lit(None, pl.Int64),
+            trigger_launch=pl.lit(None, pl.UInt32),
+            launch=pl.lit(None, pl.UInt32),
+        )
+        return self._with_slices(rows)
+
+    def _with_slices(self, rows: pl.DataFrame) -> pl.DataFrame:
         index = slice_index(self.activity, rows["slice_table"], rows["slice_row"])
         columns = ["gap", "start_ns", "duration_ns", "cause", "trigger_launch", "lane", "launch"]
         return rows.select(columns).with_columns(slice=pl.Series(index, dtype=pl.Int64))

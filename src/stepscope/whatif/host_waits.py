@@ -78,7 +78,8 @@ def device_waits(trace: Trace) -> Waits:
     by_end = _ended_within(launched, start, end)
     own_copy = calls["copied"].cast(pl.Int64).fill_null(-1).to_numpy()
     kind = calls["kind"].to_numpy()
-    waiting = np.where(kind == "copy", _if_within(own_copy, launched, start, end), by_end)
+    staged = _staged(own_copy, launched, start, end) & (kind == "copy")
+    waiting = np.where((kind == "copy") & ~staged, _if_within(own_copy, launched, start, end), by_end)
     crowded = _ahead(launched, start) >= FULL_QUEUE
     long = (calls["duration_ns"] > LONG_LAUNCH * calls["median_ns"]).to_numpy() & (end - start > LONG_LAUNCH_NS)
     is_launch = (kind == "launch") | (kind == "graph_launch") | (kind == "set")
@@ -87,6 +88,9 @@ def device_waits(trace: Trace) -> Waits:
     before = _launched_before(launched, start, end)
     found = np.where(silent, before, waiting)
     own = _own(calls, waiting >= 0)
+    # What a copy from pageable memory takes beside its wait, the host spends on copying.
+    since = launched["end"].to_numpy()[np.maximum(waiting, 0)] if len(launched) else start
+    own = np.where(staged & (waiting >= 0), end - np.maximum(since, start), own)
     keep = np.flatnonzero(found >= 0)
     keep = keep[_disjoint(calls["lane"].to_numpy()[keep], start[keep], end[keep])]
     return Waits(
@@ -140,6 +144,15 @@ def _if_within(own: Rows, work: pl.DataFrame, start: Times, end: Times) -> Rows:
     """The call's own copy, where it ended before the call did."""
     ends = work["end"].to_numpy()[np.maximum(own, 0)]
     return np.where((own >= 0) & (ends <= end) & (ends >= start), own, -1)
+
+
+def _staged(own: Rows, work: pl.DataFrame, start: Times, end: Times) -> npt.NDArray[np.bool_]:
+    """Whether the call copied from pageable memory: its own copy began while it ran, and ended a little later.
+
+    Such a call first waits for what was launched before, and then hands the device part after part.
+    """
+    begin, ends = work["begin"].to_numpy()[np.maximum(own, 0)], work["end"].to_numpy()[np.maximum(own, 0)]
+    return (own >= 0) & (begin > start) & (begin < end) & (ends > end) & (end - start > LONG_LAUNCH_NS)
 
 
 def _launched_before(work: pl.DataFrame, start: Times, end: Times) -> Rows:

@@ -7,7 +7,7 @@ import pytest
 from stepscope.diagnosis.rules import allocator_retries as rule
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
-from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
+from tests.unit.rules.cases import US, Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 
 
 def asking(
@@ -18,8 +18,8 @@ def asking(
     first_only: bool = False,
     marked: bool = True,
 ) -> Trace:
-    """Steps of 1000 ns in which the device waits while the host is in these calls, one after the other."""
-    recording = Recording()
+    """Steps of 1000 us in which the device waits while the host is in these calls, one after the other."""
+    recording = Recording(unit_ns=US)
     number = 0
     for step in range(steps):
         begin = 1000 * step
@@ -53,12 +53,13 @@ def test_the_saving_is_the_devices_idle_time() -> None:
     finding = the_finding(rule, asking())
 
     assert finding.title == "the driver is asked for memory 1.0 times a step, and gives memory back in between"
-    assert finding.saving_ns_per_step == 200
+    assert finding.saving_ns_per_step == 200 * US
+    assert finding.saving_from == "replayed"
     assert figures_of(finding) == [
         ("share of the step that the device waits for the allocator", 0.2, "share", 0.01),
         ("calls that ask for memory, per step", 1.0, "count", None),
         ("calls that give memory back, per step", 1.0, "count", None),
-        ("the host's time in them, per step", 200, "ns", None),
+        ("the host's time in them, per step", 200 * US, "ns", None),
         ("steps with such calls", 3, "count", None),
     ]
     assert (finding.severity, finding.confidence) == ("high", "high")

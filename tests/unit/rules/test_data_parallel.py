@@ -5,21 +5,22 @@ from __future__ import annotations
 from stepscope.diagnosis.rules import data_parallel as rule
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
-from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
+from tests.unit.rules.cases import US, Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.shaped import LINE
 
 
-def replicating(copy_ns: int = 100, *, model: str = "Broadcast") -> Trace:
-    """A step of 1,000 ns on two devices: the model is copied, results are collected."""
-    recording = Recording()
+def replicating(copy_us: int = 100, *, model: str = "Broadcast") -> Trace:
+    """A step of 1,000 us on two devices: the model is copied, results are collected and waited for."""
+    recording = Recording(unit_ns=US)
     recording.step(0, 1000, 1)
     recording.operator(5, 30, model, **LINE)
-    recording.launched(10, 20, copy_ns, "ncclDevKernel_Broadcast", 101, kind="communication")
+    recording.launched(10, 20, copy_us, "ncclDevKernel_Broadcast", 101, kind="communication")
     recording.operator(50, 10, "aten::mm")
-    recording.launched(52, 20 + copy_ns, 400, "gemm", 102)
-    recording.launched(54, 20 + copy_ns, 300, "gemm", 103, device="1")
+    recording.launched(52, 20 + copy_us, 400, "gemm", 102)
+    recording.launched(54, 64, 300, "gemm", 103, device="1")
     recording.operator(70, 20, "Gather", **LINE)
-    recording.launched(75, 420 + copy_ns, 50, "Memcpy PtoP", 104, kind="copy_on_device")
+    recording.launched(75, 420 + copy_us, 50, "Memcpy PtoP", 104, kind="copy_on_device")
+    recording.launch(100, 380 + copy_us, 105, kind="synchronise", name="cudaDeviceSynchronize")
     return recording.trace()
 
 
@@ -34,7 +35,9 @@ SILENT: Cases = {
 def test_copying_and_collecting_is_saved() -> None:
     finding = the_finding(rule, replicating())
 
-    assert finding.saving_ns_per_step == 100 + 50
+    # Without the 100 and 50 us, but the product on the busiest device, which began when the model was copied at 120 us,
+    # then begins 10 us after its launch, which comes 30 us earlier at 22 us.
+    assert finding.saving_ns_per_step == (120 - 32 + 50) * US
     assert finding.title == (
         "DataParallel copies the model to 2 devices and collects from them in every step: 15% of it"
     )

@@ -8,12 +8,25 @@ from stepscope.diagnosis.rules import device_tail as rule
 from stepscope.trace import Trace
 from tests.simulator.programs import PROGRAMS
 from tests.unit.recording import Recording
-from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, recorded, the_finding
+from tests.unit.rules.cases import (
+    US,
+    Cases,
+    asked,
+    busy_device,
+    empty_trace,
+    figures_of,
+    places_of,
+    recorded,
+    the_finding,
+)
 
 
 def heads(*, early: bool = False, memory: str = "Pinned") -> Trace:
-    """Two steps of 1000 ns that begin with a copy of 200 ns; with `early`, during the computation of the one before."""
-    recording = Recording()
+    """Two steps of 1000 us that begin with a copy of 200 us, and end with the device.
+
+    With `early`, the second one's is copied during the computation of the first.
+    """
+    recording = Recording(unit_ns=US)
     for step in (0, 1):
         begin = 1000 * step
         recording.step(begin, 1000, step)
@@ -23,6 +36,7 @@ def heads(*, early: bool = False, memory: str = "Pinned") -> Trace:
         name = f"Memcpy HtoD ({memory} -> Device)"
         recording.work(start + 10, 200, name, 10 * step, kind="copy_in", bytes=64, queue="9")
         recording.launched(begin + 5, begin + 210, 780, "gemm", 10 * step + 1)
+        recording.launch(begin + 10, 985, 10 * step + 2, kind="synchronise", name="cudaDeviceSynchronize")
     return recording.trace()
 
 
@@ -44,7 +58,8 @@ SILENT: Cases = {
 def test_copies_at_the_end_are_saved() -> None:
     finding = the_finding(rule, recorded(PROGRAMS["device_tail_fault"]()))
 
-    assert finding.saving_ns_per_step == 250_000
+    # The step is 664 us long, and 400 us without waiting for the copy.
+    assert finding.saving_ns_per_step == 264_000
     assert finding.title == "each step ends with copies that nothing runs beside: 38% of it"
     assert figures_of(finding)[1:] == [
         ("copies at the beginning per step", 0, "ns", None),
@@ -58,8 +73,9 @@ def test_copies_at_the_end_are_saved() -> None:
 def test_copies_at_the_beginning_are_saved() -> None:
     finding = the_finding(rule, heads())
 
-    # The first step follows nothing whose end is known.
-    assert finding.saving_ns_per_step == 200 // 2
+    # The first step follows nothing whose end is known. In the second the computation begins, where it waited until
+    # 210 us for the copy, 9 us after its launch at 5, as the copies do.
+    assert finding.saving_ns_per_step == (210 - 5 - 9) * US // 2
     assert finding.title == "each step begins with copies that nothing runs beside: 10% of it"
     assert "following.to(device, non_blocking=True)" in finding.remedy.code
     assert places_of(finding) == [("train.py", 12, "step")]

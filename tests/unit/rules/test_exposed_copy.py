@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from stepscope.diagnosis.rules import exposed_copy as rule
+from stepscope.diagnosis.view import View
 from stepscope.program_facts import LoaderFacts, ProgramFacts
 from stepscope.trace import Metadata, Trace
 from tests.simulator import Machine
 from tests.simulator.device import Queue
-from tests.simulator.host import Host
+from tests.simulator.host import LATENCY_NS, Host
 from tests.simulator.programs import item_every_step
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import (
@@ -46,8 +47,8 @@ def overlapped() -> Trace:
 
 
 def by_hand() -> Trace:
-    """In 1000 ns: a copy of 100 ns, half of it behind a kernel, and 30 ns idle inside the copying call."""
-    recording = Recording()
+    """In 1000 us: a copy of 100 us, half of it behind a kernel, and 30 us idle inside the copying call."""
+    recording = Recording(unit_ns=US)
     recording.step(0, 1000, 1)
     recording.frame(0, 1000, "train.py(12): step")
     recording.launched(5, 10, 190, "gemm", 101)
@@ -75,8 +76,9 @@ SILENT: Cases = {
 def test_exposed_copies_and_idle_time_inside_the_calls_add_up() -> None:
     finding = the_finding(rule, by_hand())
 
-    # Of the copy from 150 on, 50 ns lie behind the kernel; the second call holds the host from 250 to 280.
-    assert finding.saving_ns_per_step == 50 + 30
+    # Of the copy from 150 on, 50 us lie behind the kernel; the second call holds the host while the device is idle from
+    # 250 to 280. No computation waits for the copies, so only the host's time in the calls is saved.
+    assert finding.saving_ns_per_step == (8 + 40) * US
     assert finding.title == (
         "8% of the step goes to copies between host and device that nothing overlaps, from pageable memory"
     )
@@ -87,8 +89,8 @@ def test_exposed_copies_and_idle_time_inside_the_calls_add_up() -> None:
         ("bytes moved per step", 5096, "bytes", None),
     ]
     assert [(interval.start_ns, interval.duration_ns) for interval in finding.evidence.intervals] == [
-        (150, 100),
-        (330, 10),
+        (150 * US, 100 * US),
+        (330 * US, 10 * US),
     ]
     assert places_of(finding) == [("train.py", 12, "step")]
     assert "pin_memory=True" in finding.remedy.code
@@ -101,7 +103,10 @@ def test_a_simulated_machine() -> None:
 
     finding = the_finding(rule, recorded(machine))
 
-    assert finding.saving_ns_per_step == lost // 4 >= 200 * US
+    step = View(recorded(machine)).step_ns
+    assert figures_of(finding)[0][1] == lost / 4 / step
+    # And the time from the copy's launch to its beginning.
+    assert finding.saving_ns_per_step == 200 * US + LATENCY_NS
     assert figures_of(finding)[3] == ("bytes moved per step", 1 << 20, "bytes", None)
 
 

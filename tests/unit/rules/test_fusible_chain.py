@@ -7,7 +7,7 @@ import pytest
 from stepscope.diagnosis.rules import fusible_chain as rule
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
-from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
+from tests.unit.rules.cases import US, Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 
 FULL, ROW = "[100]", "[1]"
 
@@ -48,8 +48,8 @@ def with_backward() -> Trace:
 
 
 def on_a_device() -> Trace:
-    """Five chains of three kernels of 20 ns, with 10 ns of idling before each but the very first."""
-    recording = Recording()
+    """Five chains of three kernels of 20 us, with 10 us of idling before each but the very first."""
+    recording = Recording(unit_ns=US)
     recording.step(0, 600, 1)
     correlation = 100
     for chain in range(5):
@@ -111,9 +111,11 @@ def test_the_backward_pass_counts() -> None:
 def test_on_a_device_the_idle_time_of_one_launch_remains() -> None:
     finding = the_finding(rule, on_a_device())
 
-    # 15 kernels of 20 ns; all but the first wait 10 ns. Two numbers of three are moved no more, two launches of three
-    # are gone: 5 * 20 ns of work, a third of 140 ns of idling.
-    assert finding.saving_ns_per_step == 300 + 140 - 146
+    # 15 kernels of 20 us; all but the first wait 10 us. Two numbers of three are moved no more, two launches of three
+    # are gone: 5 * 20 us of work, a third of 140 us of idling.
+    assert figures_of(finding)[0][1] == pytest.approx((300 + 140 - 100 - 140 / 3) / 600, abs=1e-5)
+    # The host runs a third of its operators of 6 us and of the 24 us between two of them; then the device waits for it.
+    assert finding.saving_ns_per_step == (15 * 6 + 10 * 24) * US * 2 // 3
     assert "@torch.compile" in finding.remedy.code
 
 

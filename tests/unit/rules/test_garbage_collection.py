@@ -6,7 +6,7 @@ from stepscope.diagnosis.rules import garbage_collection as rule
 from stepscope.program_facts import PauseFacts, ProgramFacts
 from stepscope.trace import Metadata, Trace
 from tests.unit.recording import Recording
-from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
+from tests.unit.rules.cases import US, Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 
 
 def collecting(*, called: bool | None = True, duration: int = 200, noted: bool = True) -> Trace:
@@ -31,7 +31,7 @@ def collecting(*, called: bool | None = True, duration: int = 200, noted: bool =
 
 def called_in_a_stack() -> Trace:
     """Without notes of the collector: a call of gc.collect among the Python frames, and a device that waits for it."""
-    recording = Recording()
+    recording = Recording(unit_ns=US)
     recording.step(0, 1000, 1)
     recording.frame(0, 1000, "train.py(20): step")
     recording.launched(0, 100, 100, "gemm", 1)
@@ -80,7 +80,7 @@ def test_what_runs_by_itself_is_frozen() -> None:
 def test_a_device_waits_for_the_call_in_the_stack() -> None:
     finding = the_finding(rule, called_in_a_stack())
 
-    assert finding.saving_ns_per_step == 400
+    assert finding.saving_ns_per_step == 400 * US
     assert finding.saving_basis == "idle time while the collector ran"
     assert figures_of(finding)[2] == ("collections per step", 1.0, "count", None)
     assert places_of(finding) == [("train.py", 20, "step")]

@@ -7,7 +7,7 @@ import pytest
 from stepscope.diagnosis.rules import gradient_clipping as rule
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
-from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
+from tests.unit.rules.cases import US, Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 
 
 def clipping(gradients: int = 12, *norm: str, scaled: bool = True) -> Trace:
@@ -30,8 +30,8 @@ def clipping(gradients: int = 12, *norm: str, scaled: bool = True) -> Trace:
 
 
 def on_a_device() -> Trace:
-    """12 norms that each take the device 5 ns after 15 ns of idling."""
-    recording = Recording()
+    """12 norms that each take the device 5 us after 15 us of idling."""
+    recording = Recording(unit_ns=US)
     recording.step(0, 1000, 1)
     for number in range(12):
         recording.operator(20 * number + 5, 10, "aten::linalg_vector_norm")
@@ -77,7 +77,11 @@ def test_what_one_call_does_for_each_gradient_remains() -> None:
 
 def test_on_a_device_idle_time_before_each_norm_counts() -> None:
     # All work is as short as the shortest; the first has no idle time before it.
-    assert the_finding(rule, on_a_device()).saving_ns_per_step == 12 * 5 + 11 * 15
+    finding = the_finding(rule, on_a_device())
+
+    assert figures_of(finding)[0][1] == (12 * 5 + 11 * 15) / 1000
+    # One operator of twelve stays, and of the 10 us after each; then the device waits for the host.
+    assert finding.saving_ns_per_step == round((12 * 10 + 11 * 10) * US * 11 / 12)
 
 
 @pytest.mark.parametrize(("settings", "count"), [({"gradients": 13}, 0), ({"share": 0.164}, 1), ({"share": 0.165}, 0)])

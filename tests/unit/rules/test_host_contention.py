@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.diagnosis.rules import host_contention as rule
-from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, the_finding
+from tests.unit.rules.cases import US, Cases, asked, busy_device, empty_trace, figures_of, the_finding
 from tests.unit.rules.host_steps import counted
 
 FIRES: Cases = {
@@ -42,8 +42,12 @@ def test_the_time_that_the_thread_waited() -> None:
 
 
 def test_with_a_device_its_idle_time_for_the_host_counts() -> None:
-    # Three times from a work's end at 990 to the next launch at 1880.
-    assert the_finding(rule, counted(thread_waiting_ns=300, device=True)).saving_ns_per_step == 3 * 890 * 3 // 10 // 4
+    finding = the_finding(rule, counted(thread_waiting_ns=300 * US, device=True, unit_ns=US))
+
+    # Three times from a work's end at 990 us to the next launch at 1880.
+    assert finding.title.startswith(f"{3 * 890 * 0.3 / 4000:.0%} of the step is lost")
+    # The device waits for the thread in every step, whose whole time would be shorter.
+    assert finding.saving_ns_per_step == 300 * US
 
 
 def test_a_quota_is_raised() -> None:

@@ -59,6 +59,16 @@ def pauses(view: View, rows: Rows) -> HostTime:
     return lanes[:-1], end[:-1], np.clip(start[1:], end[:-1], end[:-1] + LONGEST_PAUSE_NS)
 
 
+def pauses_of_all(view: View, sequences: Sequence[Rows]) -> HostTime:
+    """A thread's time between the operators of each of these sequences; at least one."""
+    each = [pauses(view, rows) for rows in sequences]
+    return (
+        np.concatenate([lanes for lanes, _, _ in each]),
+        np.concatenate([starts for _, starts, _ in each]),
+        np.concatenate([ends for _, _, ends in each]),
+    )
+
+
 def engine_pauses_ns(view: View, rows: Rows) -> int:
     """Without a device: the time after each of these outermost operators until the next one of its thread begins."""
     return 0 if view.device is not None else _length(engine_pauses(view, rows))

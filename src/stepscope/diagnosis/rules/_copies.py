@@ -11,6 +11,8 @@ import polars as pl
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows, inherit
 
+SHORT_KERNEL_NS: Final = 5_000
+"""What making a tensor on the device takes at most: a kernel that fills a megabyte, or the gap of a launch."""
 COPY_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "row": pl.Int64,  # the outermost operator that copies
     "launch": pl.Int64,
@@ -56,6 +58,12 @@ def outermost_of(view: View) -> Rows:
     parent = view.trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
     own = np.where(parent < 0, np.arange(len(parent)), -1)
     return inherit(own, parent)
+
+
+def work_of(view: View, launches: Sequence[int]) -> Rows:
+    """Rows of `device_work` of these calls."""
+    mine = view.trace.device_work["launch"].is_in(pl.Series(launches, dtype=pl.UInt32).implode())
+    return np.flatnonzero(mine.fill_null(False).to_numpy())
 
 
 def lost_ns(view: View, starts: Sequence[int], ends: Sequence[int], launches: Sequence[int]) -> int:

@@ -10,9 +10,11 @@ import polars as pl
 
 from stepscope.analysis.traffic import VIEWS, base_name
 from stepscope.diagnosis.rules._called import outermost_in_order
-from stepscope.diagnosis.rules._copies import copies, lost_ns
+from stepscope.diagnosis.rules._copies import SHORT_KERNEL_NS, copies, lost_ns, work_of
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
+from stepscope.whatif import Change
+from stepscope.whatif.changes import scaled_slices, scaled_work, together
 
 _SMALLEST_BYTES: Final = 64
 """Less is a number that the program reads, not data that it works on."""
@@ -112,3 +114,12 @@ def cost_ns(view: View, trips: list[RoundTrip]) -> int:
     launches = [launch for trip in trips for launch in trip.launches]
     idle = lost_ns(view, [trip.start_ns for trip in trips], [trip.end_ns for trip in trips], launches)
     return idle + sum(trip.copy_ns for trip in trips)
+
+
+def without_trips(view: View, trips: list[RoundTrip]) -> Change:
+    """The copies are gone, with their waits; what worked on the host is a short kernel of the device each."""
+    rows = np.array([row for trip in trips for row in (*trip.copying, *trip.on_host)], np.int64)
+    kernels = SHORT_KERNEL_NS * sum(len(trip.on_host) for trip in trips)
+    left = kernels / max(sum(trip.copy_ns for trip in trips), 1)
+    work = work_of(view, [launch for trip in trips for launch in trip.launches])
+    return together(scaled_slices(view.slices_of_operators(rows), 0.0), scaled_work(work, min(left, 1.0)))

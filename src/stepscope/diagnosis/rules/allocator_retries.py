@@ -32,6 +32,7 @@ from stepscope.analysis.memory_allocator import allocator_table
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_cause
 
 ID: Final = "allocator-retries"
 TITLE: Final = "Memory is asked of the driver during the steps"
@@ -76,6 +77,7 @@ def check(view: View) -> RuleResult:
         ),
         remedy=_remedy(view, calls, retries),
         where=view.locations(waiting),
+        change=scaled_cause("allocation", 0.0),
     )
     return RuleResult((finding,))
 

@@ -28,10 +28,13 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.host import CAUSE_CODES
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.host_counts import whole
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif import Change
+from stepscope.whatif.removals import scaled_stretches
 
 ID: Final = "checkpoint-in-step"
 TITLE: Final = "Steps wait for checkpoints"
@@ -72,8 +75,16 @@ def check(view: View) -> RuleResult:
             "    threading.Thread(target=torch.save, args=(copy, path)).start()",
         ),
         where=view.locations(pieces),
+        change=_without_checkpoints(view),
     )
     return RuleResult((finding,))
+
+
+def _without_checkpoints(view: View) -> Change:
+    """Without the time in checkpoints, and the copies to the host that they make."""
+    activity = view.activity
+    mine = activity.cause == CAUSE_CODES["checkpoint"]
+    return scaled_stretches(activity.lane[mine], activity.start[mine], activity.end[mine], 0.0)
 
 
 def _steps_with(view: View, pieces: pl.DataFrame) -> int:

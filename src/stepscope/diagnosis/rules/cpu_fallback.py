@@ -29,9 +29,10 @@ import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
-from stepscope.diagnosis.rules._round_trips import RoundTrip, cost_ns, round_trips
+from stepscope.diagnosis.rules._round_trips import RoundTrip, cost_ns, round_trips, without_trips
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_operators
 
 ID: Final = "cpu-fallback"
 TITLE: Final = "Operators run on the CPU in the middle of the device's work"
@@ -79,6 +80,7 @@ def check(view: View) -> RuleResult:
             "# instead of x.cpu() ... .to(device): the same operators on x itself\nresult = function(x)",
         ),
         where=view.locations_of(view.slices_of_operators(rows), np.maximum(durations, 1)),
+        change=without_trips(view, trips) if trips else scaled_operators(named, 0.0),
     )
     return RuleResult((finding,))
 

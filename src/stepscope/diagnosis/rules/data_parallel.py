@@ -30,6 +30,7 @@ from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
+from stepscope.whatif.changes import scaled_operators
 
 ID: Final = "data-parallel"
 TITLE: Final = "One process drives several devices with DataParallel"
@@ -77,6 +78,7 @@ def check(view: View) -> RuleResult:
             "model = torch.nn.parallel.DistributedDataParallel(model.to(device), device_ids=[device])",
         ),
         where=view.locations_of(view.slices_of_operators(rows), np.maximum(durations, 1)),
+        change=scaled_operators(rows, 0.0),
     )
     return RuleResult((finding,))
 

@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 
 from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
-from stepscope.diagnosis.rules._round_trips import cost_ns, round_trips
+from stepscope.diagnosis.rules._round_trips import cost_ns, round_trips, without_trips
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 
@@ -73,5 +73,6 @@ def check(view: View) -> RuleResult:
         where=view.locations_of(
             view.slices_of_operators(rows), np.maximum(view.trace.operators["duration_ns"].to_numpy()[rows], 1)
         ),
+        change=without_trips(view, trips),
     )
     return RuleResult((finding,))

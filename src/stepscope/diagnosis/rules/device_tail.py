@@ -32,6 +32,8 @@ from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, Rule
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
+from stepscope.whatif.changes import scaled_work, together
+from stepscope.whatif.removals import without_waits_for_work
 
 ID: Final = "device-tail"
 TITLE: Final = "Steps begin or end with copies while the device computes nothing"
@@ -50,6 +52,7 @@ def check(view: View) -> RuleResult:
     limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
         return RuleResult()
+    rows = ends["row"].to_numpy().astype(np.int64)
     head = int(ends.filter(pl.col("is_head"))["duration_ns"].sum())
     where = "begins" if head * 2 > cost else "ends"
     finding = view.finding(
@@ -75,6 +78,7 @@ def check(view: View) -> RuleResult:
         ),
         remedy=_HEAD if where == "begins" else _TAIL,
         where=view.locations_of(_slices(view, ends["launch"]), np.maximum(ends["duration_ns"].to_numpy(), 1)),
+        change=together(scaled_work(rows, 0.0), without_waits_for_work(rows)),
     )
     return RuleResult((finding,))
 
@@ -100,7 +104,7 @@ def _slices(view: View, launches: pl.Series) -> Rows:
 
 
 def _ends(view: View) -> pl.DataFrame:
-    """Copies at both ends of the steps: columns start_ns, duration_ns, bytes, launch, is_head."""
+    """Copies at both ends of the steps: columns row, start_ns, duration_ns, bytes, launch, is_head."""
     begins = view.complete_steps["start_ns"].to_numpy()
     time = view.work.select(time=pl.coalesce("launch_start_ns", "start_ns"))["time"].to_numpy()
     work = view.work.with_columns(
@@ -120,7 +124,7 @@ def _ends(view: View) -> pl.DataFrame:
     head = joined.filter((pl.col("end_ns") <= pl.col("first")) & (pl.col("start_ns") >= pl.col("before")))
     head = head.filter(~pl.col("name").str.contains("(?i)pageable"))  # another queue would not help: exposed-copy tells
     tail = joined.filter((pl.col("start_ns") >= pl.col("last")) & (pl.col("end_ns") <= pl.col("after")))
-    columns = ["start_ns", "duration_ns", "bytes", "launch"]
+    columns = ["row", "start_ns", "duration_ns", "bytes", "launch"]
     return pl.concat(
         [
             head.select(columns).with_columns(is_head=pl.lit(True)),

@@ -28,11 +28,14 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import collectives, exposed_on_host
+from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host
 from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
+from stepscope.whatif import Change
+from stepscope.whatif.changes import scaled_cause, scaled_host_time, scaled_pieces, together
+from stepscope.whatif.removals import overlapped
 
 ID: Final = "exposed-communication"
 TITLE: Final = "Communication between ranks is not overlapped"
@@ -71,6 +74,7 @@ def check(view: View) -> RuleResult:
         ),
         remedy=_remedy(view),
         where=view.locations_of(slices, weights),
+        change=_overlapped(view, work, waiting),
     )
     return RuleResult((finding,), _straggler_question(view))
 
@@ -84,6 +88,17 @@ def _collectives(view: View) -> tuple[pl.DataFrame, Rows, Rows]:
     calls = work.filter(pl.col("launch").is_not_null())
     slices = view.activity.slices_of("launches")[calls["launch"].to_numpy().astype(np.int64)]
     return work, slices, calls["duration_ns"].to_numpy()
+
+
+def _overlapped(view: View, work: pl.DataFrame, waiting: pl.DataFrame) -> Change:
+    """Of the collectives only what runs beside computations takes time."""
+    if view.device is None:  # where threads wait for a collective, other threads may have nothing to say of it
+        exposed = exposed_intervals_on_host(view.trace, view.span)
+        lanes = np.array(list(view.activity.timelines), np.int32)
+        starts, ends = np.tile(exposed.starts, len(lanes)), np.tile(exposed.ends, len(lanes))
+        waits = scaled_host_time(np.repeat(lanes, len(exposed.starts)), starts, ends, 0.0)
+        return together(waits, scaled_cause("communication", 0.0))
+    return together(overlapped(work["row"].to_numpy().astype(np.int64)), scaled_pieces(waiting, 0.0))
 
 
 def _remedy(view: View) -> Remedy:

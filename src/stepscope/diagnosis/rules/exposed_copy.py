@@ -27,9 +27,13 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif import Change
+from stepscope.whatif.changes import together, without_waits
+from stepscope.whatif.removals import overlapped
 
 ID: Final = "exposed-copy"
 TITLE: Final = "Copies between host and device stop the work"
@@ -74,8 +78,16 @@ def check(view: View) -> RuleResult:
         ),
         remedy=_remedy(view, copies, pageable),
         where=view.locations_of(slices, calls["duration_ns"].to_numpy()),
+        change=_beside_computations(view, copies),
     )
     return RuleResult((finding,))
+
+
+def _beside_computations(view: View, copies: pl.DataFrame) -> Change:
+    """Copies take time only beside computations, and nobody waits for those to the device."""
+    activity = view.activity
+    calls = (activity.table == TABLES.index("launches")) & (activity.cause == CAUSE_CODES["host_to_device_copy"])
+    return together(overlapped(copies["row"].to_numpy().astype(np.int64)), without_waits(activity.row[calls]))
 
 
 def _remedy(view: View, copies: pl.DataFrame, pageable: pl.DataFrame) -> Remedy:

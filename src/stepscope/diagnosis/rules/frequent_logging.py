@@ -45,6 +45,9 @@ from stepscope.diagnosis.recording_cost import unrecorded_ns
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
+from stepscope.whatif import Change
+from stepscope.whatif.changes import scaled_pieces, together
+from stepscope.whatif.removals import without_waits_in
 
 ID: Final = "frequent-logging"
 TITLE: Final = "Logging in every step takes a part of it"
@@ -81,7 +84,7 @@ def check(view: View) -> RuleResult:
     calls = calls[(start >= view.span.start_ns) & (start < view.span.end_ns)]
     if not calls.size:
         return RuleResult()
-    pieces = _pieces(view, around, calls, reading_lines)
+    pieces = _pieces(view, view.pieces, around, calls, reading_lines)
     cost = unrecorded_ns(view, pieces)
     limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
@@ -117,8 +120,21 @@ def check(view: View) -> RuleResult:
             f"if step % {every} == 0:\n    {example}",
         ),
         where=view.locations(pieces),
+        change=_rarely(
+            _pieces(view, view.host_pieces, around, calls, reading_lines),
+            1 - saving / int(pieces["duration_ns"].sum()),
+        ),
     )
     return RuleResult((finding,))
+
+
+def _rarely(pieces: pl.DataFrame, factor: float) -> Change:
+    """These pieces of the main thread's time take so many times as long, and it waits for nothing in them."""
+    starts = pieces["start_ns"].to_numpy()
+    ends = starts + pieces["duration_ns"].to_numpy()
+    return together(
+        scaled_pieces(pieces, factor), without_waits_in(pieces["lane"].to_numpy().astype(np.int32), starts, ends)
+    )
 
 
 def _reads(view: View) -> tuple[Rows, dict[str, int]]:
@@ -158,9 +174,9 @@ def _reads(view: View) -> tuple[Rows, dict[str, int]]:
     return items["slice"].to_numpy(), lines
 
 
-def _pieces(view: View, around: Rows, calls: Rows, reading_lines: dict[str, int]) -> pl.DataFrame:
-    """The pieces inside the calls and on lines that read values, and Python's on lines that log; column call."""
-    mine = view.pieces.filter(pl.col("lane") == view.lane)
+def _pieces(view: View, pieces: pl.DataFrame, around: Rows, calls: Rows, reading_lines: dict[str, int]) -> pl.DataFrame:
+    """What of the pieces is in the calls or on lines that read values, or Python's on lines that log; column call."""
+    mine = pieces.filter(pl.col("lane") == view.lane)
     slices = mine["slice"].to_numpy()
     mine = mine.with_columns(call=pl.Series(np.where(slices >= 0, around[np.maximum(slices, 0)], -1)))
     inside = mine.filter(pl.col("call") >= 0)

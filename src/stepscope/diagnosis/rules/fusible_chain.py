@@ -39,12 +39,20 @@ from stepscope.analysis.chains import Chain, chains
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.traffic import ARITHMETIC, PLAIN, REDUCTIONS
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, RuleResult
-from stepscope.diagnosis.rules._called import called_from_python, pauses_ns, working_ns
+from stepscope.diagnosis.rules._called import (
+    called_from_python,
+    pauses_ns,
+    pauses_of_all,
+    scaled_with_pauses,
+    working_ns,
+)
 from stepscope.diagnosis.rules._fused_functions import FusedFunction, fused_function
 from stepscope.diagnosis.rules.loop_in_step import rows_of_loops
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
+from stepscope.whatif import Change
+from stepscope.whatif.changes import scaled_host_time, scaled_slices, scaled_work_of, together
 
 ID: Final = "fusible-chain"
 TITLE: Final = "Element-wise operators are run one by one that one fused function would do"
@@ -60,12 +68,17 @@ _SHORTEST: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """What chains of one kind cost over the span, and what of it a fused function would still take; nanoseconds."""
+    """What chains of one kind cost over the span, and what of it a fused function would still take; nanoseconds.
+
+    Of what remains, `working_ns` is the calculation itself; it was `worked_ns` with a device, all of it without one.
+    """
 
     forward_ns: int
     backward_ns: int
     pauses_ns: int
     remaining_ns: int
+    working_ns: int
+    worked_ns: int
 
     @property
     def total_ns(self) -> int:
@@ -154,6 +167,20 @@ def _finding(view: View, same: Sequence[Chain]) -> Finding | None:
         ),
         remedy=(function or _COMPILE).remedy,
         where=view.locations_of(view.slices_of_operators(forward), np.maximum(durations, 1)),
+        change=_fused(view, same, np.concatenate([forward, backward]), cost),
+    )
+
+
+def _fused(view: View, same: Sequence[Chain], rows: Rows, cost: _Cost) -> Change:
+    """One call instead of each chain: on a device it still takes what its work does, the host launches once."""
+    between = pauses_of_all(view, [np.array(chain.operators, np.int64) for chain in same])
+    if view.device is None:
+        return scaled_with_pauses(rows, [between], 1 - cost.saved_ns / cost.total_ns)
+    once = len(same) / sum(len(chain.names) for chain in same)
+    return together(
+        scaled_work_of(rows, min(cost.working_ns / max(cost.worked_ns, 1), 1.0)),
+        scaled_slices(view.slices_of_operators(rows), once),
+        scaled_host_time(*between, once),
     )
 
 
@@ -185,7 +212,7 @@ def _interval(view: View, chain: Chain) -> Interval:
 
 def _cost(view: View, same: Sequence[Chain], forward: Rows, backward: Rows) -> _Cost:
     forward_ns, backward_ns = view.cost_ns(forward), view.cost_ns(backward)
-    pauses = sum(pauses_ns(view, np.array(chain.operators, np.int64)) for chain in same)
+    between = sum(pauses_ns(view, np.array(chain.operators, np.int64)) for chain in same)
     working = working_ns(view)
     rate = _ns_per_element(same, working)
     calculating = 0.0
@@ -199,10 +226,12 @@ def _cost(view: View, same: Sequence[Chain], forward: Rows, backward: Rows) -> _
         streaming += rate * (2 * moved_once + chain.elements if len(backward) else moved_once)
     calculating *= 2 if len(backward) else 1
     count = sum(len(chain.names) for chain in same)
-    waiting = forward_ns + backward_ns - _sum_working(view, working, forward, backward) if view.device else pauses
+    worked = _sum_working(view, working, forward, backward)
+    waiting = forward_ns + backward_ns - worked if view.device else between
     # One launch, or one line of Python, stays of each chain's.
     rest = max(waiting, 0) * len(same) / count
-    return _Cost(forward_ns, backward_ns, pauses, int(calculating + streaming + rest))
+    left = calculating + streaming
+    return _Cost(forward_ns, backward_ns, between, int(left + rest), int(left), worked)
 
 
 def _sum_working(view: View, working: Rows, forward: Rows, backward: Rows) -> int:

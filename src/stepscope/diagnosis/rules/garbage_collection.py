@@ -33,6 +33,7 @@ from stepscope.diagnosis.finding import Evidence, Figure, Location, Remedy, Rule
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.program_facts import PauseFacts
+from stepscope.whatif.changes import scaled_cause
 
 ID: Final = "garbage-collection"
 TITLE: Final = "Steps stop for Python's garbage collector"
@@ -68,6 +69,7 @@ def check(view: View) -> RuleResult:
         ),
         remedy=_called() if is_called else _by_itself(),
         where=_where(pauses) or view.locations(pieces),
+        change=scaled_cause("garbage_collection", 0.0),
     )
     return RuleResult((finding,))
 

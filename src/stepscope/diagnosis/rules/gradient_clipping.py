@@ -30,11 +30,15 @@ import numpy as np
 from stepscope.analysis.loops import Loop, loops
 from stepscope.analysis.traffic import base_name
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.rules._called import pauses_ns, work_left
+from stepscope.diagnosis.rules._called import pauses_ns, pauses_of_all, scaled_with_pauses, work_left, working_ns
+from stepscope.diagnosis.rules._copies import SHORT_KERNEL_NS
 from stepscope.diagnosis.rules._parameter_loops import is_clipping, is_scaling
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
+from stepscope.whatif import Change
+from stepscope.whatif.changes import scaled_host_time, scaled_slices, scaled_work_of, together
+from stepscope.whatif.removals import without_waits_in
 
 ID: Final = "gradient-clipping"
 TITLE: Final = "Gradients are clipped one by one"
@@ -88,6 +92,7 @@ def check(view: View) -> RuleResult:
         where=view.locations_of(
             view.slices_of_operators(rows), np.maximum(view.trace.operators["duration_ns"].to_numpy()[rows], 1)
         ),
+        change=_at_once(view, norms + scalings, rows, 1 - saved / cost),
     )
     return RuleResult((finding,))
 
@@ -106,6 +111,29 @@ def _runs(view: View, minimum: int) -> tuple[list[Loop], list[Loop]]:
             scalings.append(loop)
             pending = False
     return norms, scalings
+
+
+def _at_once(view: View, found: list[Loop], rows: Rows, left: float) -> Change:
+    """One call for all gradients, whose norms nobody reads: of each loop the host runs the operators of one repetition.
+
+    Args:
+        left: share of the loops' time that stays on a CPU, where each gradient still takes its time in the one call.
+    """
+    between = pauses_of_all(view, [loop.operators for loop in found])
+    if view.device is None:
+        return scaled_with_pauses(rows, [between], left)
+    working = int(working_ns(view)[view.outermost(rows)].sum())
+    operators = view.trace.operators[rows]
+    starts = operators["start_ns"].to_numpy()
+    calls = sum(len(loop.body) for loop in found)
+    once = calls / len(rows)
+    kernels = int(_left_ns(view, rows)) + SHORT_KERNEL_NS * calls
+    return together(
+        scaled_work_of(rows, min(kernels / max(working, 1), 1.0)),
+        scaled_slices(view.slices_of_operators(rows), once),
+        scaled_host_time(*between, once),
+        without_waits_in(operators["lane"].to_numpy(), starts, starts + operators["duration_ns"].to_numpy()),
+    )
 
 
 def _left_ns(view: View, rows: Rows) -> int:

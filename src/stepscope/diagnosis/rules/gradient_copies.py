@@ -28,6 +28,7 @@ import polars as pl
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.whatif.changes import scaled_operators
 
 ID: Final = "gradient-copies"
 TITLE: Final = "Reduced gradients are copied out of their buckets"
@@ -64,5 +65,6 @@ def check(view: View) -> RuleResult:
             "Let gradients be views of the buckets.",
             "model = DistributedDataParallel(model, gradient_as_bucket_view=True)",
         ),
+        change=scaled_operators(rows, 0.0),
     )
     return RuleResult((finding,))

@@ -28,7 +28,7 @@ from __future__ import annotations
 from typing import Final
 
 from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult
-from stepscope.diagnosis.host_counts import HostCounts, host_counts, host_work_ns, whole
+from stepscope.diagnosis.host_counts import HostCounts, host_counts, host_work_ns, scaled_host_work, whole
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 
@@ -91,6 +91,7 @@ def check(view: View) -> RuleResult:
             "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 MALLOC_TOP_PAD_=268435456 python train.py",
         ),
         where=view.locations_of(view.slices_of_operators(rows), allocated) if len(rows) else (),
+        change=scaled_host_work(1 - cost / host_work_ns(view)),
     )
     return RuleResult((finding,))
 

@@ -28,7 +28,7 @@ from itertools import pairwise
 from typing import Final
 
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.host_counts import HostCounts, host_counts, host_work_ns, whole
+from stepscope.diagnosis.host_counts import HostCounts, host_counts, host_work_ns, scaled_host_work, whole
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 
@@ -72,6 +72,7 @@ def check(view: View) -> RuleResult:
             (*_figures(view, counts, share, limit), Figure("throttled per step", throttled // len(counts.steps), "ns"))
         ),
         remedy=_quota() if by_quota else _others(),
+        change=scaled_host_work(max(1 - cost / max(host_work_ns(view), 1), 0.0)),
     )
     return RuleResult((finding,))
 

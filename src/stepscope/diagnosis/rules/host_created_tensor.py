@@ -32,18 +32,18 @@ from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.traffic import base_name
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.rules._called import outermost_in_order
-from stepscope.diagnosis.rules._copies import copies, lost_ns
+from stepscope.diagnosis.rules._copies import SHORT_KERNEL_NS, copies, lost_ns, work_of
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
+from stepscope.whatif import Change
+from stepscope.whatif.changes import scaled_operators, scaled_work, together
+from stepscope.whatif.removals import without_waits_in
 
 ID: Final = "host-created-tensor"
 TITLE: Final = "Tensors are made on the host and copied to the device"
 THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost to making tensors on the host")}
 REPLACES: Final = ("exposed-copy", "host-synchronisation")
-
-SHORT_KERNEL_NS: Final = 5_000
-"""What making a tensor on the device takes at most: a kernel that fills a megabyte, or the gap of a launch."""
 
 # fmt: off
 _MAKING: Final = frozenset({
@@ -88,8 +88,22 @@ def check(view: View) -> RuleResult:
             f"mask = torch.{_function(makers[0])}(..., device=batch.device)   # instead of making it and .to(device)",
         ),
         where=view.locations_of(view.slices_of_operators(rows), np.maximum(found["copy_ns"].to_numpy(), 1)),
+        change=_made_on_the_device(view, found),
     )
     return RuleResult((finding,))
+
+
+def _made_on_the_device(view: View, found: pl.DataFrame) -> Change:
+    """Without what made the tensors; each copy is a short kernel, for which nobody waits."""
+    operators = view.trace.operators[found["row"]]
+    starts = operators["start_ns"].to_numpy()
+    work = work_of(view, found["launch"].to_list())
+    durations = view.trace.device_work["duration_ns"].to_numpy()[work]
+    return together(
+        scaled_operators(found["maker"].to_numpy().astype(np.int64), 0.0),
+        without_waits_in(operators["lane"].to_numpy(), starts, starts + operators["duration_ns"].to_numpy()),
+        scaled_work(work, np.minimum(SHORT_KERNEL_NS / np.maximum(durations, 1), 1.0)),
+    )
 
 
 def _function(maker: str) -> str:
