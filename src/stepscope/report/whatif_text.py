@@ -160,8 +160,8 @@ def _head(answer: Answer, width: int) -> Iterator[str]:
 def _limits(answer: Answer, width: int) -> Iterator[str]:
     """What the critical path consists of, before and after, and what limits."""
     measured = answer.measured
-    of = "per step" if measured.stepped else "of the recording"
-    yield f"What {whole(measured)} waits for: the critical path, {of}"
+    per_step = ", per step" if measured.stepped else ""
+    yield f"What {whole(measured)} waits for: the critical path{per_step}"
     table = _resource_table(measured.resources, answer.resources, measured.step_count)
     table = table if width >= _WIDE else table.drop("what_it_means")
     yield from ("  " + line for line in table_lines(table, width=width - 2))
