@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
@@ -34,17 +34,18 @@ import diagnosis_peers as peers  # noqa: E402
 from tests.zoo import measure, registry, simulated, verdict  # noqa: E402
 from tests.zoo.verdict import Verdict  # noqa: E402
 
-ATTEMPTS = 4
 GOALS = {"first": 0.95, "clean": 0.95, "error": 0.2}
 
 
 def judged(program: registry.Program, repeat: int, folder: Path, asked: Sequence[peers.Peer]) -> Verdict:
     """Record, diagnose and time both twins of a program."""
-    found, quiet = (recorded(program, twin, folder) for twin in ("fault", "clean"))
-    times: dict[str, list[float]] = {"fault": [], "clean": []}
-    for number in range(repeat):
-        for twin in ("fault", "clean") if number % 2 == 0 else ("clean", "fault"):
-            times[twin].append(measure.step_ns(program, twin))
+    found, quiet = (
+        measure.undisturbed(functools.partial(measure.record, program, twin, folder), program.rule)[1]
+        for twin in ("fault", "clean")
+    )
+    times = measure.in_turns(
+        {twin: functools.partial(measure.step_ns, program, twin) for twin in ("fault", "clean")}, repeat
+    )
     timed = {twin: min(taken, default=None) for twin, taken in times.items()}
     first = found[0] if found else None
     place = verdict.line_of(first)
@@ -62,17 +63,8 @@ def judged(program: registry.Program, repeat: int, folder: Path, asked: Sequence
         timed["clean"],
         program.saves_time,
         {peer.name: peer.says(trace) for peer in asked},
+        times,
     )
-
-
-def recorded(program: registry.Program, twin: str, folder: Path) -> list[dict[str, Any]]:
-    """What stepscope finds in a twin; recorded again where other programs disturbed it, as that finding advises."""
-    for _ in range(ATTEMPTS):
-        run = measure.record(program, twin, folder)
-        found = measure.findings(measure.diagnosed(run))
-        if program.rule in measure.DISTURBED or not measure.was_disturbed(found):
-            break
-    return found
 
 
 def judged_machine(one: simulated.Simulated, folder: Path, asked: Sequence[peers.Peer]) -> Verdict:

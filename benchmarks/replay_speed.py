@@ -6,13 +6,14 @@ Two generated traces (long_trace.py): "stacks" is a recording with Python frames
 "waits" threads, queues, collectives and the host wait for one another in every step. Events are complete ones: those
 with a beginning and a duration.
 
-Every run is a fresh process held to one core (where the system can do that), with one Polars thread. Its memory is the
-process's peak as the operating system counts it: when the trace has been read from its file, and at the end; reading is
-in it, because no replay goes without. "Preparing" is what every analysis of a host thread shares (who calls whom, and
-the cause of each slice), "graph" and "replay" come after it; "change" halves all dispatch time and replays that. Each
-replay is held against the trace: every beginning and end must be the measured one to the nanosecond.
+Every run is a fresh process held to one core (where the system can do that), with one Polars thread; seconds are CPU
+seconds, figures are medians. Memory is the process's peak as the operating system counts it: when the trace has been
+read from its file, and at the end; reading is in it, because no replay goes without. "Preparing" is what every analysis
+of host threads shares (which slice lies in which, and the cause of each), "graph" and "replay" come after it; "change"
+halves all dispatch time and replays that. Each replay is held against the trace: every beginning and end must be the
+measured one to the nanosecond.
 
-HTA's figures are of HolisticTraceAnalysis 0.5.0 in the Python that --hta names (or none): the seconds of
+HTA's figures are of HolisticTraceAnalysis 0.5.0 in the Python that --hta names (or none): the CPU seconds of
 `TraceAnalysis.critical_path_analysis(rank, "ProfilerStep", (first, last))` over all steps alone, without opening the
 trace, and the process's peak. It has a bound on its memory (--hta-gib); one that needs more counts as failed.
 """
@@ -50,9 +51,9 @@ from stepscope.whatif.changes import scaled_cause
 
 taken = {}
 def timed(what, call):
-    begin = time.perf_counter()
+    begin = time.process_time()
     result = call()
-    taken[what] = time.perf_counter() - begin
+    taken[what] = time.process_time() - begin
     return result
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
@@ -84,11 +85,11 @@ import logging, resource; logging.disable(logging.CRITICAL)
 limit = gib * 2**30
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 from hta.trace_analysis import TraceAnalysis
-begin = time.perf_counter()
+begin = time.process_time()
 analysis = TraceAnalysis(trace_files={0: path}, trace_dir=os.path.dirname(path))
-opened = time.perf_counter()
+opened = time.process_time()
 graph, _ = analysis.critical_path_analysis(rank=0, annotation="ProfilerStep", instance_id=(0, steps - 1))
-print(json.dumps({"reading": opened - begin, "path": time.perf_counter() - opened, "nodes": len(graph.nodes)}))
+print(json.dumps({"reading": opened - begin, "path": time.process_time() - opened, "nodes": len(graph.nodes)}))
 """
 
 
@@ -139,7 +140,8 @@ def verdict(found: dict[str, dict[str, Any]]) -> str:
     mib = max(one["replay_mib"] for one in found.values())
     return (
         f"Preparing, graph and replay take {seconds:.2f} s at most (target: {MOST_SECONDS:g} s), the process needs "
-        f"{mib:.0f} MiB with reading (target: {MOST_MIB} MiB). The replay gave every measured beginning and end to the nanosecond."
+        f"{mib:.0f} MiB with reading (target: {MOST_MIB} MiB). The replay gave every measured beginning and end to the "
+        "nanosecond."
     )
 
 
@@ -153,7 +155,8 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all figures")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
-    print(f"Python {platform.python_version()}, {platform.machine()}, one core, median of {options.runs} runs\n")
+    machine = f"Python {platform.python_version()}, {platform.machine()}"
+    print(f"{machine}, one core, CPU seconds, median of {options.runs} runs\n")
     print(HEAD, flush=True)
     found: dict[str, dict[str, Any]] = {}
     for name in TRACES:

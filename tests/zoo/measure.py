@@ -8,7 +8,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ WARMUP: Final = 9
 WINDOW: Final = 5
 """Steps that are averaged: as many as `stepscope run` records, so that what comes once in five steps is in each."""
 SECONDS: Final = 600
+ATTEMPTS: Final = 4
 DISTURBED: Final = ("host-contention",)
 DISTURBANCE: Final = 0.05
 
@@ -30,12 +31,31 @@ class ProgramFailed(Exception):
 
 def record(program: Program, twin: str, folder: Path) -> Path:
     """Record a twin ("fault" or "clean") by `stepscope run` with its default options; returns the run's folder."""
-    name = f"{program.name}-{twin}"
+    return record_words(
+        [*_command(program, f"tests.zoo.{program.name}"), f"--{twin}"], f"{program.name}-{twin}", folder
+    )
+
+
+def record_words(words: Sequence[str], name: str, folder: Path) -> Path:
+    """Record what these words start by `stepscope run` with its default options; returns the run's folder."""
     shutil.rmtree(folder / name, ignore_errors=True)  # of an earlier call
     options = ["--folder", str(folder), "--name", name, "--no-diagnose"]
-    words = [sys.executable, "-m", "stepscope", "run", *options]
-    _output_of([*words, *_command(program, f"tests.zoo.{program.name}"), f"--{twin}"], folder)
+    _output_of([sys.executable, "-m", "stepscope", "run", *options, *words], folder)
     return folder / name
+
+
+def undisturbed(record_again: Callable[[], Path], rule: str) -> tuple[Path, list[dict[str, Any]]]:
+    """A recording and what is found in it; made again where other programs disturbed it, as that finding advises.
+
+    Args:
+        rule: that the recording should show.
+    """
+    for _ in range(ATTEMPTS):
+        run = record_again()
+        found = findings(diagnosed(run))
+        if rule in DISTURBED or not was_disturbed(found):
+            break
+    return run, found
 
 
 def diagnosed(traces: Path) -> list[dict[str, Any]]:
@@ -69,15 +89,29 @@ def was_disturbed(found: Sequence[dict[str, Any]]) -> bool:
 
 
 def step_ns(program: Program, twin: str) -> float:
-    """What a step of a twin takes without a profiler: the least mean of WINDOW steps in a row.
+    """What a step of a twin takes without a profiler, as `least_step_ns`."""
+    words = [*_python(program), *_command(program, "tests.zoo.timing"), program.name, f"--{twin}"]
+    return least_step_ns(words)
+
+
+def least_step_ns(words: Sequence[str]) -> float:
+    """The least mean of WINDOW steps in a row; the words run `tests.zoo.timing`.
 
     The least, because whatever else runs on the machine only makes steps longer.
     """
-    words = [*_python(program), *_command(program, "tests.zoo.timing"), program.name, f"--{twin}"]
     steps: list[int] = json.loads(_output_of(words, REPOSITORY).splitlines()[-1])
     steady = steps[WARMUP:]
     last = max(len(steady) - WINDOW, 0)
     return min(statistics.mean(steady[begin : begin + WINDOW]) for begin in range(last + 1))
+
+
+def in_turns(timings: Mapping[str, Callable[[], float]], repeat: int) -> dict[str, list[float]]:
+    """Each timing so many times, in turns and every other time backwards: a change of the machine's speed meets all."""
+    times: dict[str, list[float]] = {name: [] for name in timings}
+    for number in range(repeat):
+        for name in list(timings)[:: 1 if number % 2 == 0 else -1]:
+            times[name].append(timings[name]())
+    return times
 
 
 def _python(program: Program) -> list[str]:

@@ -1,6 +1,7 @@
 """Time a program's steps without a profiler, from the end of one optimizer step to the end of the next.
 
 python -m tests.zoo.timing per_token_loss --fault
+python -m tests.zoo.timing examples/naive_gpt2.py --batched-loss
 
 The last line printed is a JSON list of the steps' nanoseconds, of rank 0 where there are several.
 """
@@ -19,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 def main() -> None:
-    """Run the program that the first argument names, with the other arguments."""
+    """Run the program of the zoo, or the file, that the first argument names, with the other arguments."""
     name, *arguments = sys.argv[1:]
     ends: list[int] = []
 
@@ -28,7 +29,10 @@ def main() -> None:
 
     register_optimizer_step_post_hook(note)
     sys.argv = [name, *arguments]
-    runpy.run_module(f"tests.zoo.{name}", run_name="__main__", alter_sys=True)
+    if name.endswith(".py"):
+        runpy.run_path(name, run_name="__main__")
+    else:
+        runpy.run_module(f"tests.zoo.{name}", run_name="__main__", alter_sys=True)
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps([end - begin for begin, end in pairwise(ends)]))
 

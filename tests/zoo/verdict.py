@@ -26,6 +26,8 @@ class Verdict:
         alarms: findings on the clean twin above ALARM: rule, share of the step, title.
         fault_ns, clean_ns: a step of either twin without a profiler; None where it was not timed.
         saves_time: False where the fault costs memory alone.
+        peers: what other tools say of the faulty twin, by their names.
+        times_ns: all timings of either twin, of which the least count.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Verdict:
     clean_ns: float | None = None
     saves_time: bool = True
     peers: dict[str, str] = field(default_factory=dict)
+    times_ns: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def is_first(self) -> bool:

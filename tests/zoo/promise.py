@@ -1,0 +1,99 @@
+"""What a diagnosis promises for a planted fault: by replaying the step without it, and by adding up durations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Literal
+
+import stepscope
+from stepscope.diagnosis.diagnose import diagnose, rule_by_id
+from stepscope.diagnosis.finding import Finding
+from stepscope.diagnosis.ranks import RankRecord, across_ranks, rank_record
+from stepscope.diagnosis.view import View
+from stepscope.trace import Trace
+from stepscope.whatif.changes import together
+
+SMALLEST: Final = 0.01
+"""Share of the step from which a diagnosis shows a finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What the findings of one or several rules promise together, as shares of the recorded step, 0 to 1.
+
+    Attributes:
+        share: of several findings what one replay without all their causes gives; where a replay promises nothing, the
+            sum of what they cost, at most the step.
+        saving_from: how it was obtained.
+        attributed_share: what the same findings cost, added up, at most the step: the promise without a replay.
+        findings: how many there are.
+        replayable: False where the trace's replay promises nothing at all.
+    """
+
+    share: float
+    saving_from: Literal["replayed", "attributed"]
+    attributed_share: float
+    findings: int
+
+
+class AttributedView(View):
+    """A trace as the rules see it, whose findings save what they cost: nothing is replayed."""
+
+    def finding(self, *arguments: Any, **options: Any) -> Finding:
+        """As `View.finding`, without a change."""
+        return super().finding(*arguments, **{**options, "change": None})
+
+
+def promise(traces: Sequence[Path], rules: Sequence[str]) -> Promise | None:
+    """What these rules promise for a recording; None where they find nothing.
+
+    Args:
+        traces: of its ranks. What they say together counts, or else the rank that promises most: they wait for one
+            another, so that what one of them loses all lose.
+        rules: identifiers; of several the findings are replayed together.
+    """
+    found: list[Promise] = []
+    records: list[RankRecord] = []
+    for path in traces:
+        trace = stepscope.open_trace(path)
+        one = _of_trace(trace, rules)
+        if one is not None:
+            found.append(one)
+        if len(traces) > 1:
+            records.append(rank_record(trace))
+    across = [finding for finding in across_ranks(records) if finding.rule in rules] if records else []
+    if across:
+        share = _added(across)
+        found.append(Promise(share, "attributed", share, len(across)))
+    return max(found, key=lambda one: one.share, default=None)
+
+
+def _of_trace(trace: Trace, rules: Sequence[str]) -> Promise | None:
+    findings = [one for one in diagnose(trace, minimum_share=0.0).findings if one.rule in rules and _shown(one)]
+    if not findings:
+        return None
+    attributed = _attributed(trace, [rule_by_id(rule) for rule in dict.fromkeys(one.rule for one in findings)])
+    changes = [one.change for one in findings if one.change is not None]
+    if len(changes) < len(findings):
+        return Promise(_added(findings), "attributed", attributed, len(findings))
+    if len(changes) == 1:
+        return Promise(findings[0].saving_share, "replayed", attributed, 1)
+    experiment = View(trace).experiment
+    outcome = experiment.run(together(*changes)(experiment, experiment.graph))
+    return Promise(min(max(outcome.saving_share, 0.0), 1.0), "replayed", attributed, len(findings))
+
+
+def _shown(finding: Finding) -> bool:
+    return finding.saving_share >= SMALLEST and finding.severity != "note"
+
+
+def _attributed(trace: Trace, rules: Sequence[ModuleType]) -> float:
+    view = AttributedView(trace)
+    return _added([one for rule in rules for one in rule.check(view).findings if one.severity != "note"])
+
+
+def _added(findings: Sequence[Finding]) -> float:
+    return min(sum(one.saving_share for one in findings), 1.0)
