@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stepscope.capture.bench import Bench, BenchFailure, BenchRun, BenchSettings, order_of
+from stepscope.capture.bench import Bench, BenchFailure, BenchRun, BenchSettings, order_of, stop_of
 from stepscope.capture.bench_noise import noise_of
 from stepscope.capture.bench_programs import BenchCommand
 from stepscope.commands import main
@@ -99,6 +100,28 @@ def test_several_commands_are_compared_with_the_first_and_hold_together() -> Non
     said = list(verdicts(measured))
     assert said[-1] == "Each interval is one of 97.5 %, so that all of them hold together in 95 % of such benches."
     assert "Few runs: 2 of A and 2 of C. More runs make the interval narrower." in said
+
+
+def test_it_stops_when_it_was_precise_after_two_rounds_in_succession() -> None:
+    precise = bench((50.0, 50.1, 50.0), (40.0, 40.1, 40.0))
+    assert stop_of(precise) == "precision"
+    del precise.runs[4:]
+    assert stop_of(precise) is None
+    wavering = bench((50.0, 60.0, 50.0), (40.0, 40.1, 40.0))
+    assert stop_of(wavering) is None
+
+
+def test_it_stops_at_the_rounds_and_at_the_budget() -> None:
+    measured = bench((50.0, 60.0), (40.0, 45.0))
+    assert stop_of(measured) is None
+    measured.settings = replace(measured.settings, rounds=2)
+    assert stop_of(measured) == "rounds"
+    measured.settings = replace(measured.settings, rounds=None, budget_s=18.1)
+    assert stop_of(measured) is None
+    measured.settings = replace(measured.settings, budget_s=17.9)  # two rounds took 12 s
+    assert stop_of(measured) == "budget"
+    del measured.runs[2:]
+    assert stop_of(measured) is None
 
 
 def test_how_it_was_measured() -> None:

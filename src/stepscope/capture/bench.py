@@ -146,15 +146,18 @@ class Bench:
         """The runs of one command, in order."""
         return [run for run in self.runs if run.label == label]
 
-    def comparisons(self) -> list[tuple[BenchCommand, SampleComparison]]:
-        """Each command but the first, compared with the first."""
-        first, confidence = self.commands[0], self.settings.confidence(len(self.commands))
-        before = [run.steady_ns for run in self.runs_of(first.label)]
+    def comparisons(self, rounds: int | None = None) -> list[tuple[BenchCommand, SampleComparison]]:
+        """Each command but the first, compared with the first; `rounds` leaves later ones out."""
+        confidence = self.settings.confidence(len(self.commands))
+        steps = {
+            command.label: [
+                run.steady_ns for run in self.runs_of(command.label) if rounds is None or run.round <= rounds
+            ]
+            for command in self.commands
+        }
+        before = steps[self.commands[0].label]
         return [
-            (
-                command,
-                compare_samples(before, [run.steady_ns for run in self.runs_of(command.label)], confidence=confidence),
-            )
+            (command, compare_samples(before, steps[command.label], confidence=confidence))
             for command in self.commands[1:]
         ]
 
@@ -192,27 +195,36 @@ def measure(bench: Bench, tell: Callable[[BenchRun], None]) -> None:
                     return
                 bench.runs.append(run)
                 tell(run)
-            bench.stop = _stop(bench)
+            bench.stop = stop_of(bench)
     except KeyboardInterrupt:
         bench.stop = "interrupted"
     bench.seconds = time.monotonic() - begun_s
 
 
-def _stop(bench: Bench) -> Stop | None:
-    """Why there need not be another round, after a whole one."""
+def stop_of(bench: Bench) -> Stop | None:
+    """Why there need not be another round, after a whole one.
+
+    It must have been precise enough a round before too: an interval that is narrow once can be so by chance, and to
+    stop at the first of these makes intervals that hold the truth less often than they promise.
+    """
     settings = bench.settings
     if bench.rounds < FEWEST_ROUNDS:
         return None
-    if all(_is_precise(comparison, settings.precision) for _, comparison in bench.comparisons()):
+    if all(_is_precise(bench, rounds) for rounds in (bench.rounds, bench.rounds - 1)):
         return "precision"
     if settings.rounds is not None and bench.rounds >= settings.rounds:
         return "rounds"
     return "budget" if bench.seconds + bench.seconds / bench.rounds > settings.budget_s else None
 
 
-def _is_precise(comparison: SampleComparison, precision: float) -> bool:
-    low, high = comparison.change_low, comparison.change_high
-    return low is not None and high is not None and (high - low) / 2 <= precision
+def _is_precise(bench: Bench, rounds: int) -> bool:
+    """Whether these rounds alone tell every change precisely enough."""
+    if rounds < FEWEST_ROUNDS:
+        return False
+    found = [(comparison.change_low, comparison.change_high) for _, comparison in bench.comparisons(rounds)]
+    return all(
+        low is not None and high is not None and (high - low) / 2 <= bench.settings.precision for low, high in found
+    )
 
 
 def _run(bench: Bench, command: BenchCommand, round_number: int) -> BenchRun | BenchFailure:

@@ -23,7 +23,9 @@ from stepscope.errors import UsageError
 
 TAIL_LINES: Final = 12
 _TAIL_BYTES: Final = 64 * 1024
-_POLL_S: Final = 0.1
+_POLL_S: Final = 1.0
+"""How often to look whether the steps are taken; seldom, so that looking does not disturb them."""
+_ENDED_POLL_S: Final = 0.02
 _LEAVING_S: Final = 1.0
 """How long what a program started may outlive it before it is ended."""
 GRACE_S: Final = 30.0
@@ -138,9 +140,9 @@ def run_logged(
 def _ends_by_itself(child: subprocess.Popen[bytes], deadline_s: float, is_done: Callable[[], bool]) -> bool:
     """Wait for the end of the program, or for the time after which it is to be ended."""
     done = False
-    while time.monotonic() < deadline_s:
+    while (left_s := deadline_s - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=_POLL_S)
+            child.wait(timeout=min(_POLL_S, left_s))
             return True
         if not done and is_done():
             done, deadline_s = True, min(deadline_s, time.monotonic() + GRACE_S)
@@ -166,7 +168,7 @@ def _are_gone(child: subprocess.Popen[bytes], run: str, patience_s: float) -> bo
     while _alive(child, run):
         if time.monotonic() >= until:
             return False
-        time.sleep(_POLL_S / 5)
+        time.sleep(_ENDED_POLL_S)
     return True
 
 
