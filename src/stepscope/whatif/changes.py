@@ -299,11 +299,23 @@ def scaled(pattern: str, factor: float) -> Change:
         places = _slices_at(experiment, pattern, matches)
         if not len(operators) and not len(work) and not places.any():
             raise UsageError(f"the trace has no operator, kernel, module or line {pattern!r}")
+        inside = _slices_inside(experiment, operators)
+        places &= ~inside  # what has several such names counts once
+        told = np.append(inside | places, False)[experiment.attribution.work_slices]
         changed = scaled_operators(operators, factor)(experiment, graph) if len(operators) else graph
-        changed = changed.with_work(work, factor)
+        changed = changed.with_work(work[~told[work]], factor)
         return _scaled_innermost(experiment, changed, places, factor) if places.any() else changed
 
     return apply
+
+
+def _slices_inside(experiment: Experiment, operators: Rows) -> npt.NDArray[np.bool_]:
+    """Which slices are these rows of `operators` or inside one."""
+    activity = experiment.activity
+    own = np.full(len(activity.parent), -1, np.int64)
+    slices = activity.slices_of("operators")[operators]
+    own[slices[slices >= 0]] = 1
+    return inherit(own, activity.parent) > 0
 
 
 def _rows_named(names: pl.Series, matches: Matcher) -> Rows:
