@@ -35,6 +35,7 @@ EMPTY_REPORT = {
     "findings": [],
     "findings_hidden": 0,
     "together": None,
+    "afterwards": [],
     "not_answered": [],
 }
 
@@ -146,6 +147,7 @@ FULL_REPORT = {
     ],
     "findings_hidden": 2,
     "together": None,
+    "afterwards": [],
     "not_answered": [
         {
             "question": "Is memory fragmented?",

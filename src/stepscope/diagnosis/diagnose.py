@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 
 from stepscope.analysis.host_time import host_summary, host_time
@@ -12,7 +13,7 @@ from stepscope.analysis.kernels import kernel_table
 from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.analysis.operators import operator_table
 from stepscope.analysis.summary import device_uses, host_use
-from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Together
+from stepscope.diagnosis.diagnosis import Afterwards, DeviceSummary, Diagnosis, Together
 from stepscope.diagnosis.finding import Finding, NotAnswered
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
@@ -21,6 +22,10 @@ from stepscope.trace import Trace
 from stepscope.whatif.changes import together
 
 MINIMUM_SHARE = 0.01
+AFTERWARDS_SHARE = 0.05
+"""Findings that save so much once others are gone are named, though they save next to nothing now."""
+MOST_AFTERWARDS = 10
+"""Of the findings that are not shown, those with the largest savings are tried: each takes a replay."""
 EXPLAINED = 0.5
 """Share of a general finding's saving that more precise findings must explain to take its place."""
 
@@ -61,12 +66,13 @@ def diagnose_view(
     findings, questions = asked(view, _chosen(rules))
     findings = without_replaced(findings)
     findings.sort(key=lambda finding: finding.rank)
-    shown = tuple(
-        finding
-        for finding in findings
-        if finding.saving_share >= minimum_share or finding.severity == "note" or finding.ends_run_in_ns is not None
-    )
-    return _diagnosis(view, shown, len(findings) - len(shown), questions, top)
+    shown: list[Finding] = []
+    hidden: list[Finding] = []
+    for finding in findings:
+        is_worth_it = finding.saving_share >= minimum_share or finding.ends_run_in_ns is not None
+        (shown if is_worth_it or finding.severity == "note" else hidden).append(finding)
+    diagnosis = _diagnosis(view, tuple(shown), len(hidden), questions, top)
+    return replace(diagnosis, together=_together(view, shown), afterwards=_afterwards(view, shown, hidden))
 
 
 def asked(view: View, rules: Sequence[ModuleType]) -> tuple[list[Finding], list[NotAnswered]]:
@@ -107,25 +113,47 @@ def _diagnosis(
         not_answered=tuple(dict.fromkeys(questions)),
         device_uses=device_uses(trace, activity=view.activity),
         host_use=host_use(main_thread),
-        together=_together(view, shown),
     )
+
+
+def _replayed(findings: Sequence[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.change is not None]
+
+
+def _saved_ns(view: View, findings: Sequence[Finding]) -> int:
+    """What a step would lose if the causes of these findings were gone, by one replay; never more than the step."""
+    experiment = view.experiment
+    change = together(*(finding.change for finding in findings if finding.change is not None))
+    saved = experiment.run(change(experiment, experiment.graph)).saving_ns
+    return min(max(round(saved), 0), view.step_ns)
 
 
 def _together(view: View, shown: Sequence[Finding]) -> Together | None:
     """One replay without the causes of all shown findings whose own saving was replayed."""
-    several = [finding for finding in shown if finding.change is not None and finding.saving_ns_per_step > 0]
+    several = [finding for finding in _replayed(shown) if finding.saving_ns_per_step > 0]
     if len(several) < 2:
         return None
-    experiment = view.experiment
-    change = together(*(finding.change for finding in several if finding.change is not None))
-    replayed = experiment.run(change(experiment, experiment.graph)).saving_ns
-    saving = min(max(round(replayed), 0), view.step_ns)
+    saving = _saved_ns(view, several)
     return Together(
         count=len(several),
         saving_ns_per_step=saving,
         share=saving / view.step_ns,
         sum_share=sum(finding.saving_share for finding in several),
     )
+
+
+def _afterwards(view: View, shown: Sequence[Finding], hidden: Sequence[Finding]) -> tuple[Afterwards, ...]:
+    """What each finding that is too small to be shown saves once the causes of those shown are gone."""
+    first, small = [finding for finding in _replayed(shown) if finding.saving_ns_per_step > 0], _replayed(hidden)
+    if not first or not small:
+        return ()
+    before = _saved_ns(view, first)
+    later = []
+    for finding in small[:MOST_AFTERWARDS]:
+        saving = max(_saved_ns(view, [*first, finding]) - before, 0)
+        if saving >= AFTERWARDS_SHARE * view.step_ns:
+            later.append(Afterwards(finding.rule, finding.title, saving, saving / view.step_ns))
+    return tuple(sorted(later, key=lambda each: (-each.saving_ns_per_step, each.rule)))
 
 
 def without_replaced(findings: Sequence[Finding]) -> list[Finding]:

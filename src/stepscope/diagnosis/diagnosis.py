@@ -60,6 +60,21 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True)
+class Afterwards:
+    """A finding that saves hardly anything now, and something once the causes of those shown are gone.
+
+    Attributes:
+        saving_ns_per_step: what it saves then, beyond them; never more than the step.
+        saving_share: the same as a share of the step as measured, 0 to 1.
+    """
+
+    rule: str
+    title: str
+    saving_ns_per_step: int
+    saving_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """Everything a report needs; tables are small (already cut to the top rows).
 
@@ -84,6 +99,7 @@ class Diagnosis:
         device_uses: how each device spent its window, at a glance.
         host_use: the same of the main host thread; None where none was recorded.
         together: what the shown findings save together; None where fewer than two of them have a replayed saving.
+        afterwards: findings that are not shown, and save more once the causes of those shown are gone.
     """
 
     metadata: Metadata
@@ -105,6 +121,7 @@ class Diagnosis:
     device_uses: tuple[DeviceUse, ...] = ()
     host_use: HostUse | None = None
     together: Together | None = None
+    afterwards: tuple[Afterwards, ...] = ()
 
     def _repr_html_(self) -> str:
         rows = "".join(

@@ -30,6 +30,7 @@ from stepscope.report.html_picture import View, cause_view, picture_view
 from stepscope.report.html_table import table_view
 from stepscope.report.html_telemetry import pictures_or_none, telemetry_view
 from stepscope.report.sentences import (
+    afterwards_sentence,
     basis_sentence,
     headline,
     hidden_sentence,
@@ -148,6 +149,7 @@ def _rank(
         "devices": [_device(device) for device in diagnosis.devices],
         "findings": [_finding(finding, diagnosis, picture) for finding in diagnosis.findings],
         "overlap": together_sentence(diagnosis),
+        "afterwards": afterwards_sentence(diagnosis),
         "hidden": hidden_sentence(diagnosis),
         "nothing": nothing_sentence(diagnosis),
         "picture": None if picture is None else picture_view(picture),

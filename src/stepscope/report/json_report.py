@@ -62,6 +62,7 @@ def json_report(diagnosis: Diagnosis) -> dict[str, Any]:
         "findings": [_finding(finding) for finding in diagnosis.findings],
         "findings_hidden": diagnosis.hidden,
         "together": _plain(diagnosis.together),
+        "afterwards": [_plain(each) for each in diagnosis.afterwards],
         "not_answered": [_plain(question) for question in diagnosis.not_answered],
     }
 

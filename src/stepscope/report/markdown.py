@@ -13,6 +13,7 @@ from stepscope.diagnosis.finding import Finding
 from stepscope.report.format import cell, duration, printable, share
 from stepscope.report.glance import glances
 from stepscope.report.sentences import (
+    afterwards_sentence,
     basis_sentence,
     headline,
     hidden_sentence,
@@ -80,6 +81,8 @@ def markdown_report(diagnosis: Diagnosis, *, top: int) -> str:
         lines += [nothing_sentence(diagnosis), ""]
     if diagnosis.together is not None:
         lines += [together_sentence(diagnosis), ""]
+    if diagnosis.afterwards:
+        lines += [afterwards_sentence(diagnosis), ""]
     if diagnosis.hidden:
         lines += [hidden_sentence(diagnosis), ""]
     lines += _times(diagnosis)

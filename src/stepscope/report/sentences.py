@@ -78,6 +78,16 @@ def together_sentence(diagnosis: Diagnosis) -> str:
     return f"{text}, more than their sum of {share(both.sum_share)}: some only count once others are gone."
 
 
+def afterwards_sentence(diagnosis: Diagnosis) -> str:
+    """Which findings save something once those shown are gone, though next to nothing now; empty where none does."""
+    if not diagnosis.afterwards:
+        return ""
+    first, *others = diagnosis.afterwards
+    text = f"{printable(first.rule)} would save another {share(first.saving_share)} of {whole(diagnosis)}"
+    text += "".join(f", {printable(each.rule)} {share(each.saving_share)}" for each in others)
+    return f"Once these are gone, {text}; --all shows {'it' if not others else 'them'}."
+
+
 def place(location: Location) -> str:
     """A place in the user's code as "train.py:88 main"."""
     return printable(f"{location.file}:{location.line} {location.function}".rstrip())

@@ -18,6 +18,7 @@ from stepscope.diagnosis.finding import Finding
 from stepscope.report.format import duration, printable, share
 from stepscope.report.glance import glances
 from stepscope.report.sentences import (
+    afterwards_sentence,
     basis_sentence,
     headline,
     hidden_sentence,
@@ -136,6 +137,9 @@ def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         yield ""
     if diagnosis.together is not None:
         yield Text(together_sentence(diagnosis))
+    if diagnosis.afterwards:
+        yield Text(afterwards_sentence(diagnosis))
+    if diagnosis.together is not None or diagnosis.afterwards:
         yield ""
     if diagnosis.hidden:
         yield Text(hidden_sentence(diagnosis))
