@@ -346,6 +346,6 @@ def test_runs_of_different_lengths_count_alike_in_the_verdict_and_by_steps_in_th
     assert found.samples.before_ns == 280
     assert found.before.step_ns == 270
     assert found.notes == (
-        "Every run counts the same in the verdict, and every step in the tables: their mean step is 0.0 ms before and "
-        "0.0 ms after.",
+        "Every run counts the same in the verdict, and every step in the tables: their mean step is 0.3 us before and "
+        "0.3 us after.",
     )

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from stepscope.compare import SampleComparison, compare_samples
+from stepscope.compare.edges import far_edges
 
 MS = 1_000_000
 
@@ -184,6 +185,45 @@ def test_the_same_program_is_seldom_called_faster_or_slower(count: int, correlat
 
     assert shown(found) <= 0.07
     assert covered(found, 0.0) >= 0.93
+
+
+def without_edges(steps: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """What counts of a recording's steps."""
+    far = far_edges(steps.tolist())
+    return steps[int("first" in far) : len(steps) - int("last" in far)]
+
+
+@pytest.mark.parametrize("count", [5, 6, 10])
+@pytest.mark.parametrize(
+    ("spread", "correlation", "outliers"), [(0.03, 0.4, 0.0), (0.1, 0.0, 0.0), (0.1, 0.4, 0.0), (0.1, 0.0, 0.05)]
+)
+def test_leaving_out_edges_shows_no_difference_where_there_is_none(
+    count: int, spread: float, correlation: float, outliers: float
+) -> None:
+    def sample(generator: np.random.Generator) -> list[object]:
+        whole = steps(generator, count, spread=spread, correlation=correlation, outliers=outliers)
+        return [without_edges(whole)]
+
+    found = verdicts(300, sample)
+
+    assert shown(found) <= 0.07
+    assert covered(found, 0.0) >= 0.93
+
+
+def test_a_real_difference_is_found_beside_a_cold_first_step_and_the_profilers_stop() -> None:
+    """Given six recorded steps, of which the first takes 30 % longer and the last 70 %, on one side only."""
+    generator = np.random.default_rng(4)
+    found, with_all = [], []
+    for _ in range(100):
+        before, after = steps(generator, 6), 0.8 * steps(generator, 6)
+        after[0] *= 1.3
+        after[-1] *= 1.7
+        found.append(compare_samples([without_edges(before)], [without_edges(after)]))  # type: ignore[list-item]
+        with_all.append(compare_samples([before], [after]))  # type: ignore[list-item]
+
+    assert sum(each.verdict == "faster" for each in found) / len(found) >= 0.8
+    assert covered(found, -0.2) >= 0.92
+    assert shown(with_all) <= 0.05
 
 
 @pytest.mark.parametrize("runs", [2, 4])

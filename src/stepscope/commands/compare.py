@@ -70,6 +70,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=parsed_share,
         help="exit 1 where steps take this much longer, such as 3%%, and the interval leaves out that they do not",
     )
+    what.add_argument(
+        "--all-steps",
+        action="store_true",
+        help="count a recording's first and last step also where they lie far from the others",
+    )
     add_user_code_options(parser)
     add_reading_options(parser)
 
@@ -96,7 +101,7 @@ def _compared(arguments: argparse.Namespace) -> list[Comparison]:
     passed_over: dict[str, list[Unreadable]] = {}
     sides = [_side(arguments, path, passed_over.setdefault(path, [])) for path in arguments.paths]
     sides[1:] = [_with_difference(sides[0], side) for side in sides[1:]]
-    found = compare_sides(sides[0], sides[1:], user_code=user_code_from(arguments))
+    found = compare_sides(sides[0], sides[1:], user_code=user_code_from(arguments), all_steps=arguments.all_steps)
     notes = tuple(f"Passed over: {each.reason}" for several in passed_over.values() for each in several)
     return [replace(comparison, notes=(*comparison.notes, *notes)) for comparison in found]
 

@@ -9,6 +9,7 @@ from typing import Final
 import polars as pl
 
 from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
+from stepscope.compare.edges import LeftOut
 from stepscope.compare.lines import matched_lines
 from stepscope.compare.matching import (
     CAUSE_LEVELS,
@@ -66,6 +67,7 @@ class SideSummary:
         step_count: complete steps of all its traces.
         total_ns: their length, together; the sums of the tables are over the same.
         trace: the first of its traces, such as to draw a step.
+        left_out: steps at the edges of recordings that count in nothing, as `stepscope.compare.edges` says.
     """
 
     name: str
@@ -78,6 +80,7 @@ class SideSummary:
     step_count: int
     total_ns: int
     trace: Trace
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def step_ns(self) -> float:
@@ -156,6 +159,7 @@ def compare_traces(
     *,
     confidence: float = 0.95,
     user_code: UserCode = DEFAULT_USER_CODE,
+    all_steps: bool = False,
 ) -> Comparison:
     """Hold two programs against each other: by one trace of each, or by several ranks or runs.
 
@@ -164,11 +168,12 @@ def compare_traces(
             `Side`, which has a name and settings too.
         confidence: of the intervals.
         user_code: which files are the user's.
+        all_steps: count the first and the last step of a recording also where they are far from the others.
 
     Raises:
         ValueError: a side without a trace.
     """
-    return compare_sides(before, [after], confidence=confidence, user_code=user_code)[0]
+    return compare_sides(before, [after], confidence=confidence, user_code=user_code, all_steps=all_steps)[0]
 
 
 def compare_sides(
@@ -177,10 +182,11 @@ def compare_sides(
     *,
     confidence: float = 0.95,
     user_code: UserCode = DEFAULT_USER_CODE,
+    all_steps: bool = False,
 ) -> list[Comparison]:
     """As `compare_traces`, for several programs against the same one."""
-    baseline = _collected(_side(before, "before"), user_code)
-    return [_compared(baseline, _collected(_side(each, "after"), user_code), confidence) for each in after]
+    baseline = _collected(_side(before, "before"), user_code, all_steps)
+    return [_compared(baseline, _collected(_side(each, "after"), user_code, all_steps), confidence) for each in after]
 
 
 def _side(given: Trace | Sequence[Trace] | Side, name: str) -> Side:
@@ -189,12 +195,12 @@ def _side(given: Trace | Sequence[Trace] | Side, name: str) -> Side:
     return Side(name, (given,) if isinstance(given, Trace) else tuple(given))
 
 
-def _collected(side: Side, user_code: UserCode) -> _Collected:
+def _collected(side: Side, user_code: UserCode, all_steps: bool) -> _Collected:
     first: Trace | None = None
     records: list[TraceRecord] = []
     for trace in side.traces:
         first = first or trace
-        records.append(trace_record(trace, user_code=user_code))
+        records.append(trace_record(trace, user_code=user_code, all_steps=all_steps, number=len(records)))
     if first is None:
         raise ValueError(f"there is no trace of {side.name}")
     groups = _groups(records)
@@ -210,6 +216,7 @@ def _collected(side: Side, user_code: UserCode) -> _Collected:
         step_count=sum(record.step_count for record in records),
         total_ns=sum(record.total_ns for record in records),
         trace=first,
+        left_out=tuple(each for record in records for each in record.left_out),
     )
     tables = {name: pl.concat([record.tables[name] for record in records]) for name in SCHEMAS}
     memory = tables["memory"].with_columns(pl.col("bytes") // len(records))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from stepscope.compare.edges import Edge, LeftOut
 from stepscope.compare.statistics import SampleComparison
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 _NOTICEABLE: Final = 0.005
 """Two means of the same steps that differ by more than this share are told apart."""
+_TENTH_OF_A_MILLISECOND: Final = 100_000
 
 
 def notes(
@@ -35,6 +37,8 @@ def notes(
             "the device's; operators are compared by their time on the host."
         )
     for word, side in (("before", ours), ("after", theirs)):
+        if side.left_out:
+            yield _left_out(word, side.left_out)
         if side.step_source == "none":
             yield f"No steps were found {word}: all that was recorded counts as one step."
     if "input_shapes" in unknown:
@@ -53,12 +57,41 @@ def notes(
     if is_unprofiled:
         yield (
             "The verdict is about steps that ran without the profiler; what makes the difference is told by those in "
-            f"the traces, which take {ours.step_ns / 1e6:,.1f} ms before and {theirs.step_ns / 1e6:,.1f} ms after."
+            f"the traces, which take {_time(ours.step_ns)} before and {_time(theirs.step_ns)} after."
         )
         return
     means = ((ours, samples.before_ns), (theirs, samples.after_ns))
     if any(mean is not None and abs(mean - side.step_ns) > _NOTICEABLE * side.step_ns for side, mean in means):
         yield (
             "Every run counts the same in the verdict, and every step in the tables: their mean step is "
-            f"{ours.step_ns / 1e6:,.1f} ms before and {theirs.step_ns / 1e6:,.1f} ms after."
+            f"{_time(ours.step_ns)} before and {_time(theirs.step_ns)} after."
         )
+
+
+def _left_out(word: str, steps: Sequence[LeftOut]) -> str:
+    """Such as "After, the last step (206.5 ms) is left out: it is far from the 117.9 to 127.1 ms of those between."."""
+    by_edge: dict[Edge, list[LeftOut]] = {}
+    for step in sorted(steps, key=lambda step: step.edge):
+        by_edge.setdefault(step.edge, []).append(step)
+    which = " and ".join(f"the {edge} step{_lengths(found)}" for edge, found in by_edge.items())
+    between = _range([step.shortest_ns for step in steps], [step.longest_ns for step in steps])
+    are, they = ("are", "they are") if len(steps) > 1 else ("is", "it is")
+    return (
+        f"{word.capitalize()}, {which} {are} left out: {they} far from the {between} of those between, and a recording "
+        "begins or ends there. --all-steps counts all."
+    )
+
+
+def _lengths(steps: Sequence[LeftOut]) -> str:
+    lengths = [step.duration_ns for step in steps]
+    of = f" of {len(steps)} traces" if len(steps) > 1 else ""
+    return f"{of} ({_range(lengths, lengths)})"
+
+
+def _range(shortest: Sequence[int], longest: Sequence[int]) -> str:
+    low, high = min(shortest), max(longest)
+    return _time(high) if low == high else f"{_time(low)} to {_time(high)}"
+
+
+def _time(ns: float) -> str:
+    return f"{ns / 1e6:,.1f} ms" if ns >= _TENTH_OF_A_MILLISECOND else f"{ns / 1e3:,.1f} us"

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.attribution import Attribution
 from stepscope.analysis.communication import collectives
 from stepscope.analysis.device_time import COPY_KINDS, busy_intervals
+from stepscope.analysis.host import HostActivity
 from stepscope.analysis.host_time import host_time
 from stepscope.analysis.idle import idle_time
 from stepscope.analysis.memory import DeviceMemory, alive_table
 from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.analysis.place_costs import PlaceCosts, place_costs
 from stepscope.analysis.where import slice_index
+from stepscope.compare.edges import LeftOut, left_out
 from stepscope.compare.settings import settings_of_trace
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace, Window
@@ -67,6 +71,7 @@ class TraceRecord:
         step_count: of complete steps; 1 where there are none and everything recorded counts as one.
         step_source: "annotation", "inferred" or "none".
         steps: the length of each complete step, by its number, until the next one starts; their sum is `total_ns`.
+        left_out: complete steps that are in nothing here, as `stepscope.compare.edges` says.
         tables: those of SCHEMAS, sums over the steps.
         settings: what the trace tells of the program's, by name.
     """
@@ -78,14 +83,53 @@ class TraceRecord:
     step_count: int
     step_source: str
     steps: Mapping[int, int]
+    left_out: tuple[LeftOut, ...]
     tables: Mapping[str, pl.DataFrame]
     settings: Mapping[str, str]
 
 
-def trace_record(trace: Trace, *, user_code: UserCode = DEFAULT_USER_CODE) -> TraceRecord:
-    """The sums of one trace."""
+class _UsedSteps(View):
+    """The view of some of a trace's complete steps, with what does not depend on them taken from the view of all."""
+
+    def __init__(self, whole: View, used: pl.DataFrame) -> None:
+        super().__init__(whole.trace, user_code=whole.user_code)
+        self._whole, self._used = whole, used
+
+    @cached_property
+    def complete_steps(self) -> pl.DataFrame:
+        return self._used
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        return self._whole.steps
+
+    @cached_property
+    def activity(self) -> HostActivity:
+        return self._whole.activity
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        return self._whole.attribution
+
+
+def trace_record(
+    trace: Trace, *, user_code: UserCode = DEFAULT_USER_CODE, all_steps: bool = False, number: int = 0
+) -> TraceRecord:
+    """The sums of one trace.
+
+    Args:
+        all_steps: also over a first and a last step that are far from the others.
+        number: which of its side's traces this is.
+    """
     view = View(trace, user_code=user_code)
     window = _window(view)
+    gone: tuple[LeftOut, ...] = ()
+    if not all_steps and trace.metadata.window is None:  # what the user chose begins and ends where it was meant to
+        gone = tuple(left_out(_steps(view, window), number))
+    if gone:
+        unused = [each.index for each in gone]
+        view = _UsedSteps(view, view.complete_steps.filter(~pl.col("index").is_in(unused)))
+        window = _window(view)
     places = _place_costs(view, window)
     tables = {
         "causes": _causes(view, window),
@@ -104,6 +148,7 @@ def trace_record(trace: Trace, *, user_code: UserCode = DEFAULT_USER_CODE) -> Tr
         step_count=view.step_count,
         step_source=view.summary.source if view.complete_steps.height else "none",
         steps=_steps(view, window),
+        left_out=gone,
         tables={name: _conformed(name, table) for name, table in tables.items()},
         settings=settings_of_trace(trace.metadata),
     )

@@ -51,8 +51,9 @@ def contradicts(comparison: Comparison) -> bool:
 
 
 def side_sentence(side: SideSummary) -> str:
-    """What is known of a side, such as "runs/a: 6 steps (annotated), Tesla V100"."""
-    steps = "no steps found" if side.step_source == "none" else f"{count(side.step_count)} {_plural(side)}"
+    """What is known of a side, such as "runs/a: 4 of 6 steps (annotated), Tesla V100"."""
+    of_all = f" of {count(side.step_count + len(side.left_out))}" if side.left_out else ""
+    steps = "no steps found" if side.step_source == "none" else f"{count(side.step_count)}{of_all} {_plural(side)}"
     source = "" if side.step_source == "none" else f" ({_SOURCES[side.step_source]})"
     of = f" of {count(side.runs)} runs" if side.runs > 1 else ""
     of += f" of {count(side.ranks)} ranks" if side.ranks > 1 else ""
@@ -80,7 +81,7 @@ def place_words(row: Row) -> str:
 
 
 def _plural(side: SideSummary) -> str:
-    return "step" if side.step_count == 1 else "steps"
+    return "step" if side.step_count == 1 and not side.left_out else "steps"
 
 
 def _word(ns: float) -> str:
