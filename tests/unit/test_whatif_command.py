@@ -321,3 +321,16 @@ def test_the_guide_quotes_what_a_real_trace_gives(capsys: pytest.CaptureFixture[
     for name, arguments, output in quoted:
         assert main(["whatif", str(Path(folder) / "kineto" / name), *arguments.split()]) == 0
         assert capsys.readouterr().out == output
+
+
+@pytest.mark.traces
+def test_ranks_that_meet_are_replayed_together(traces_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = traces_folder / "kineto" / "ranks128_sampled"
+
+    assert main(["whatif", str(folder), "--remove", "dispatch", "--json", "-"]) == 0
+
+    ranks = json.loads(capsys.readouterr().out)["ranks"]
+    assert [rank["name"] for rank in ranks] == ["rank 0", "rank 1"]
+    assert all(rank["step_ns"] < rank["alone_step_ns"] < rank["measured_step_ns"] for rank in ranks)
+    assert main(["whatif", str(folder), "--remove", "dispatch"]) == 0
+    assert "The ranks together: each waits for the others in their collectives" in capsys.readouterr().out

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
 from stepscope.commands._changes import add_change_options, changes_from
-from stepscope.commands._reading import add_reading_options, local_names, open_from
+from stepscope.commands._reading import add_reading_options, local_names, open_from, trace_paths
 from stepscope.commands._tables import whole_number
 from stepscope.commands._user_code import add_user_code_options, user_code_from
+from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
+    from stepscope.diagnosis.view import View
+    from stepscope.whatif import Change
     from stepscope.whatif.answer import Answer
+    from stepscope.whatif.ranks import RankProspect
 
 NAME: Final = "whatif"
 HELP: Final = "Replay the steps with something different: how long they would take, and what limits them then."
@@ -37,7 +41,9 @@ believe it."""
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.epilog = _EXAMPLES
-    parser.add_argument("trace", metavar="TRACE", help="a trace file, a run's name, or - for standard input")
+    parser.add_argument(
+        "trace", metavar="TRACE", help="a trace file, a folder of ranks, a run's name, or - for standard input"
+    )
     add_change_options(parser)
     tables = parser.add_argument_group("tables")
     tables.add_argument(
@@ -87,13 +93,37 @@ def _answer(arguments: argparse.Namespace) -> Answer:
 
     view = View(open_from(arguments, arguments.trace), user_code=user_code_from(arguments))
     experiment = view.experiment
-    answer, done = what_if(experiment, changes_from(arguments, view))
+    changes = changes_from(arguments, view)
+    answer, done = what_if(experiment, changes)
     return dataclasses.replace(
         answer,
+        ranks=_ranks(arguments, view) if changes else (),
         path=critical_path(experiment, done) if arguments.critical_path else None,
         slack=slack_of_operators(experiment) if arguments.slack else None,
         curve=speed_up_curve(experiment, arguments.curve, top=_curve_rows(arguments.top)) if arguments.curve else None,
     )
+
+
+def _ranks(arguments: argparse.Namespace, first: View) -> tuple[RankProspect, ...]:
+    """What every rank would take, where the word stands for several that meet in collectives."""
+    from stepscope.diagnosis.view import View
+    from stepscope.whatif.changes import together
+    from stepscope.whatif.ranks import MOST_RANKS, Ranks
+
+    paths = trace_paths(arguments.trace) if arguments.trace != "-" else []
+    if not 1 < len(paths) <= MOST_RANKS:
+        return ()
+    views = [first, *(View(open_from(arguments, path), user_code=first.user_code) for path in paths[1:])]
+    ranks = Ranks.of([view.experiment for view in views])
+    if not ranks.meetings[0].shape[1]:
+        return ()
+    changes: list[Change | None] = []
+    for view in views:
+        try:
+            changes.append(together(*(each.change for each in changes_from(arguments, view))))
+        except UsageError:  # what the rule finds on one rank it need not find on every other
+            changes.append(None)
+    return ranks.prospects(changes)
 
 
 def _curve_rows(top: int | None) -> int:

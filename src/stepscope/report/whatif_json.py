@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ def whatif_json(answer: Answer) -> dict[str, Any]:
         "causes": None if answer.causes is None else _rows(answer.causes),
         "changes": [_prospect(each) for each in answer.alone],
         "together": None if answer.together is None else _prospect(answer.together),
+        "ranks": [dataclasses.asdict(each) for each in answer.ranks],
         "resources_then": None if answer.resources is None else _rows(answer.resources),
         "critical_path": None if answer.path is None else _rows(answer.path),
         "slack": None if answer.slack is None else _rows(answer.slack),

@@ -12,6 +12,7 @@ from stepscope.analysis.causes import CAUSES
 from stepscope.report.format import count, duration, printable, share
 from stepscope.report.tables import showing, table_lines
 from stepscope.whatif.answer import Answer, AsMeasured, Prospect, path_by_name
+from stepscope.whatif.ranks import RankProspect
 from stepscope.whatif.slack import slack_by_name
 
 _SMALL_SHARE: Final = 0.005
@@ -42,7 +43,7 @@ _COMPUTING: Final = "operators computed"
 
 def whatif_text(answer: Answer, *, width: int, top: int) -> str:
     """The whole answer as text; `top` rows of each table, 0 for all."""
-    parts = [*_head(answer, width), *_limits(answer, width), *_causes(answer, width)]
+    parts = [*_head(answer, width), *_ranks(answer, width), *_limits(answer, width), *_causes(answer, width)]
     if answer.path is not None:
         title = "What stands on the critical path" + (" then" if answer.together else "")
         parts += _table(title, _named(path_by_name(answer.path)), "names", width, top)
@@ -155,6 +156,29 @@ def _head(answer: Answer, width: int) -> Iterator[str]:
     )
     yield from ("  " + line for line in table_lines(table, width=width - 2))
     yield ""
+
+
+def _ranks(answer: Answer, width: int) -> Iterator[str]:
+    """What every rank's step would take, which waits for the slowest in collectives."""
+    if not answer.ranks:
+        return
+    yield "The ranks together: each waits for the others in their collectives"
+    table = pl.DataFrame(
+        {
+            "rank": [_short(each.name) for each in answer.ranks],
+            "step_ns": [each.measured_step_ns for each in answer.ranks],
+            "then_ns": [each.step_ns for each in answer.ranks],
+            "saves_share": [_saved(each.step_ns, each) for each in answer.ranks],
+            "alone_share": [_saved(each.alone_step_ns, each) for each in answer.ranks],
+        }
+    )
+    yield from ("  " + line for line in table_lines(table, width=width - 2))
+    yield from _filled("alone: if only this rank were changed", width, "  ")
+    yield ""
+
+
+def _saved(step_ns: float, rank: RankProspect) -> float:
+    return 1 - step_ns / rank.measured_step_ns if rank.measured_step_ns else 0.0
 
 
 def _limits(answer: Answer, width: int) -> Iterator[str]:

@@ -12,6 +12,7 @@ from stepscope.whatif.causes import cause_table
 from stepscope.whatif.changes import together
 from stepscope.whatif.critical_path import critical_path, resources
 from stepscope.whatif.experiment import Change, Experiment, Outcome
+from stepscope.whatif.ranks import RankProspect
 from stepscope.whatif.replay import Replay
 
 
@@ -83,6 +84,7 @@ class Answer:
         together: all of them; None where nothing is changed.
         resources: what the critical path consists of with the changes; None where nothing is changed.
         causes: what a step would save without each cause, columns as in `causes.CAUSE_SCHEMA`; None with changes.
+        ranks: what a step of each rank takes with the changes, where several that meet in collectives were given.
         path: the critical path, with the changes where there are any, as `critical_path` gives it; None if not asked.
         slack: as `slack_of_operators` gives it, of the steps as measured; None if not asked.
         curve: as `speed_up_curve` gives it, of the steps as measured; None if not asked.
@@ -93,6 +95,7 @@ class Answer:
     together: Prospect | None = None
     resources: pl.DataFrame | None = None
     causes: pl.DataFrame | None = None
+    ranks: tuple[RankProspect, ...] = ()
     path: pl.DataFrame | None = None
     slack: pl.DataFrame | None = None
     curve: pl.DataFrame | None = None

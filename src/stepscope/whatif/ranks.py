@@ -17,7 +17,26 @@ from stepscope.whatif.graph import Edges, Graph, Stretches, Works
 from stepscope.whatif.host_scale import HostScale
 from stepscope.whatif.replay import Replay, replay
 
+MOST_RANKS = 16
+"""So many are replayed together: all of their traces are held at once."""
 _MATCH = ("step", "kind", "group", "order")
+
+
+@dataclass(frozen=True, slots=True)
+class RankProspect:
+    """What a step of one rank would take.
+
+    Attributes:
+        name: of the rank, such as "rank 3", or its file.
+        measured_step_ns: as recorded.
+        step_ns: with the changes on every rank, each waiting for the others in their collectives.
+        alone_step_ns: with the changes on this rank alone, the others as recorded.
+    """
+
+    name: str
+    measured_step_ns: float
+    step_ns: float
+    alone_step_ns: float
 
 
 @dataclass(frozen=True)
@@ -91,6 +110,17 @@ class Ranks:
             count = experiment.step_count
             result.append(Outcome(experiment.length_ns(done) / count, experiment.measured_ns / count, count, done))
         return result
+
+    def prospects(self, changes: Sequence[Change | None]) -> tuple[RankProspect, ...]:
+        """What a step of each rank takes with its own change, None for none: with the others', and without them."""
+        result = []
+        for place, outcome in enumerate(self.run(changes)):
+            others = [change if number == place else None for number, change in enumerate(changes)]
+            alone = self.run(others)[place]
+            metadata = self.experiments[place].trace.metadata
+            name = f"rank {metadata.rank}" if metadata.rank is not None else metadata.path
+            result.append(RankProspect(name, outcome.measured_step_ns, outcome.step_ns, alone.step_ns))
+        return tuple(result)
 
     def _replayed(self, graphs: Sequence[Graph]) -> list[Replay]:
         done = replay(_joined(self._met(graphs), self.shifts_ns))
