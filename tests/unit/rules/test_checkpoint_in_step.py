@@ -6,7 +6,7 @@ from stepscope.diagnosis.rules import checkpoint_in_step as rule
 from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Metadata, Trace
 from tests.unit.recording import Recording
-from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
+from tests.unit.rules.cases import US, Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 
 
 def saving(*, steps: int = 4, holding: int = 2, duration: int = 300) -> Trace:
@@ -33,7 +33,21 @@ def in_a_stack() -> Trace:
     return recording.trace()
 
 
-FIRES: Cases = {"named by the recorder": saving, "in a stack": in_a_stack}
+def with_copies() -> Trace:
+    """A step of 1000 us that saves a checkpoint for 300: for 100 the device copies it to the host, which waits."""
+    recording = Recording(unit_ns=US)
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "train.py(20): step")
+    recording.launched(10, 20, 80, "gemm", 101)
+    recording.annotation(200, 300, "stepscope.checkpoint#torch.save")
+    recording.operator(210, 150, "aten::copy_")
+    recording.launch(220, 130, 102, name="cudaMemcpyAsync", kind="copy")
+    recording.work(230, 100, "Memcpy DtoH (Device -> Pageable)", 102, kind="copy_out", bytes=4096)
+    recording.launched(510, 520, 80, "gemm", 103)
+    return recording.trace()
+
+
+FIRES: Cases = {"named by the recorder": saving, "in a stack": in_a_stack, "with copies": with_copies}
 SILENT: Cases = {
     "empty": empty_trace,
     "nothing is wrong": busy_device,
@@ -56,6 +70,12 @@ def test_its_time_and_how_often() -> None:
     ]
     assert places_of(finding) == [("train.py", 20, "step")]
     assert "torch.distributed.checkpoint.async_save" in finding.remedy.code
+
+
+def test_the_copies_of_a_checkpoint_are_gone_with_it() -> None:
+    finding = the_finding(rule, with_copies())
+
+    assert (finding.saving_from, finding.saving_ns_per_step) == ("replayed", 300 * US)
 
 
 def test_one_alone_may_be_an_accident() -> None:

@@ -96,6 +96,28 @@ def test_without_a_device_the_threads_waiting_counts() -> None:
     assert finding.title == "20% of the step goes to communication that no computation overlaps"
 
 
+def in_the_backward_pass() -> Trace:
+    """A step of 1000 ns without a device. The backward thread computes for 300 ns and then waits for gloo for 200,
+    while the main thread waits for it."""
+    recording = Recording()
+    backward = recording.thread("2")
+    recording.thread("3")
+    recording.step(0, 1000, 1)
+    recording.operator(0, 300, "aten::mm")
+    recording.operator(310, 510, "autograd::engine::evaluate_function: MmBackward0", backward)
+    recording.operator(320, 290, "aten::mm", backward)
+    recording.annotation(610, 200, "gloo:all_reduce", 2)
+    recording.operator(850, 100, "aten::add_")
+    return recording.trace()
+
+
+def test_without_a_device_the_backward_threads_waiting_counts() -> None:
+    finding = the_finding(rule, in_the_backward_pass())
+
+    assert figures_of(finding)[0] == ("share of the step lost to communication", 0.2, "share", 0.05)
+    assert (finding.saving_from, finding.saving_ns_per_step) == ("replayed", 200)
+
+
 def test_one_rank_of_several_cannot_tell_who_was_late() -> None:
     trace = recorded(reducing())
 

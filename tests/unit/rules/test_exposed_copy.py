@@ -8,9 +8,10 @@ from stepscope.diagnosis.rules import exposed_copy as rule
 from stepscope.diagnosis.view import View
 from stepscope.program_facts import LoaderFacts, ProgramFacts
 from stepscope.trace import Metadata, Trace
+from stepscope.whatif.host_waits import RETURN_NS
 from tests.simulator import Machine
 from tests.simulator.device import Queue
-from tests.simulator.host import LATENCY_NS, Host
+from tests.simulator.host import CALL_NS, LATENCY_NS, Host
 from tests.simulator.programs import item_every_step
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import (
@@ -105,9 +106,21 @@ def test_a_simulated_machine() -> None:
 
     step = View(recorded(machine)).step_ns
     assert figures_of(finding)[0][1] == lost / 4 / step
-    # And the time from the copy's launch to its beginning.
-    assert finding.saving_ns_per_step == 200 * US + LATENCY_NS
+    # And the time from a copy's launch to its beginning. The first call and its synchronisation stay: the device did
+    # nothing before.
+    assert finding.saving_ns_per_step == 200 * US + LATENCY_NS - (CALL_NS + RETURN_NS) // 4
     assert figures_of(finding)[3] == ("bytes moved per step", 1 << 20, "bytes", None)
+
+
+def test_the_first_call_of_all_sets_up_the_device() -> None:
+    recording = Recording(unit_ns=US)
+    recording.step(0, 10_000, 1)
+    recording.launch(10, 490, 101, name="cudaMemcpyAsync", kind="copy")
+    recording.work(450, 50, "Memcpy HtoD (Pageable -> Device)", 101, kind="copy_in", bytes=4096)
+    recording.launched(520, 530, 9470, "gemm", 102)
+
+    # 440 us pass before the copy, and stay; without its 50 us the kernel is launched that much earlier.
+    assert the_finding(rule, recording.trace(), share=0.005).saving_ns_per_step == 50 * US
 
 
 def test_pinned_memory_is_not_called_pageable() -> None:

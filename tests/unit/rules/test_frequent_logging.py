@@ -6,10 +6,22 @@ import pytest
 
 from stepscope.diagnosis.finding import Finding
 from stepscope.diagnosis.rules import frequent_logging as rule
+from stepscope.diagnosis.view import View
 from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Metadata, Trace
+from tests.simulator.programs import PROGRAMS
 from tests.unit.recording import Recording
-from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
+from tests.unit.rules.cases import (
+    US,
+    Cases,
+    asked,
+    busy_device,
+    empty_trace,
+    figures_of,
+    places_of,
+    recorded,
+    the_finding,
+)
 
 PRINT = "stepscope.logging#print"
 
@@ -31,9 +43,9 @@ def steps(name: str = PRINT, *, ns: int = 100, every: int = 1, frames: bool = Fa
     return recording.trace()
 
 
-def idle_device() -> Trace:
+def idle_device(unit_ns: int = 1) -> Trace:
     """A device that is idle for the 200 ns in which the host prints, and for 100 ns more before the next kernel."""
-    recording = Recording()
+    recording = Recording(unit_ns=unit_ns)
     for number in range(2):
         begin = 1000 * number
         recording.step(begin, 1000, number)
@@ -88,6 +100,24 @@ def test_calls_inside_calls_are_one_and_only_the_devices_idle_time_counts() -> N
 
     assert finding.evidence.figures[0].value == pytest.approx(200 / 1000)
     assert finding.evidence.figures[1].value == 1.0
+
+
+def test_on_a_device_the_hosts_whole_time_counts() -> None:
+    # The host prints for 200 of 1000 us in which the device is idle, and launches the next kernel later for it.
+    finding = the_finding(rule, idle_device(unit_ns=US))
+
+    assert (finding.saving_from, finding.saving_ns_per_step) == ("replayed", 196 * US)  # every 50 steps it would do
+
+
+@pytest.mark.parametrize(("program", "what"), [("print_fault", "print"), ("progress_bar_fault", "the progress bar")])
+def test_the_promise_is_what_the_twin_without_it_gains(program: str, what: str) -> None:
+    faulty, healthy = (recorded(PROGRAMS[name]()) for name in (program, "host_ahead_clean"))
+
+    finding = the_finding(rule, faulty)
+
+    assert what in finding.title
+    gain = View(faulty).step_ns - View(healthy).step_ns
+    assert finding.saving_ns_per_step == pytest.approx(gain, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, TABLES
+from stepscope.analysis.idle import device_window
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
@@ -87,6 +88,8 @@ def _beside_computations(view: View, copies: pl.DataFrame) -> Change:
     """Copies take time only beside computations, and nobody waits for those to the device."""
     activity = view.activity
     calls = (activity.table == TABLES.index("launches")) & (activity.cause == CAUSE_CODES["host_to_device_copy"])
+    if view.device is not None:  # the very first call waits for the device to be set up
+        calls &= activity.start >= device_window(view.trace, view.device).start_ns
     return together(overlapped(copies["row"].to_numpy().astype(np.int64)), without_waits(activity.row[calls]))
 
 
