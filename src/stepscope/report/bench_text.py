@@ -46,6 +46,7 @@ _SIGNS: Final = {
     "forward": "a call of the outermost module",
 }
 _BUSY_CORES: Final = 0.5
+_NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _ROWS: Final = 5
 """Of each table about the profiles."""
 
@@ -232,7 +233,9 @@ def _others(bench: Bench) -> Iterator[str]:
 
 def _wrapped(sentences: Iterable[str], width: int) -> Iterator[str]:
     for sentence in sentences:
-        yield from wrap(sentence, width, break_on_hyphens=False, break_long_words=False)
+        kept = sentence.replace(" %", _NO_BREAK + "%")
+        lines = wrap(kept, width, break_on_hyphens=False, break_long_words=False)
+        yield from (line.replace(_NO_BREAK, " ") for line in lines)
 
 
 def _alike_once(sentences: Iterable[str]) -> Iterator[str]:
