@@ -167,6 +167,7 @@ def test_several_against_the_first(slow: str, fast: str, capsys: pytest.CaptureF
     assert re.search(r"160\.5 us +the baseline", text)
     assert re.search(r"110\.5 us +31\.2 % less +faster", text)
     assert re.search(r"160\.5 us +the same +no difference shown", text)
+    assert "(97.5 % interval:" in text  # of both together 95 %
 
 
 def test_a_device_against_a_host(slow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from scipy import stats
 
 from stepscope.compare import SampleComparison, compare_samples
 from stepscope.compare.edges import far_edges
+from stepscope.compare.statistics import joint_confidence
 
 MS = 1_000_000
 
@@ -101,6 +102,29 @@ def test_a_machine_without_noise_shows_every_difference() -> None:
     assert found.change == pytest.approx(0.01)
     assert (found.change_low, found.change_high) == (pytest.approx(0.01), pytest.approx(0.01))
     assert found.smallest_detectable == 0.0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "least", "is_slower"),
+    [
+        ([100, 100, 100], [110, 110, 110], 0.1, True),
+        ([100, 100, 100], [110, 110, 110], 0.0, True),
+        ([100, 100, 100], [110, 110, 110], 0.11, False),  # slower is shown, but by less
+        ([100, 100, 100], [90, 90, 90], 0.0, False),
+        ([100, 100, 100], [100, 100, 100], 0.0, False),
+        ([100, 20, 180], [150, 60, 240], 0.1, False),  # half as long again, which may be chance
+        ([100], [200], 0.1, False),
+        ([0, 0], [1, 1], 0.1, False),
+    ],
+)
+def test_slower_by_a_share(before: list[float], after: list[float], least: float, is_slower: bool) -> None:
+    assert compare_samples([before], [after]).is_slower_by(least) is is_slower
+
+
+def test_several_intervals_hold_together() -> None:
+    assert joint_confidence(0.95, 1) == 0.95
+    assert joint_confidence(0.95, 5) == pytest.approx(0.99)
+    assert joint_confidence(0.95, 0) == 0.95
 
 
 def test_steps_that_take_no_time_have_no_change() -> None:

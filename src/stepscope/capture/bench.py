@@ -21,7 +21,7 @@ from stepscope.capture.bootstrap_plan import RunOptions
 from stepscope.capture.launch import environment_of
 from stepscope.capture.manifest import RunManifest
 from stepscope.capture.run_folder import RunFolder
-from stepscope.compare.statistics import SampleComparison, compare_samples
+from stepscope.compare.statistics import SampleComparison, compare_samples, joint_confidence
 from stepscope.compare.warm_up import WarmUp, warm_up
 
 Stop: TypeAlias = Literal["precision", "rounds", "budget", "interrupted", "failed"]
@@ -58,7 +58,7 @@ class BenchSettings:
 
     def confidence(self, commands: int) -> float:
         """Of each interval, so that all of them together hold with `CONFIDENCE` (Bonferroni)."""
-        return 1 - (1 - CONFIDENCE) / max(commands - 1, 1)
+        return joint_confidence(CONFIDENCE, commands - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
+from stepscope.commands._slower import add_slower_option, judged
 from stepscope.commands.run import at_least
 from stepscope.errors import TraceError, UsageError
-from stepscope.report.format import duration, printable, share
+from stepscope.report.format import duration, printable
 
 if TYPE_CHECKING:
     from stepscope.capture.bench import Bench, BenchFailure, BenchRun
@@ -75,12 +76,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     after.add_argument(
         "--profile", action="store_true", help="then record one run of each, and say where the difference comes from"
     )
-    after.add_argument(
-        "--fail-if-slower",
-        metavar="SHARE",
-        type=share_of_step,
-        help="exit with 1 if a command's steps take this much longer, and not by chance",
-    )
+    add_slower_option(after)
     after.add_argument("--json", metavar="FILE", type=_output.target, help="write everything for programs; - prints it")
     after.add_argument(
         "--markdown", metavar="FILE", type=_output.target, help="write the result for a pull request; - prints it"
@@ -115,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(_failure(bench, bench.failure))
     if bench.stop == "interrupted":
         return INTERRUPTED
-    return _judged(bench, arguments.fail_if_slower)
+    return judged(arguments.fail_if_slower, ((command.label, found) for command, found in bench.comparisons()))
 
 
 def _new_bench(arguments: argparse.Namespace) -> Bench:
@@ -216,20 +212,6 @@ def _failure(bench: Bench, failure: BenchFailure) -> str:
     command = next(each for each in bench.commands if each.label == failure.label)
     log = "" if failure.log is None else f"; its output: {failure.log}"
     return f"command {failure.label}, {command.shown}, {failure.sentence}{log}"
-
-
-def _judged(bench: Bench, limit: float | None) -> int:
-    """The exit code under --fail-if-slower, with what broke the limit on standard error."""
-    if limit is None:
-        return 0
-    slower = [
-        (command, found.change)
-        for command, found in bench.comparisons()
-        if found.verdict == "slower" and found.change is not None and found.change >= limit
-    ]
-    for command, change in slower:
-        _say(f"{command.label} is slower by {share(change)}, --fail-if-slower {share(limit)}")
-    return 1 if slower else 0
 
 
 @contextlib.contextmanager

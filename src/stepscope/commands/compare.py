@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
 from stepscope.commands._reading import add_reading_options, local_names, place_of, readable_traces
+from stepscope.commands._slower import add_slower_option, judged
 from stepscope.commands._tables import whole_number
 from stepscope.commands._user_code import add_user_code_options, user_code_from
-from stepscope.commands.diagnose import parsed_share
 from stepscope.errors import UsageError
-from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
     from stepscope.compare import Comparison, Side
@@ -64,12 +62,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=whole_number,
         help=f"rows of each table, 0 for all (default: {_ROWS}, HTML: {_HTML_ROWS}, JSON: all)",
     )
-    what.add_argument(
-        "--fail-if-slower",
-        metavar="SHARE",
-        type=parsed_share,
-        help="exit 1 where steps take this much longer, such as 3%%, and the interval leaves out that they do not",
-    )
+    add_slower_option(what)
     what.add_argument(
         "--all-steps",
         action="store_true",
@@ -90,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     comparisons = _compared(arguments)
     shown = _redacted(comparisons) if arguments.redact else comparisons
     _write_reports(arguments, shown)
-    return _judged(arguments.fail_if_slower, shown)
+    return judged(arguments.fail_if_slower, ((each.after.name, each.samples) for each in shown))
 
 
 def _compared(arguments: argparse.Namespace) -> list[Comparison]:
@@ -194,17 +187,3 @@ def _pictures(comparisons: Sequence[Comparison], arguments: argparse.Namespace) 
         redactor = Redactor([*local_names(), *hosts])
         drawn = [redactor.redact(picture) for picture in drawn]
     return [(drawn[0], picture) for picture in drawn[1:]]
-
-
-def _judged(limit: float | None, comparisons: Sequence[Comparison]) -> int:
-    """The exit code under --fail-if-slower, with what broke the limit on standard error."""
-    if limit is None:
-        return 0
-    slower = [each for each in comparisons if each.samples.verdict == "slower" and (each.samples.change or 0) >= limit]
-    for each in slower:
-        print(
-            f"stepscope: {printable(each.after.name)} is slower by {share(each.samples.change or 0)}, "
-            f"--fail-if-slower {share(limit)}",
-            file=sys.stderr,
-        )
-    return 1 if slower else 0

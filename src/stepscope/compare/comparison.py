@@ -29,7 +29,7 @@ from stepscope.compare.matching import (
 from stepscope.compare.notes import notes
 from stepscope.compare.record import SCHEMAS, Basis, TraceRecord, trace_record
 from stepscope.compare.settings import different_settings, merged_settings
-from stepscope.compare.statistics import SampleComparison, compare_samples
+from stepscope.compare.statistics import SampleComparison, compare_samples, joint_confidence
 from stepscope.trace import Trace
 
 
@@ -184,7 +184,8 @@ def compare_sides(
     user_code: UserCode = DEFAULT_USER_CODE,
     all_steps: bool = False,
 ) -> list[Comparison]:
-    """As `compare_traces`, for several programs against the same one."""
+    """As `compare_traces`, for several programs against the same one; `confidence` is of all intervals together."""
+    confidence = joint_confidence(confidence, len(after))
     baseline = _collected(_side(before, "before"), user_code, all_steps)
     return [_compared(baseline, _collected(_side(each, "after"), user_code, all_steps), confidence) for each in after]
 

@@ -77,6 +77,10 @@ class SampleComparison:
     confidence: float
     caveats: tuple[str, ...]
 
+    def is_slower_by(self, least: float) -> bool:
+        """Whether it is shown to be slower, and the estimate is at least this share of `before_ns`."""
+        return self.verdict == "slower" and self.change is not None and self.change >= least
+
 
 @dataclass(frozen=True, slots=True)
 class _Side:
@@ -105,6 +109,11 @@ class _Side:
     @property
     def steps(self) -> int:
         return sum(map(len, self.runs))
+
+
+def joint_confidence(confidence: float, comparisons: int) -> float:
+    """Of each of several intervals, so that all of them together hold with `confidence` (Bonferroni)."""
+    return 1 - (1 - confidence) / max(comparisons, 1)
 
 
 def compare_samples(
