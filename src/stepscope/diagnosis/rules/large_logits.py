@@ -44,7 +44,7 @@ from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleR
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
-from stepscope.whatif.changes import scaled_work_of, together
+from stepscope.whatif.changes import scaled_work_of
 
 ID: Final = "large-logits"
 TITLE: Final = "Scores of many classes, or tables of embeddings, are handled whole"
@@ -111,9 +111,9 @@ def _scores(view: View) -> Finding | None:
         ),
         remedy=_remedy(bool(ignored)),
         where=view.locations_of(view.slices_of_operators(places), np.maximum(durations[places], 1)),
-        change=together(
-            scaled_work_of(handling, (1 - ignored) * (1 - in_blocks / handling_ns)),
-            scaled_work_of(making, 1 - ignored),
+        change=scaled_work_of(
+            np.concatenate([making, handling]),
+            (1 - ignored) * np.repeat([1.0, 1 - in_blocks / handling_ns], [len(making), len(handling)]),
         ),
     )
 
