@@ -45,9 +45,7 @@ from stepscope.diagnosis.recording_cost import unrecorded_ns
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
-from stepscope.whatif import Change
-from stepscope.whatif.changes import scaled_pieces, together
-from stepscope.whatif.removals import without_waits_in
+from stepscope.whatif.changes import scaled_pieces
 
 ID: Final = "frequent-logging"
 TITLE: Final = "Logging in every step takes a part of it"
@@ -120,21 +118,13 @@ def check(view: View) -> RuleResult:
             f"if step % {every} == 0:\n    {example}",
         ),
         where=view.locations(pieces),
-        change=_rarely(
+        # What waits inside cost is told by host-synchronisation.
+        change=scaled_pieces(
             _pieces(view, view.host_pieces, around, calls, reading_lines),
             1 - saving / int(pieces["duration_ns"].sum()),
         ),
     )
     return RuleResult((finding,))
-
-
-def _rarely(pieces: pl.DataFrame, factor: float) -> Change:
-    """These pieces of the main thread's time take so many times as long, and it waits for nothing in them."""
-    starts = pieces["start_ns"].to_numpy()
-    ends = starts + pieces["duration_ns"].to_numpy()
-    return together(
-        scaled_pieces(pieces, factor), without_waits_in(pieces["lane"].to_numpy().astype(np.int32), starts, ends)
-    )
 
 
 def _reads(view: View) -> tuple[Rows, dict[str, int]]:
