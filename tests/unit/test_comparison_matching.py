@@ -8,6 +8,7 @@ import polars as pl
 
 from stepscope.compare.lines import matched_lines
 from stepscope.compare.matching import OPERATOR_LEVELS, matched, without_unknown
+from stepscope.compare.names import with_families
 
 OPERATORS = {"name": pl.String, "module": pl.String, "input_shapes": pl.String, "ns": pl.Int64, "calls": pl.Int64}
 LINES = {
@@ -22,7 +23,7 @@ def operators(*rows: tuple[Any, ...]) -> pl.DataFrame:
 
 
 def shown(before: pl.DataFrame, after: pl.DataFrame) -> list[tuple[Any, ...]]:
-    return matched(before, after, OPERATOR_LEVELS, ("ns", "calls"), "ns").select(SHOWN).rows()
+    return matched(*with_families(before, after), OPERATOR_LEVELS, ("ns", "calls"), "ns").select(SHOWN).rows()
 
 
 def lines(*rows: tuple[Any, ...], file: str | None = "train.py", function: str = "main") -> pl.DataFrame:
@@ -68,6 +69,27 @@ def test_elsewhere_with_other_shapes() -> None:
     ]
 
 
+def test_other_numbers_come_last_and_only_for_names_of_one_side() -> None:
+    before = operators(
+        ("triton_fused_add_3", "a", "[1]", 10), ("triton_fused_add_5", "b", "[1]", 20), ("mm", "a", "", 1)
+    )
+    after = operators(
+        ("triton_fused_add_3", "c", "[2]", 11),
+        ("triton_fused_add_7", "b", "[1]", 21),
+        ("triton_fused_add_8", "d", "[4]", 2),
+        ("mm_1", "a", "", 1),
+    )
+    table = matched(*with_families(before, after), OPERATOR_LEVELS, ("ns", "calls"), "ns")
+
+    assert table.select("name", "after_name", "match", "before_ns", "after_ns").rows() == [
+        ("triton_fused_add_3", None, "other module and shapes", 10, 11),
+        ("triton_fused_add_5", "triton_fused_add_7", "same operator, other number", 20, 21),
+        ("mm", None, "only before", 1, 0),
+        ("triton_fused_add_8", None, "only after", 0, 2),
+        ("mm_1", None, "only after", 0, 1),
+    ]
+
+
 def test_several_are_taken_together_under_the_costliest() -> None:
     before = operators(("mm", "a", "[1]", 10), ("mm", "a", "[2]", 30), ("mm", None, "[1]", 1))
     after = operators(("mm", "a", "[3]", 5), ("mm", None, "[1]", 2), ("add", None, None, 9))
@@ -83,7 +105,7 @@ def test_sums_are_kept_whatever_matches() -> None:
     before = operators(*[("mm", module, f"[{size}]", 7) for module in "abc" for size in range(4)])
     after = operators(*[("mm", module, f"[{size}]", 11) for module in "bcd" for size in range(2, 7)])
 
-    table = matched(before, after, OPERATOR_LEVELS, ("ns", "calls"), "ns")
+    table = matched(*with_families(before, after), OPERATOR_LEVELS, ("ns", "calls"), "ns")
 
     assert (table["before_ns"].sum(), table["after_ns"].sum()) == (12 * 7, 15 * 11)
     assert (table["before_calls"].sum(), table["after_calls"].sum()) == (12, 15)

@@ -26,6 +26,7 @@ from stepscope.compare.matching import (
     matched,
     without_unknown,
 )
+from stepscope.compare.names import with_families
 from stepscope.compare.notes import notes
 from stepscope.compare.record import SCHEMAS, Basis, TraceRecord, trace_record
 from stepscope.compare.settings import different_settings, merged_settings
@@ -93,10 +94,11 @@ class Comparison:
     """Two programs beside each other.
 
     A table's row is what is the same on both sides: the columns that name it; columns `after_...` where it may be in
-    another place or have other shapes after, null where it has not; `match` ("same", "other shapes", "other module",
-    "other module and shapes", "other line", "other sizes", "only before" or "only after"); `before_total_ns` and
-    `after_total_ns`, whole nanoseconds over all steps; `before_ns`, `after_ns` and `difference_ns`, a step (totals over
-    `step_count`); `share`, the difference over the step before; and calls a step. The largest difference comes first.
+    another place, have other shapes or another number in its name after, null where it has not; `match` ("same", "other
+    shapes", "other module", "other module and shapes", "same kernel, other number", "same operator, other number",
+    "other line", "other sizes", "only before" or "only after"); `before_total_ns` and `after_total_ns`, whole
+    nanoseconds over all steps; `before_ns`, `after_ns` and `difference_ns`, a step (totals over `step_count`); `share`,
+    the difference over the step before; and calls a step. The largest difference comes first.
 
     Attributes:
         before, after: the sides.
@@ -267,11 +269,13 @@ def _compared(before: _Collected, after: _Collected, confidence: float) -> Compa
         if _is_known_once(tables, name, column):
             unknown[name] = None
             tables = [{**each, name: each[name].clear()} for each in tables]
+    for name in ("operators", "kernels"):
+        tables[0][name], tables[1][name] = with_families(tables[0][name], tables[1][name])
     lines = matched_lines(_lines(tables[0]["lines"]), _lines(tables[1]["lines"]), _LINE_SUMS)
     result = {
         "causes": beside("causes", CAUSE_LEVELS, ("ns",)),
-        "operators": beside("operators", OPERATOR_LEVELS, ("ns", "calls"), ("module", "input_shapes")),
-        "kernels": beside("kernels", KERNEL_LEVELS, ("ns", "calls"), ("module", "input_shapes")),
+        "operators": beside("operators", OPERATOR_LEVELS, ("ns", "calls"), ("module", "input_shapes")).drop("family"),
+        "kernels": beside("kernels", KERNEL_LEVELS, ("ns", "calls"), ("module", "input_shapes")).drop("family"),
         "lines": _per_step(lines, _LINE_SUMS, counts, ours.step_ns),
         "modules": beside("modules", MODULE_LEVELS, ("ns", "idle_ns", "calls")),
         "communication": beside("communication", COMMUNICATION_LEVELS, ("ns", "calls"), ("bytes", "ranks")),

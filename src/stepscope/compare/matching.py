@@ -2,7 +2,8 @@
 
 Rows that agree in everything are the same. Of those that are left, rows that agree in less are taken together, step by
 step: the same operator in the same module with other shapes, the same operator with the same shapes in another module,
-and the same operator elsewhere with other shapes. What is then left was added or removed.
+and the same operator elsewhere with other shapes. Of names that are on one side only, those are then taken together
+that differ in nothing but a number or a hash. What is then left was added or removed.
 """
 
 from __future__ import annotations
@@ -31,13 +32,19 @@ class Level(NamedTuple):
     keys: tuple[str, ...]
 
 
-OPERATOR_LEVELS: Final = (
-    Level(SAME, ("name", "module", "input_shapes")),
+_BY_NAME: Final = (
+    Level(SAME, ("name", "family", "module", "input_shapes")),
     Level("other shapes", ("name", "module")),
     Level("other module", ("name", "input_shapes")),
     Level("other module and shapes", ("name",)),
 )
-KERNEL_LEVELS: Final = tuple(Level(level.match, (*level.keys, "kind")) for level in OPERATOR_LEVELS)
+_OTHER_NUMBER: Final = (("family", "module", "input_shapes"), ("family", "module"), ("family",))
+"""Of what is then left, the keys of what has another number; `family` is the name without numbers."""
+OPERATOR_LEVELS: Final = (*_BY_NAME, *(Level("same operator, other number", keys) for keys in _OTHER_NUMBER))
+KERNEL_LEVELS: Final = tuple(
+    Level(level.match, (*level.keys, "kind"))
+    for level in (*_BY_NAME, *(Level("same kernel, other number", keys) for keys in _OTHER_NUMBER))
+)
 CAUSE_LEVELS: Final = (Level(SAME, ("kind", "name")),)
 MODULE_LEVELS: Final = (Level(SAME, ("module",)),)
 COMMUNICATION_LEVELS: Final = (Level(SAME, ("kind", "ranks", "bytes")), Level("other sizes", ("kind",)))
