@@ -52,7 +52,7 @@ def test_operators_may_be_late_by_their_slack_and_no_more(name: str, traces_fold
     slack = slack_of_operators(experiment)
 
     launched_by = experiment.trace.launches["operator"].gather(experiment.trace.device_work["launch"])
-    for row, _, start, duration, _, ns in slack.sample(10, seed=1).iter_rows():
+    for row, _, start, duration, _, ns in slack.sample(5, seed=1).iter_rows():
         lane, end = experiment.trace.operators["lane"].to_numpy()[[row]], np.array([start + duration])
         work = np.flatnonzero((launched_by == row).fill_null(False).to_numpy())
         for more, longer in ((ns, False), (ns + 100_000, True)):
@@ -97,3 +97,15 @@ def test_own_time_saves_no_more_than_it_takes_of_the_critical_path(name: str, tr
     for cause in ("dispatch", "optimizer", "untraced"):
         saved = experiment.run(without_cause(cause)(experiment, experiment.graph))
         assert 0 < saved.saving_ns * saved.step_count <= takes[cause]
+
+
+def test_ranks_that_meet_on_their_hosts_are_replayed_together(traces_folder: Path) -> None:
+    traces = sorted((traces_folder / "kineto" / "cpu_ddp_gloo").iterdir())
+    ranks = Ranks.of([Experiment(open_trace(path)) for path in traces])
+
+    assert ranks.meetings[0].shape == (2, 12)
+    assert [outcome.saving_ns for outcome in ranks.run([None, None])] == [0, 0]
+    # What looks like communication on the first rank is nearly all waiting for the second.
+    alone = ranks.experiments[0]
+    assert alone.run(without_cause("communication")(alone, alone.graph)).saving_share > 0.35
+    assert max(outcome.saving_share for outcome in ranks.run([without_cause("communication")] * 2)) < 0.06

@@ -176,3 +176,39 @@ def test_waiting_for_what_the_trace_does_not_show_stays_and_is_told() -> None:
     assert experiment.graph.unexplained_ns.tolist() == [0, 433 * US]
     assert experiment.unexplained_share == pytest.approx(0.433)
     assert experiment.why_not == "the device waited 43% of the time for something that the trace does not show"
+
+
+def gloo_step() -> Trace:
+    """A thread of the backend's own exchanges gradients, and the main thread waits for the end."""
+    machine = Machine()
+    backend = machine.thread("2")
+    machine.step(0, 1000 * US, 0)
+    machine.operator(0, 300 * US, "aten::backward")
+    machine.operator(300 * US, 10 * US, "c10d::allreduce_")
+    machine.annotation(305 * US, 400 * US, "gloo:all_reduce", lane=backend)
+    machine.operator(710 * US, 100 * US, "aten::optimizer")
+    return machine.trace()
+
+
+def test_collectives_of_the_host_are_work_that_the_main_thread_waits_for() -> None:
+    experiment = Experiment(gloo_step())
+    graph = experiment.graph
+
+    assert is_measured(gloo_step())
+    assert (graph.on_host.tolist(), graph.works.launched.tolist()) == ([1], [300 * US])
+    assert (graph.works.start.tolist(), graph.works.duration.tolist()) == ([305 * US], [400 * US])
+    assert graph.host_waits.delay_ns.tolist() == [5 * US]
+    shorter = experiment.run(graph.with_work(np.array([0]), 0.25))
+    assert shorter.saving_ns == 300 * US
+
+
+def test_a_backward_pass_that_is_shorter_sends_its_gradients_earlier() -> None:
+    experiment = Experiment(gloo_step())
+
+    lane = np.array([0], np.int32)
+    outcome = experiment.run(
+        experiment.graph.with_host_time(lane, np.array([0]), np.array([200 * US]), np.array([0.0]))
+    )
+
+    assert outcome.replay.work_start.tolist() == [105 * US]
+    assert outcome.saving_ns == 200 * US

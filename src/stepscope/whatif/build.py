@@ -14,6 +14,7 @@ from stepscope.trace import Trace
 from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.graph import Durations, Edges, Graph, Stretches, Works
+from stepscope.whatif.host_collectives import host_collectives, joined
 from stepscope.whatif.host_scale import HostScale
 from stepscope.whatif.host_waits import RETURN_NS, Handovers, Waits, device_waits, handovers
 from stepscope.whatif.loader_calls import loader_calls
@@ -34,13 +35,17 @@ NONE: Final = np.iinfo(np.int64).min
 def build_graph(trace: Trace, *, activity: HostActivity | None = None) -> Graph:
     """What waited for what in a trace; its replay gives back the measured times."""
     activity = activity or host_activity(trace)
-    waits, bursts = device_waits(trace), handovers(trace, activity)
+    bursts, beside = handovers(trace, activity), host_collectives(trace, activity)
+    waits = joined(device_waits(trace), beside.waits(trace.device_work.height))
     stretches, boundaries = cut_stretches(activity, waits, bursts, loader_calls(trace))
     works = _works(trace, stretches)
     sources = queue_waits(trace, works)
     _, _, unexplained = _calibrated(works, sources)
     sources = with_unseen_waits(trace, works, sources, unexplained)
     works, waited, unexplained = _calibrated(works, sources)
+    added = beside.works(stretches, len(works.start), int(works.queue.max(initial=-1)) + 1)
+    works = Works(*(np.concatenate([getattr(works, name), getattr(added, name)]) for name in Works.__slots__))
+    unexplained = np.concatenate([unexplained, np.zeros(len(added.start), np.int64)])
     host, dropped = _host_wait_edges(works, stretches, waits, boundaries)
     graph = Graph(
         stretches=stretches,
@@ -49,6 +54,7 @@ def build_graph(trace: Trace, *, activity: HostActivity | None = None) -> Graph:
         host_waits=host,
         handovers=_handover_edges(stretches, bursts),
         rendezvous=np.full(len(works.start), -1, np.int64),
+        on_host=beside.row,
         unexplained_ns=unexplained,
         dropped=dropped,
         host_scale=HostScale.none(),

@@ -262,6 +262,9 @@ def _scaled_host_cause(experiment: Experiment, graph: Graph, cause: str, factor:
             graph = graph.with_host_time(lanes, whole.starts, whole.ends, np.full(len(lanes), factor))
         else:
             graph = scaled_host_time(lanes, whole.starts, whole.ends, factor)(experiment, graph)
+    if cause == "communication":
+        first = experiment.trace.device_work.height
+        graph = graph.with_work(first + np.arange(len(graph.on_host)), factor)
     return graph
 
 

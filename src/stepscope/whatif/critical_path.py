@@ -52,7 +52,7 @@ def critical_path(experiment: Experiment, done: Replay | None = None) -> pl.Data
     """
     chain = walk_back(experiment, done or experiment.measured)
     parts = [_work_rows(experiment, chain), _delay_rows(experiment, chain), _host_rows(experiment, chain)]
-    parts.append(_batch_rows(experiment, chain))
+    parts.append(_other_rows(experiment, chain))
     path = pl.concat([pl.DataFrame(schema=dict(PATH_SCHEMA)), *parts])
     path = path.with_columns(end=pl.col("start_ns") + pl.col("duration_ns")).with_columns(
         start_ns=pl.max_horizontal("start_ns", pl.lit(chain.begin))
@@ -71,21 +71,39 @@ def resources(path: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of_device(experiment: Experiment, taken: list[tuple[int, int, int]]) -> tuple[Rows, Times, Times]:
-    """Rows, starts and ends of what is in the trace; a change may have added work of worker processes."""
+    """Rows, starts and ends of what a device did."""
+    return _rows_from(taken, 0, experiment.trace.device_work.height)
+
+
+def _rows_from(taken: list[tuple[int, int, int]], first: int, end: int | None = None) -> tuple[Rows, Times, Times]:
+    """Of what was taken the works with these numbers: number, start and end."""
     table = np.array(taken, np.int64).reshape(-1, 3)
-    table = table[table[:, 0] < experiment.trace.device_work.height]
+    inside = (table[:, 0] >= first) & ((table[:, 0] < end) if end is not None else True)
+    table = table[inside]
     return table[:, 0], table[:, 1], table[:, 2]
 
 
-def _batch_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
-    """Batches that worker processes load in a changed replay, and what they waited for."""
-    table = np.array([*chain.works, *chain.delays], np.int64).reshape(-1, 3)
-    table = table[table[:, 0] >= experiment.trace.device_work.height]
-    return _conform(
-        pl.DataFrame({"start_ns": table[:, 1], "duration_ns": table[:, 2] - table[:, 1]}).with_columns(
-            kind=pl.lit("host"), cause=pl.lit("input"), name=pl.lit("a batch loaded by a worker process")
-        )
+def _other_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
+    """Collectives that the host runs, and batches that worker processes load in a changed replay; with their delays."""
+    first, on_host = experiment.trace.device_work.height, chain.done.graph.on_host
+    rows, start, end = _rows_from(chain.works, first)
+    delayed, since, until = _rows_from(chain.delays, first)
+    rows, start, end = np.append(rows, delayed), np.append(start, since), np.append(end, until)
+    number = rows - first
+    collective = number < len(on_host)
+    row = on_host[number[collective]]
+    annotations = experiment.trace.annotations
+    sent = pl.DataFrame({"start_ns": start[collective], "duration_ns": (end - start)[collective], "row": row})
+    sent = sent.with_columns(
+        kind=pl.lit("communication"),
+        table=pl.lit("annotations"),
+        lane=annotations["lane"].gather(row),
+        name=annotations["name"].gather(row),
     )
+    loaded = pl.DataFrame({"start_ns": start[~collective], "duration_ns": (end - start)[~collective]}).with_columns(
+        kind=pl.lit("host"), cause=pl.lit("input"), name=pl.lit("a batch loaded by a worker process")
+    )
+    return pl.concat([_conform(sent), _conform(loaded)])
 
 
 def _work_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:

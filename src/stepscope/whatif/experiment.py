@@ -174,9 +174,10 @@ class Experiment:
         def edges(measured: Edges, changed: Edges, early: npt.NDArray[np.bool_]) -> Edges:
             return measured.select(early[measured.target]).with_edges(changed.select(~early[changed.target]))
 
-        early = np.zeros(len(graph.works.start), np.bool_)  # a change may add work of its own
+        early, begun = np.zeros((2, len(graph.works.start)), np.bool_)  # a change may add work of its own
         early[: len(work)] = work
-        at = np.flatnonzero(work)
+        begun[: len(work)] = base.works.start <= begin  # work with which the span begins: it may not begin sooner
+        at = np.flatnonzero(begun)
         latency, gap = graph.works.latency_ns.copy(), graph.works.gap_ns.copy()
         latency[at], gap[at] = base.works.latency_ns[at], base.works.gap_ns[at]
         own = np.where(stretch, base.stretches.own_ns, graph.stretches.own_ns)
@@ -184,7 +185,7 @@ class Experiment:
             graph,
             stretches=replace(graph.stretches, own_ns=own),
             works=replace(graph.works, latency_ns=latency, gap_ns=gap),
-            queue_waits=edges(base.queue_waits, graph.queue_waits, early),
+            queue_waits=edges(base.queue_waits, graph.queue_waits, begun),
             host_waits=edges(base.host_waits, graph.host_waits, stretch),
             handovers=edges(base.handovers, graph.handovers, stretch),
             host_scale=graph.host_scale.after(begin),
@@ -196,9 +197,10 @@ class Experiment:
         """Share of the span in which the device was idle because work waited for what the trace does not show."""
         if self.device is None:
             return 0.0
-        table, late = self.trace.device_work, self.graph.unexplained_ns
+        table = self.trace.device_work
+        late = self.graph.unexplained_ns[: table.height]
         mine = ((table["device"] == self.device).fill_null(False)).to_numpy() & (late > 0)
-        start: Times = self.graph.works.start[mine]
+        start: Times = self.graph.works.start[: table.height][mine]
         waiting = union(start - late[mine], start).clip(self.span.start_ns, self.span.end_ns)
         busy = busy_intervals(table.filter(pl.col("device") == self.device), self.span)
         return (waiting.total_ns - waiting.overlap_ns(busy)) / max(self.span.duration_ns, 1)

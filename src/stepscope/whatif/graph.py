@@ -118,6 +118,8 @@ class Graph:
         handovers: moment of one thread -> stretch of another.
         rendezvous: for each work the number of the collective in which it meets other ranks' works, -1 for none; shape
             (n,). All works of a collective end together; a work's duration is then what remains after the last arrived.
+        on_host: rows in `annotations` of collectives that the host runs; each is a work behind those of `device_work`,
+            in this order, and before any that a change adds.
         unexplained_ns: time by which work began later than all its known dependencies allow; kept as a delay.
         dropped: dependencies that the measured times contradict, which were left out.
         host_scale: by how much host time is stretched where.
@@ -130,6 +132,7 @@ class Graph:
     host_waits: Edges
     handovers: Edges
     rendezvous: Rows
+    on_host: Rows
     unexplained_ns: Durations
     dropped: int
     host_scale: HostScale

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import HostActivity
+from stepscope.analysis.host import TABLES, HostActivity
+from stepscope.analysis.naming import HOST_BACKEND
 from stepscope.trace import Trace
 from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows
@@ -196,18 +197,25 @@ def _disjoint(lane: npt.NDArray[np.int32], start: Times, end: Times) -> npt.NDAr
     return keep
 
 
+def is_host_collective(trace: Trace) -> npt.NDArray[np.bool_]:
+    """For each row of `annotations` whether it is a collective that a backend of the host's own runs."""
+    named = trace.annotations["name"].str.contains(HOST_BACKEND) & (trace.annotations["kind"] == "host")
+    marks: npt.NDArray[np.bool_] = named.fill_null(False).to_numpy()
+    return marks
+
+
 def handovers(trace: Trace, activity: HostActivity) -> Handovers:
-    """The bursts of every thread that is not its process's main thread.
+    """The bursts of every thread that is not its process's main thread, but for collectives.
 
     A burst is what a thread does while its main thread does nothing new. The main thread has waited for it when the
     burst fills most of the time for which the main thread was silent.
     """
     processes = dict(trace.lanes.select("lane", "process").iter_rows())
-    parts = []
+    parts, apart = [], is_host_collective(trace)
     for lane in activity.timelines:
         main = activity.main_lanes.get(processes.get(lane), lane)  # type: ignore[arg-type]
         if main != lane:
-            parts.append(_bursts(activity, lane, main))
+            parts.append(_bursts(activity, lane, main, apart))
     if not parts:
         nothing = np.zeros(0, np.int64)
         return Handovers(nothing.astype(np.int32), nothing, nothing, nothing.astype(np.int32), nothing, nothing)
@@ -219,8 +227,11 @@ def handovers(trace: Trace, activity: HostActivity) -> Handovers:
     )
 
 
-def _bursts(activity: HostActivity, lane: int, main: int) -> Handovers:
+def _bursts(activity: HostActivity, lane: int, main: int, apart: npt.NDArray[np.bool_]) -> Handovers:
+    """The bursts of one thread; of annotations those marked in `apart` are no work of the thread's."""
     mine = np.flatnonzero((activity.lane == lane) & (activity.parent < 0))
+    is_annotation = activity.table[mine] == TABLES.index("annotations")
+    mine = mine[~(is_annotation & np.append(apart, False)[np.where(is_annotation, activity.row[mine], -1)])]
     mine = mine[np.argsort(activity.start[mine], kind="stable")]
     start, end = activity.start[mine], activity.end[mine]
     timeline = activity.timelines.get(main)

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import collectives
+from stepscope.analysis.communication import collectives, kind_of
 from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.experiment import Change, Experiment, Outcome
@@ -46,7 +46,7 @@ class Ranks:
     Collectives match by step, kind, group and order in the step. Ranks' clocks differ: each is shifted by the median of
     what its collectives end later than the first rank's. A collective then has two parts: until the last rank of those
     that were recorded has come, and from there to its end on each rank, which is the transfer and waiting for ranks
-    that were not recorded. Collectives that the host runs, as gloo's, are not matched: such ranks are replayed alone.
+    that were not recorded. Where no device has any, collectives that the host runs, as gloo's, are matched.
 
     Attributes:
         experiments: one a rank.
@@ -88,7 +88,7 @@ class Ranks:
 
     @cached_property
     def meetings(self) -> tuple[Rows, Times]:
-        """Of collectives that all ranks wait in together: rows in each rank's `device_work`, and each rank's transfer.
+        """Of collectives that all ranks wait in together: each rank's works, and each rank's transfer.
 
         Both of shape (ranks, n). One that ends on a rank before another has come does not bring the two together.
         """
@@ -154,9 +154,10 @@ class Ranks:
 
 
 def _collectives(experiment: Experiment, place: int) -> pl.DataFrame:
-    """A rank's collectives: the columns of _MATCH, and row, start and end with the rank's place behind the name."""
-    found = collectives(experiment.trace, device=experiment.device)
-    found = found.filter(pl.col("on_device"))
+    """A rank's collectives: the columns of _MATCH, and work, start and end with the rank's place behind the name."""
+    found = collectives(experiment.trace, device=experiment.device).filter(pl.col("on_device"))
+    if found.is_empty():
+        found = _of_host(experiment)
     steps = experiment.steps.sort("start_ns")
     index = np.searchsorted(steps["start_ns"].to_numpy(), found["start_ns"].to_numpy(), side="right") - 1
     number = np.where(index >= 0, steps["index"].to_numpy()[np.maximum(index, 0)], -1) if steps.height else index
@@ -168,6 +169,22 @@ def _collectives(experiment: Experiment, place: int) -> pl.DataFrame:
         pl.col("start_ns").alias(f"start{place}"),
         (pl.col("start_ns") + pl.col("duration_ns")).alias(f"end{place}"),
     ).with_columns(order=pl.int_range(pl.len()).over("step", "kind", "group"))
+
+
+def _of_host(experiment: Experiment) -> pl.DataFrame:
+    """The collectives that the host runs, whose works stand behind the device's."""
+    graph, first = experiment.graph, experiment.trace.device_work.height
+    works = slice(first, first + len(graph.on_host))
+    names = experiment.trace.annotations["name"].gather(graph.on_host)
+    return pl.DataFrame(
+        {
+            "row": np.arange(works.start, works.stop),
+            "kind": [kind_of(name) for name in names],
+            "start_ns": graph.works.start[works],
+            "duration_ns": graph.works.duration[works],
+        },
+        schema_overrides={"row": pl.Int64, "kind": pl.String},
+    ).with_columns(group=pl.lit(""))
 
 
 def _joined(graphs: Sequence[Graph], shifts: Sequence[int]) -> Graph:
@@ -188,6 +205,7 @@ def _joined(graphs: Sequence[Graph], shifts: Sequence[int]) -> Graph:
         host_waits=_all_edges([part.host_waits for part in parts]),
         handovers=_all_edges([part.handovers for part in parts]),
         rendezvous=np.concatenate([part.rendezvous for part in parts]),
+        on_host=np.zeros(0, np.int64),
         unexplained_ns=np.concatenate([part.unexplained_ns for part in parts]),
         dropped=sum(part.dropped for part in parts),
         host_scale=HostScale(

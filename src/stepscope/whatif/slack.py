@@ -45,7 +45,7 @@ def slack_of_operators(experiment: Experiment) -> pl.DataFrame:
     calls = experiment.trace.launches["operator"].cast(pl.Int64)
     table = experiment.trace.device_work.select(
         pl.Series("row", calls.gather(experiment.trace.device_work["launch"])),
-        slack=pl.Series(work_slack),
+        slack=pl.Series(work_slack[: experiment.trace.device_work.height]),
         device_ns="duration_ns",
     )
     its = table.drop_nulls("row").group_by("row").agg(pl.col("slack").min(), pl.col("device_ns").sum())
