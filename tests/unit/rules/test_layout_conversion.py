@@ -108,8 +108,8 @@ def test_the_recorded_order_decides_where_shapes_do_not(order: str, findings: in
 def test_a_librarys_kernels_are_saved() -> None:
     finding = the_finding(rule, kernels(NCHW_TO_NHWC))
 
-    # The product is launched at 15 us and reaches the device 5 us later, instead of at 310.
-    assert (finding.saving_ns_per_step, finding.saving_from) == (290 * US, "replayed")
+    # The product is launched at 15 us and reaches the device 5 us later, instead of at 310; the call of 2 ns goes too.
+    assert (finding.saving_ns_per_step, finding.saving_from) == (290 * US + 2, "replayed")
     assert places_of(finding) == [("train.py", 12, "step")]
 
 

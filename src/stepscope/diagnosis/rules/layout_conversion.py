@@ -36,7 +36,7 @@ from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif import Change
-from stepscope.whatif.changes import scaled_operators, scaled_work, scaled_work_of, together
+from stepscope.whatif.changes import scaled_operators, scaled_slices, scaled_work, scaled_work_of, together
 
 ID: Final = "layout-conversion"
 TITLE: Final = "Tensors are copied into another order of dimensions and back"
@@ -85,6 +85,7 @@ def check(view: View) -> RuleResult:
         where=view.locations_of(slices, weights),
         change=together(
             scaled_operators(copying, 0.0),
+            scaled_slices(launches, 0.0),
             scaled_work(kernels["row"].to_numpy().astype(np.int64), 0.0),
             _without_excess(view, excess),
         ),
