@@ -91,8 +91,8 @@ def test_the_data_loader_makes_the_difference_of_the_resnets() -> None:
     assert found.samples.change == pytest.approx(-0.2994, abs=1e-4)
     assert found.before.left_out == ()
     assert [(step.edge, step.index, step.duration_ns) for step in found.after.left_out] == [
-        ("first", 16, 160_056_000),
-        ("last", 21, 206_473_000),
+        ("first", 16, 160_142_000),
+        ("last", 21, 206_514_000),
     ]
     sentences = where_sentences(found)
     assert "58.7 ms less idle time in which the host was loading data (input)" in sentences[0]
