@@ -139,7 +139,9 @@ class Experiment:
         starts, ends = done.work_start[self.works], done.work_end[self.works]
         host_start, host_end = self.host_ends(done)
         last = max(host_end, int(ends.max(initial=host_end)))
-        first = int(starts.min(initial=last))
+        # Work may begin sooner, but what then lies before the steps is no part of them.
+        soonest = min(host_start, int(self.graph.works.start[self.works].min(initial=last)))
+        first = max(int(starts.min(initial=last)), soonest)
         return max(host_end - host_start, last - first, 1)
 
     def host_ends(self, done: Replay) -> tuple[int, int]:
