@@ -15,7 +15,7 @@ measured one to the nanosecond.
 
 HTA's figures are of HolisticTraceAnalysis 0.5.0 in the Python that --hta names (or none): the CPU seconds of
 `TraceAnalysis.critical_path_analysis(rank, "ProfilerStep", (first, last))` over all steps alone, without opening the
-trace, and the process's peak. It has a bound on its memory (--hta-gib); one that needs more counts as failed.
+trace, and the process's peak. Its memory and its time are bounded (--hta-gib, --hta-seconds); what needs more fails.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ HTA = """
 import logging, resource; logging.disable(logging.CRITICAL)
 limit = gib * 2**30
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 from hta.trace_analysis import TraceAnalysis
 begin = time.process_time()
 analysis = TraceAnalysis(trace_files={0: path}, trace_dir=os.path.dirname(path))
@@ -112,9 +113,9 @@ def replayed(path: Path, runs: int) -> dict[str, Any]:
     return {key: statistics.median(one[key] for one in found) for key in found[0]}
 
 
-def peer(path: Path, steps: int, python: str, gib: int) -> dict[str, Any] | str:
+def peer(path: Path, steps: int, python: str, gib: int, seconds: int) -> dict[str, Any] | str:
     """HTA's figures, or how it failed."""
-    settings = f"gib, steps = {gib}, {steps}\n"
+    settings = f"gib, steps, seconds = {gib}, {steps}, {seconds}\n"
     try:
         return measure(python, settings + HTA, path, path)
     except SystemExit as problem:
@@ -151,6 +152,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, metavar="N")
     parser.add_argument("--hta", metavar="PYTHON", help="a Python that has HTA")
     parser.add_argument("--hta-gib", metavar="GIB", type=int, default=16, help="memory that HTA may take (default: 16)")
+    parser.add_argument("--hta-seconds", metavar="S", type=int, default=900, help="and processor time (default: 900)")
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()) / "stepscope-benchmark")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all figures")
     options = parser.parse_args()
@@ -162,7 +164,11 @@ def main() -> None:
     for name in TRACES:
         path = trace_of(name, options.events, options.directory)
         own = replayed(path, options.runs)
-        other = None if options.hta is None else peer(path, int(own["steps"]), options.hta, options.hta_gib)
+        other = (
+            None
+            if options.hta is None
+            else peer(path, int(own["steps"]), options.hta, options.hta_gib, options.hta_seconds)
+        )
         found[name] = {**own, "hta": other}
         print(row(name, own, other), flush=True)
     print(f"\n{verdict(found)}")
