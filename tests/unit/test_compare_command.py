@@ -84,6 +84,7 @@ def test_a_trace_against_itself(slow: str, capsys: pytest.CaptureFixture[str]) -
     text = capsys.readouterr().out
     assert "No difference shown: a step takes 160.5 us instead of 160.5 us, the same" in text
     assert "No cause of busy or idle time differs by 1 % of a step or more." in text
+    assert "- Both sides are the same trace." in text
 
 
 @pytest.mark.parametrize(

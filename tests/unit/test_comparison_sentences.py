@@ -11,9 +11,10 @@ import pytest
 from stepscope.compare import Comparison, compare_samples
 from stepscope.compare.comparison import SideSummary
 from stepscope.report.comparison_json import comparison_report
+from stepscope.report.comparison_markdown import comparison_markdown
 from stepscope.report.comparison_redact import redacted_comparison
 from stepscope.report.comparison_report import comparison_text, overview
-from stepscope.report.comparison_sentences import cause_phrase, side_sentence, where_sentences
+from stepscope.report.comparison_sentences import advice, cause_phrase, side_sentence, where_sentences
 from stepscope.trace import Trace
 
 MS = 1_000_000
@@ -116,6 +117,54 @@ def test_what_is_not_shown_may_be_chance() -> None:
     found = comparison(100, 80, [("idle", "input", 20, 0)], samples=compare_samples([[100 * MS]], [[80 * MS]]))
 
     assert where_sentences(found) == [f"Of 20.0 ms less a step, 20.0 ms are {INPUT}; all of it may be chance."]
+    assert advice(found) == ["To be surer, let stepscope bench run both programs in turn, or record more steps."]
+
+
+def test_nothing_is_to_be_done_where_less_than_a_hundredth_would_have_been_shown() -> None:
+    steps = [100 * MS + number % 2 * MS / 10 for number in range(40)]
+    alike = compare_samples([steps], [[*steps[:-1], steps[-1] + 1]])
+
+    assert alike.verdict == "no difference shown"
+    assert advice(comparison(100, 100, [], samples=alike)) == []
+    assert advice(comparison(100, 50, [])) == []  # faster is shown
+
+
+@pytest.mark.parametrize(
+    ("timed", "recorded_ms", "is_opposite"),
+    [
+        (([100.0] * 9, [130.0] * 9), 80, True),  # slower is shown, and recorded steps are shorter
+        (([100.0] * 9, [70.0] * 9), 80, False),
+        (([100.0, 101.0] * 5, [101.0, 102.5, 99.0, 103.0] * 2), 50, True),  # not shown, but no room for half
+        (([100.0, 101.0] * 5, [101.0, 107.0, 96.0, 103.0] * 2), 98.5, False),  # within what may be chance
+        (([100.0] * 9, [130.0] * 9), 99.5, False),
+    ],
+)
+def test_recorded_steps_that_say_the_opposite(
+    timed: tuple[list[float], list[float]], recorded_ms: float, is_opposite: bool
+) -> None:
+    samples = compare_samples(*([[ns * MS for ns in side]] for side in timed))
+    causes = [("idle", "input", 100, recorded_ms)]
+
+    found = comparison(100, recorded_ms, causes, samples=samples, is_unprofiled=True)
+
+    assert where_sentences(found)[0].startswith("The recorded steps say the opposite: one takes") == is_opposite
+    assert bool(advice(found)) == (is_opposite or samples.verdict == "no difference shown")
+
+
+def test_where_the_verdict_stands_elsewhere_only_the_reasons_are_told() -> None:
+    samples = compare_samples([[100 * MS, 140 * MS]], [[80 * MS, 120 * MS]])
+    found = [comparison(100, 80, [("idle", "input", 20, 0)], samples=samples, notes=("A note.",))] * 2
+
+    text = comparison_text(found, width=200, top=5, only_why=True)
+    page = comparison_markdown(found, top=5, only_why=True)
+
+    for shown in (text, page):
+        assert "No difference shown" not in shown
+        assert "To be surer" not in shown
+        assert "Few steps" not in shown
+        assert f"20.0 ms are {INPUT}" in shown.replace("\\", "")
+        assert shown.count("A note.") == 2
+    assert text.startswith("Before  a: 1 step (annotated), H100\n")
 
 
 def test_the_line() -> None:

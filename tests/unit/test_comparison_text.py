@@ -81,6 +81,8 @@ def test_a_change_in_words(change: float, words: str) -> None:
 
 def test_an_interval_in_words() -> None:
     assert interval_words(0.01, 0.05) == "1.0 % to 5.0 % more"
+    assert interval_words(0.5, 91.76) == "50.0 % more to 93 times as long"
+    assert interval_words(-0.999, 91.76) == "99.9 % less to 93 times as long"
 
 
 def test_both_sides_as_a_table() -> None:

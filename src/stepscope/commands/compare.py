@@ -34,7 +34,8 @@ examples:
   stepscope compare before/ after/ --markdown -              for a pull request
   stepscope compare base head --fail-if-slower 3%            in CI: exit 1 where steps got 3 % slower, and not by chance
   stepscope compare base head --json - | jq '.comparisons[0].verdict'
-"""
+
+Exit codes: 0 done, 1 slower than --fail-if-slower allows, 2 a mistake or a file that cannot be used."""
 _ROWS: Final = 5
 _HTML_ROWS: Final = 20
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 _NOTICEABLE: Final = 0.005
 """Two means of the same steps that differ by more than this share are told apart."""
-_TENTH_OF_A_MILLISECOND: Final = 100_000
+_MILLISECOND: Final = 1_000_000
+_SECOND: Final = 1_000_000_000
 
 
 def notes(
@@ -30,6 +31,8 @@ def notes(
     Args:
         unknown: names of tables and columns that only one side's recording has.
     """
+    if ours.paths == theirs.paths and all(ours.paths):
+        yield f"Both sides are the same {'trace' if len(ours.paths) == 1 else 'traces'}."
     if basis == "mixed":
         without = "before" if ours.basis == "host" else "after"
         yield (
@@ -94,4 +97,6 @@ def _range(shortest: Sequence[int], longest: Sequence[int]) -> str:
 
 
 def _time(ns: float) -> str:
-    return f"{ns / 1e6:,.1f} ms" if ns >= _TENTH_OF_A_MILLISECOND else f"{ns / 1e3:,.1f} us"
+    if ns >= _SECOND:
+        return f"{ns / _SECOND:,.2f} s"
+    return f"{ns / _MILLISECOND:,.1f} ms" if ns >= _MILLISECOND else f"{ns / 1e3:,.1f} us"

@@ -62,7 +62,7 @@ def bench_text(bench: Bench, profiled: Sequence[Comparison] = (), *, width: int)
     lines += [*_wrapped(verdicts(bench), width), "", *_wrapped(how(bench), width)]
     text = "\n".join(lines) + "\n"
     if profiled:
-        text += "\n" + comparison_text(profiled, width=width, top=_ROWS)
+        text += "\n" + comparison_text(profiled, width=width, top=_ROWS, only_why=True)
     return text
 
 
@@ -80,7 +80,7 @@ def bench_markdown(bench: Bench, profiled: Sequence[Comparison] = ()) -> str:
     said = [f"- {escape(sentence)}" for sentence in [*verdicts(bench), *how(bench)]]
     text = "\n".join([*rows, "", *said]) + "\n"
     if profiled:
-        text += "\n" + comparison_markdown(profiled, top=_ROWS)
+        text += "\n" + comparison_markdown(profiled, top=_ROWS, only_why=True)
     return text
 
 
@@ -146,7 +146,9 @@ def _why_stopped(bench: Bench) -> str:
     begun = f"{bench.rounds} round{'s' if bench.rounds != 1 else ''} in {duration(bench.seconds * 1e9)}"
     wanted = f"±{share(bench.settings.precision)}"
     widths = [half for _, found in bench.comparisons() if (half := half_width(found)) is not None]
-    reached = f"±{share(max(widths))}" if len(widths) == len(bench.commands) - 1 else None
+    reached = None
+    if len(widths) == len(bench.commands) - 1:
+        reached = f"±{share(max(widths))}" if max(widths) < 1 else "no better than ±100 %"
     match bench.stop:
         case "precision":
             return f"Stopped after {begun}: the change is known to {reached} of a step of A, {wanted} was asked for."

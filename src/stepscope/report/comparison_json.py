@@ -10,7 +10,7 @@ import polars as pl
 
 from stepscope import __version__
 from stepscope.compare.comparison import Comparison, SideSummary
-from stepscope.report.comparison_sentences import where_sentences
+from stepscope.report.comparison_sentences import advice, where_sentences
 from stepscope.report.comparison_text import verdict_sentence
 from stepscope.report.format import printable_json
 
@@ -42,7 +42,7 @@ def _comparison(comparison: Comparison, top: int) -> dict[str, Any]:
         "before": _side(comparison.before),
         "after": _side(comparison.after),
         "verdict": comparison.samples.verdict,
-        "sentences": [verdict_sentence(comparison.samples), *where_sentences(comparison)],
+        "sentences": [verdict_sentence(comparison.samples), *where_sentences(comparison), *advice(comparison)],
         "samples": {**_fields(comparison.samples), "is_unprofiled": comparison.is_unprofiled},
         "basis": comparison.basis,
         "difference_ns": comparison.difference_ns,

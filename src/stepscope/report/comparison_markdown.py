@@ -8,7 +8,7 @@ import polars as pl
 
 from stepscope.compare.comparison import Comparison
 from stepscope.report.comparison_report import overview
-from stepscope.report.comparison_sentences import side_sentence, where_sentences
+from stepscope.report.comparison_sentences import advice, side_sentence, where_sentences
 from stepscope.report.comparison_tables import cause_table, settings_table, shown_tables
 from stepscope.report.comparison_text import detectable_sentences, sample_table, verdict_sentence
 from stepscope.report.format import cell
@@ -18,45 +18,49 @@ from stepscope.report.tables import heading, showing
 _LONGEST_CELL = 100
 
 
-def comparison_markdown(comparisons: Sequence[Comparison], *, top: int) -> str:
+def comparison_markdown(comparisons: Sequence[Comparison], *, top: int, only_why: bool = False) -> str:
     """Every comparison with the same baseline, one below the other.
 
     Args:
         top: rows of each table, 0 for all.
+        only_why: leave out the verdict, which stands elsewhere: only what makes the difference.
     """
     parts = []
-    if len(comparisons) > 1:
+    if len(comparisons) > 1 and not only_why:
         parts.append("\n".join([*_table(overview(comparisons)), ""]))
     for comparison in comparisons:
-        parts.append("\n".join(_comparison(comparison, top)))
+        parts.append("\n".join(_comparison(comparison, top, only_why)))
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-def _comparison(comparison: Comparison, top: int) -> Iterator[str]:
+def _comparison(comparison: Comparison, top: int, only_why: bool) -> Iterator[str]:
     samples = comparison.samples
     yield f"### Step time: {escape(comparison.after.name)} against {escape(comparison.before.name)}"
     yield ""
-    yield f"**{escape(verdict_sentence(samples))}**"
+    if not only_why:
+        yield f"**{escape(verdict_sentence(samples))}**"
+        yield ""
+    yield escape(" ".join([*where_sentences(comparison), *([] if only_why else advice(comparison))]))
     yield ""
-    yield escape(" ".join(where_sentences(comparison)))
-    yield ""
-    yield from _table(sample_table(samples, (comparison.before.name, comparison.after.name)))
-    yield ""
+    if not only_why:
+        yield from _table(sample_table(samples, (comparison.before.name, comparison.after.name)))
+        yield ""
     yield from _folded("What the difference of a step is made of", _table(cause_table(comparison)))
     for shown in shown_tables(comparison, top):
         cut = showing(shown.frame.height, shown.total, shown.things)
         yield from _folded(shown.title, [*_table(shown.frame), *(["", cut] if cut else [])])
     if comparison.settings.height:
         yield from _folded("Settings that differ", _table(settings_table(comparison)))
-    yield from _folded("How sure this is, and what was compared", _notes(comparison))
+    title = "What was compared" if only_why else "How sure this is, and what was compared"
+    yield from _folded(title, _notes(comparison, only_why))
 
 
-def _notes(comparison: Comparison) -> Iterator[str]:
+def _notes(comparison: Comparison, only_why: bool) -> Iterator[str]:
+    samples = comparison.samples
     for text in (
         f"Before: {side_sentence(comparison.before)}.",
         f"After: {side_sentence(comparison.after)}.",
-        *detectable_sentences(comparison.samples),
-        *comparison.samples.caveats,
+        *([] if only_why else [*detectable_sentences(samples), *samples.caveats]),
         *comparison.notes,
     ):
         yield f"- {escape(text)}"

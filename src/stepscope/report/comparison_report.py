@@ -8,23 +8,24 @@ from textwrap import wrap
 import polars as pl
 
 from stepscope.compare.comparison import Comparison
-from stepscope.report.comparison_sentences import side_sentence, where_sentences
+from stepscope.report.comparison_sentences import advice, side_sentence, where_sentences
 from stepscope.report.comparison_tables import cause_table, settings_table, shown_tables
 from stepscope.report.comparison_text import change_words, detectable_sentences, verdict_sentence
 from stepscope.report.format import printable
 from stepscope.report.tables import showing, table_lines
 
 
-def comparison_text(comparisons: Sequence[Comparison], *, width: int, top: int) -> str:
+def comparison_text(comparisons: Sequence[Comparison], *, width: int, top: int, only_why: bool = False) -> str:
     """Every comparison with the same baseline, one after the other; of several a table first.
 
     Args:
         top: rows of each table, 0 for all.
+        only_why: leave out the verdict, which stands elsewhere: only what makes the difference.
     """
     parts = []
-    if len(comparisons) > 1:
+    if len(comparisons) > 1 and not only_why:
         parts.append("\n".join(table_lines(overview(comparisons), width=width)) + "\n")
-    parts += ["\n".join(_lines(comparison, width, top)).rstrip("\n") + "\n" for comparison in comparisons]
+    parts += ["\n".join(_lines(comparison, width, top, only_why)).rstrip("\n") + "\n" for comparison in comparisons]
     return "\n".join(parts)
 
 
@@ -39,14 +40,16 @@ def overview(comparisons: Sequence[Comparison]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def _lines(comparison: Comparison, width: int, top: int) -> Iterator[str]:
+def _lines(comparison: Comparison, width: int, top: int, only_why: bool) -> Iterator[str]:
+    samples = comparison.samples
     yield from _wrapped([f"Before  {side_sentence(comparison.before)}"], width, "        ")
     yield from _wrapped([f"After   {side_sentence(comparison.after)}"], width, "        ")
     yield ""
-    yield from _wrapped([verdict_sentence(comparison.samples)], width)
-    yield from _wrapped([" ".join(where_sentences(comparison))], width)
+    if not only_why:
+        yield from _wrapped([verdict_sentence(samples)], width)
+    yield from _wrapped([" ".join([*where_sentences(comparison), *([] if only_why else advice(comparison))])], width)
     yield ""
-    keep_in_mind = [*detectable_sentences(comparison.samples), *comparison.samples.caveats, *comparison.notes]
+    keep_in_mind = [*([] if only_why else [*detectable_sentences(samples), *samples.caveats]), *comparison.notes]
     yield from _wrapped([f"- {printable(each)}" for each in keep_in_mind], width, "  ")
     if keep_in_mind:
         yield ""

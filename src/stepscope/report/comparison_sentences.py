@@ -35,19 +35,36 @@ def where_sentences(comparison: Comparison) -> list[str]:
     if contradicts(comparison):
         before, after = duration(comparison.before.step_ns), duration(comparison.after.step_ns)
         text = f"The recorded steps say the opposite: one takes {after} instead of {before}."
-        return [f"{text} The machine was hardly as free in both runs; stepscope bench runs them in turn."]
+        return [f"{text} The machine was hardly as free in both runs."]
     largest = max((abs(row["share"]) for row in causes), default=0.0)
     if largest < _NOTHING and abs(whole) < _NOTHING * max(comparison.before.step_ns, 1.0):
         return ["No cause of busy or idle time differs by 1 % of a step or more."]
     return [_causes(comparison, whole, causes), *_lines(comparison, whole), *_operators(comparison, whole)]
 
 
+def advice(comparison: Comparison) -> list[str]:
+    """What to do where the steps leave open whether there is a difference worth knowing; a sentence, or none."""
+    samples = comparison.samples
+    least = 1.0 if samples.smallest_detectable is None else samples.smallest_detectable
+    is_open = samples.verdict == "no difference shown" and samples.change and least > _NOTHING
+    if not is_open and not contradicts(comparison):
+        return []
+    return ["To be surer, let stepscope bench run both programs in turn, or record more steps."]
+
+
 def contradicts(comparison: Comparison) -> bool:
-    """Whether the steps in the traces differ the other way than those without the profiler, which were judged."""
-    change = comparison.samples.change or 0.0
-    least = _NOTHING * max(comparison.before.step_ns, 1.0)
-    opposite = change * comparison.difference_ns < 0 and abs(comparison.difference_ns) >= least
-    return comparison.is_unprofiled and comparison.samples.verdict != "no difference shown" and opposite
+    """Whether the steps in the traces differ the other way than those without the profiler, which were judged.
+
+    Where no difference was shown, also further than these steps leave room for.
+    """
+    samples = comparison.samples
+    change, recorded = samples.change or 0.0, comparison.difference_ns / max(comparison.before.step_ns, 1.0)
+    if not comparison.is_unprofiled or change * recorded >= 0 or abs(recorded) < _NOTHING:
+        return False
+    if samples.verdict != "no difference shown":
+        return True
+    low, high = samples.change_low, samples.change_high
+    return low is not None and high is not None and not low <= recorded <= high
 
 
 def side_sentence(side: SideSummary) -> str:

@@ -17,6 +17,8 @@ _SAMPLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "steps": pl.Int64,
     "runs": pl.Int64,
 }
+_MANY_TIMES: Final = 9.0
+"""A change from which on a time is told as so many times the other."""
 _WORDS: Final = {"faster": "Faster", "slower": "Slower", "no difference shown": "No difference shown"}
 
 
@@ -64,12 +66,14 @@ def change_words(change: float) -> str:
 
 
 def interval_words(low: float, high: float) -> str:
-    """An interval of changes as "20.1 % to 23.4 % less" or "2.1 % less to 2.9 % more"."""
-    if low >= 0:
-        return f"{share(low)} to {share(high)} more"
+    """An interval of changes: "20.1 % to 23.4 % less", "2.1 % less to 2.9 % more", "5.0 % less to 12 times as long"."""
     if high <= 0:
         return f"{share(-high)} to {share(-low)} less"
-    return f"{share(-low)} less to {share(high)} more"
+    most = f"{share(high)} more" if high < _MANY_TIMES else f"{count(round(1 + high))} times as long"
+    if low >= 0:
+        least = share(low) if high < _MANY_TIMES else f"{share(low)} more"
+        return f"{least} to {most}"
+    return f"{share(-low)} less to {most}"
 
 
 def share_of(confidence: float) -> str:

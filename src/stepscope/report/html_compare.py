@@ -10,7 +10,7 @@ from stepscope.analysis.picture import StepPicture
 from stepscope.compare.comparison import Comparison, SideSummary
 from stepscope.compare.statistics import SampleComparison
 from stepscope.report.comparison_report import overview
-from stepscope.report.comparison_sentences import side_sentence, where_sentences
+from stepscope.report.comparison_sentences import advice, side_sentence, where_sentences
 from stepscope.report.comparison_tables import settings_table, shown_tables
 from stepscope.report.comparison_text import (
     change_words,
@@ -86,7 +86,7 @@ def _view(number: int, comparison: Comparison, pictures: Pictures, top: int) -> 
         "sides": [side_sentence(comparison.before), side_sentence(comparison.after)],
         "verdict": samples.verdict.split(" ")[0],
         "headline": verdict_sentence(samples),
-        "where": where_sentences(comparison),
+        "where": [*where_sentences(comparison), *advice(comparison)],
         "tiles": list(_tiles(samples)),
         "keep": [printable(each) for each in (*detectable_sentences(samples), *samples.caveats, *comparison.notes)],
         "steps": _steps(f"c{number}", comparison, pictures),
