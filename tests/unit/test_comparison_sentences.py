@@ -129,6 +129,12 @@ def test_nothing_is_to_be_done_where_less_than_a_hundredth_would_have_been_shown
     assert advice(comparison(100, 50, [])) == []  # faster is shown
 
 
+def test_steps_that_are_not_marked() -> None:
+    found = comparison(100, 80, [], samples=compare_samples([[]], [[80 * MS]]))
+
+    assert advice(found) == ["To be judged, steps must be marked: by stepscope.step(), or step() of torch.profiler."]
+
+
 @pytest.mark.parametrize(
     ("timed", "recorded_ms", "is_opposite"),
     [

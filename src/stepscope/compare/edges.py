@@ -1,9 +1,10 @@
 """The first and the last recorded step, where they are unlike the others and would hide what the others tell.
 
 The first step after a profiler started is often cold (it waits for what began before the recording), and the profiler's
-stop falls into the last one. Such a step is left out where it lies further from the median of the steps between than
-`FARTHEST` of their median absolute deviations (scaled to a standard deviation, Hampel 1974) and than `LEAST_SHARE` of
-that median. A step in the middle is never left out, however long it takes: that is what the program does.
+stop falls into the last one. Such a step is left out where it is longer or shorter than every step between, and further
+from their median than `FARTHEST` of their median absolute deviations (scaled to a standard deviation, Hampel 1974) and
+than `LEAST_SHARE` of that median. A step in the middle is never left out, however long it takes: that is what the
+program does.
 
 The deviation of so few steps is small by chance at times; what that costs is simulated in
 `tests/unit/test_comparison_statistics.py`.
@@ -61,7 +62,7 @@ def far_edges(step_ns: Sequence[float]) -> tuple[Edge, ...]:
     farthest = FARTHEST_OF_THREE if len(between) == FEWEST_BETWEEN else FARTHEST
     limit = max(farthest * deviation, LEAST_SHARE * middle)
     edges: tuple[tuple[Edge, float], ...] = (("first", step_ns[0]), ("last", step_ns[-1]))
-    return tuple(edge for edge, ns in edges if abs(ns - middle) > limit)
+    return tuple(edge for edge, ns in edges if abs(ns - middle) > limit and not min(between) <= ns <= max(between))
 
 
 def left_out(steps: Mapping[int, int], trace: int = 0) -> Iterator[LeftOut]:

@@ -45,6 +45,8 @@ def where_sentences(comparison: Comparison) -> list[str]:
 def advice(comparison: Comparison) -> list[str]:
     """What to do where the steps leave open whether there is a difference worth knowing; a sentence, or none."""
     samples = comparison.samples
+    if samples.before_ns is None or samples.after_ns is None:
+        return ["To be judged, steps must be marked: by stepscope.step(), or step() of torch.profiler."]
     least = 1.0 if samples.smallest_detectable is None else samples.smallest_detectable
     is_open = samples.verdict == "no difference shown" and samples.change and least > _NOTHING
     if not is_open and not contradicts(comparison):
