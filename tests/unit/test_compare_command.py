@@ -208,6 +208,19 @@ def test_folders_of_ranks_and_files_that_cannot_be_read(tmp_path: Path, capsys: 
     assert any(note.startswith("Passed over: ") and "rank9.json" in note for note in found["notes"])
 
 
+def test_what_was_not_read_of_a_side_is_said(slow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut = tmp_path / "cut.json"
+    cut.write_text(Path(slow).read_text()[:-400])
+
+    (found,) = reported(capsys, slow, f"{cut},{cut}")["comparisons"]
+
+    assert found["before"]["warnings"] == []
+    assert {warning["kind"]: warning["count"] for warning in found["after"]["warnings"]}["truncated"] == 2
+    (note,) = [note for note in found["notes"] if note.startswith("After, while reading: ")]
+    assert "the file ends before its list of events is complete; what was written before that was read (2)" in note
+    assert not any(note.startswith("Before, while reading") for note in found["notes"])
+
+
 def run_folder(tmp_path: Path, name: str, load_us: int, workers: int) -> str:
     command = ("python", "train.py", "--workers", str(workers), "--api-key", "***")
     manifest = RunManifest(command, versions={"torch": "2.9"}, git={"commit": f"{workers}" * 40, "dirty": False})

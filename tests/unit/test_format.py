@@ -22,6 +22,7 @@ from stepscope.report.tables import heading, showing, table_bytes, table_lines
         (1_230_000_000, "1.23 s"),
         (4_000_000_000_000, "4,000.00 s"),
         (-54_100_000, "-54.1 ms"),
+        (-0.02, "0 ns"),
         (math.nan, "-"),
     ],
 )

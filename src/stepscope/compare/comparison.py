@@ -31,7 +31,7 @@ from stepscope.compare.notes import notes
 from stepscope.compare.record import SCHEMAS, Basis, TraceRecord, trace_record
 from stepscope.compare.settings import different_settings, merged_settings
 from stepscope.compare.statistics import SampleComparison, compare_samples, joint_confidence
-from stepscope.trace import Trace
+from stepscope.trace import Trace, TraceWarning
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class SideSummary:
         total_ns: their length, together; the sums of the tables are over the same.
         trace: the first of its traces, such as to draw a step.
         left_out: steps at the edges of recordings that count in nothing, as `stepscope.compare.edges` says.
+        warnings: what was skipped or repaired while reading its traces.
     """
 
     name: str
@@ -82,6 +83,7 @@ class SideSummary:
     total_ns: int
     trace: Trace
     left_out: tuple[LeftOut, ...] = ()
+    warnings: tuple[TraceWarning, ...] = ()
 
     @property
     def step_ns(self) -> float:
@@ -220,6 +222,7 @@ def _collected(side: Side, user_code: UserCode, all_steps: bool) -> _Collected:
         total_ns=sum(record.total_ns for record in records),
         trace=first,
         left_out=tuple(each for record in records for each in record.left_out),
+        warnings=_together(warning for record in records for warning in record.warnings),
     )
     tables = {name: pl.concat([record.tables[name] for record in records]) for name in SCHEMAS}
     memory = tables["memory"].with_columns(pl.col("bytes") // len(records))
@@ -231,6 +234,14 @@ def _collected(side: Side, user_code: UserCode, all_steps: bool) -> _Collected:
         tables={**tables, "memory": memory},
         settings=settings,
     )
+
+
+def _together(warnings: Iterable[TraceWarning]) -> tuple[TraceWarning, ...]:
+    """The warnings, those of one kind and detail as one."""
+    counts: dict[tuple[str, str], int] = {}
+    for each in warnings:
+        counts[each.kind, each.detail] = counts.get((each.kind, each.detail), 0) + each.count
+    return tuple(TraceWarning(kind, number, detail) for (kind, detail), number in counts.items())
 
 
 def _groups(records: Sequence[TraceRecord]) -> list[list[TraceRecord]]:

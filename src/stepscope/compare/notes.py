@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _NOTICEABLE: Final = 0.005
 """Two means of the same steps that differ by more than this share are told apart."""
+_MOST_WARNINGS: Final = 3
 _MILLISECOND: Final = 1_000_000
 _SECOND: Final = 1_000_000_000
 
@@ -42,6 +43,10 @@ def notes(
     for word, side in (("before", ours), ("after", theirs)):
         if side.left_out:
             yield _left_out(word, side.left_out)
+        if side.warnings:
+            told = [f"{each.detail} ({each.count:,})" for each in side.warnings[:_MOST_WARNINGS]]
+            more = f"; and {len(side.warnings) - len(told)} more" if len(side.warnings) > len(told) else ""
+            yield f"{word.capitalize()}, while reading: {'; '.join(told)}{more}."
         if side.step_source == "none":
             yield f"No steps were found {word}: all that was recorded counts as one step."
     if "input_shapes" in unknown:

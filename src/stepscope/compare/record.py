@@ -23,7 +23,7 @@ from stepscope.analysis.where import slice_index
 from stepscope.compare.edges import LeftOut, left_out
 from stepscope.compare.settings import settings_of_trace
 from stepscope.diagnosis.view import View
-from stepscope.trace import Metadata, Trace, Window
+from stepscope.trace import Metadata, Trace, TraceWarning, Window
 from stepscope.trace.nesting import Rows
 
 Basis: TypeAlias = Literal["device", "host"]
@@ -72,6 +72,7 @@ class TraceRecord:
         step_source: "annotation", "inferred" or "none".
         steps: the length of each complete step, by its number, until the next one starts; their sum is `total_ns`.
         left_out: complete steps that are in nothing here, as `stepscope.compare.edges` says.
+        warnings: what was skipped or repaired while reading.
         tables: those of SCHEMAS, sums over the steps.
         settings: what the trace tells of the program's, by name.
     """
@@ -86,6 +87,7 @@ class TraceRecord:
     left_out: tuple[LeftOut, ...]
     tables: Mapping[str, pl.DataFrame]
     settings: Mapping[str, str]
+    warnings: tuple[TraceWarning, ...]
 
 
 class _UsedSteps(View):
@@ -151,6 +153,7 @@ def trace_record(
         left_out=gone,
         tables={name: _conformed(name, table) for name, table in tables.items()},
         settings=settings_of_trace(trace.metadata),
+        warnings=trace.warnings,
     )
 
 

@@ -58,7 +58,11 @@ def _comparison(comparison: Comparison, top: int) -> dict[str, Any]:
 
 def _side(side: SideSummary) -> dict[str, Any]:
     names = ("name", "paths", "ranks", "runs", "basis", "devices", "step_source", "step_count", "total_ns", "step_ns")
-    return {**{name: getattr(side, name) for name in names}, "left_out": [_fields(step) for step in side.left_out]}
+    return {
+        **{name: getattr(side, name) for name in names},
+        "left_out": [_fields(step) for step in side.left_out],
+        "warnings": [_fields(warning) for warning in side.warnings],
+    }
 
 
 def _fields(thing: Any) -> dict[str, Any]:

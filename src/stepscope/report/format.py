@@ -109,5 +109,5 @@ def _scaled(value: float, units: tuple[tuple[int, str, int], ...]) -> str:
         # A unit is used from where its smaller neighbour would round up to it: 999.96 ms is "1.00 s".
         smaller = units[min(position + 1, len(units) - 1)]
         if round(abs(value) / smaller[0], smaller[2]) * smaller[0] >= unit or position == len(units) - 1:
-            return f"{value / unit:,.{digits}f} {word}"
+            return f"{round(value / unit, digits) + 0.0:,.{digits}f} {word}"  # never "-0"
     raise AssertionError("the last unit takes every value")
