@@ -141,7 +141,7 @@ def test_steps_that_are_not_marked() -> None:
         (([100.0] * 9, [130.0] * 9), 80, True),  # slower is shown, and recorded steps are shorter
         (([100.0] * 9, [70.0] * 9), 80, False),
         (([100.0, 101.0] * 5, [101.0, 102.5, 99.0, 103.0] * 2), 50, True),  # not shown, but no room for half
-        (([100.0, 101.0] * 5, [101.0, 107.0, 96.0, 103.0] * 2), 98.5, False),  # within what may be chance
+        (([100.0, 101.0] * 5, [101.0, 107.0, 96.0, 103.0] * 2), 98.5, False),  # within what may be chance, as below
         (([100.0] * 9, [130.0] * 9), 99.5, False),
     ],
 )
@@ -155,6 +155,15 @@ def test_recorded_steps_that_say_the_opposite(
 
     assert where_sentences(found)[0].startswith("The recorded steps say the opposite: one takes") == is_opposite
     assert bool(advice(found)) == (is_opposite or samples.verdict == "no difference shown")
+
+
+def test_recorded_steps_that_differ_the_other_way_by_chance() -> None:
+    samples = compare_samples([[100.0 * MS, 101.0 * MS] * 5], [[101.0 * MS, 107.0 * MS, 96.0 * MS, 103.0 * MS] * 2])
+
+    found = comparison(100, 98.5, [("idle", "input", 100, 98.5)], samples=samples, is_unprofiled=True)
+
+    assert where_sentences(found)[0] == "The recorded steps differ the other way, which may be chance as well."
+    assert where_sentences(found)[1] == f"Of 1.5 ms less a recorded step, 1.5 ms are {INPUT}; all of it may be chance."
 
 
 def test_where_the_verdict_stands_elsewhere_only_the_reasons_are_told() -> None:

@@ -39,7 +39,8 @@ def where_sentences(comparison: Comparison) -> list[str]:
     largest = max((abs(row["share"]) for row in causes), default=0.0)
     if largest < _NOTHING and abs(whole) < _NOTHING * max(comparison.before.step_ns, 1.0):
         return ["No cause of busy or idle time differs by 1 % of a step or more."]
-    return [_causes(comparison, whole, causes), *_lines(comparison, whole), *_operators(comparison, whole)]
+    warning = ["The recorded steps differ the other way, which may be chance as well."] if _opposite(comparison) else []
+    return [*warning, _causes(comparison, whole, causes), *_lines(comparison, whole), *_operators(comparison, whole)]
 
 
 def advice(comparison: Comparison) -> list[str]:
@@ -59,14 +60,20 @@ def contradicts(comparison: Comparison) -> bool:
 
     Where no difference was shown, also further than these steps leave room for.
     """
-    samples = comparison.samples
-    change, recorded = samples.change or 0.0, comparison.difference_ns / max(comparison.before.step_ns, 1.0)
-    if not comparison.is_unprofiled or change * recorded >= 0 or abs(recorded) < _NOTHING:
+    if not _opposite(comparison):
         return False
+    samples, recorded = comparison.samples, comparison.difference_ns / max(comparison.before.step_ns, 1.0)
     if samples.verdict != "no difference shown":
         return True
     low, high = samples.change_low, samples.change_high
     return low is not None and high is not None and not low <= recorded <= high
+
+
+def _opposite(comparison: Comparison) -> bool:
+    """Whether the mean recorded step and the mean of those that were judged differ in opposite directions."""
+    recorded = comparison.difference_ns / max(comparison.before.step_ns, 1.0)
+    other_way = (comparison.samples.change or 0.0) * recorded < 0
+    return comparison.is_unprofiled and other_way and abs(recorded) >= _NOTHING
 
 
 def side_sentence(side: SideSummary) -> str:
