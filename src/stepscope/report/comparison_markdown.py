@@ -35,7 +35,8 @@ def comparison_markdown(comparisons: Sequence[Comparison], *, top: int, only_why
 
 def _comparison(comparison: Comparison, top: int, only_why: bool) -> Iterator[str]:
     samples = comparison.samples
-    yield f"### Step time: {escape(comparison.after.name)} against {escape(comparison.before.name)}"
+    title = "Where the difference comes from" if only_why else "Step time"
+    yield f"### {title}: {escape(comparison.after.name)} against {escape(comparison.before.name)}"
     yield ""
     if not only_why:
         yield f"**{escape(verdict_sentence(samples))}**"
@@ -51,8 +52,8 @@ def _comparison(comparison: Comparison, top: int, only_why: bool) -> Iterator[st
         yield from _folded(shown.title, [*_table(shown.frame), *(["", cut] if cut else [])])
     if comparison.settings.height:
         yield from _folded("Settings that differ", _table(settings_table(comparison)))
-    title = "What was compared" if only_why else "How sure this is, and what was compared"
-    yield from _folded(title, _notes(comparison, only_why))
+    of_notes = "What was compared" if only_why else "How sure this is, and what was compared"
+    yield from _folded(of_notes, _notes(comparison, only_why))
 
 
 def _notes(comparison: Comparison, only_why: bool) -> Iterator[str]:
