@@ -20,7 +20,8 @@ biggest cause: the host was loading data (33.2 %).**
 
 ## 1. The device waits 40.0 ms a step for the DataLoader
 
-- **Saves** 40.0 ms of 120.3 ms per step (33.2 %); the idle time with the cause input; attributed, not replayed; confidence high
+- **Saves** 40.0 ms of 120.3 ms per step (33.2 %); the idle time with the cause input; attributed, not replayed; \
+confidence high
 - **Where** `/home/jane doe/project/train.py:88 main` (90.0 % of it)
 - **Where** `/opt/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py:12 __next__` (10.0 % of it)
 - **Change** Load batches in worker processes.

@@ -92,7 +92,7 @@ def test_each_rank_is_changed_with_the_others_and_alone() -> None:
 
     early, late = both().prospects([shorter, shorter])
 
-    # The late rank computes for 450 us instead of 900, and both are done 450 us earlier. Alone the early one only waits.
+    # The late rank computes for 450 us instead of 900, and both are done 450 us earlier; alone the early one waits.
     assert (early.measured_step_ns, early.step_ns, early.alone_step_ns) == (2000 * US, 1550 * US, 2000 * US)
     # Alone the late one comes at 467 us: later than the other, at 417 us.
     assert (late.step_ns, late.alone_step_ns) == (1550 * US, 1550 * US)

@@ -242,6 +242,7 @@ def _quietly(action: Any) -> None:
 
 def at_least(lowest: int) -> Any:
     """What argparse calls to read a whole number that is not below the lowest."""
+
     def number(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= lowest):
             raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {lowest} on")
