@@ -80,6 +80,39 @@ def test_an_empty_trace_has_no_path() -> None:
     assert critical_path(Experiment(Recording().trace())).is_empty()
 
 
+def test_what_the_first_work_waited_for_may_be_unknown() -> None:
+    recording = Recording(unit_ns=US)
+    recording.step(0, 1000, 0)
+    recording.work(300, 600, "kernel")  # its launch was not recorded
+    recording.launch(100, 850, 1, name="cudaDeviceSynchronize", kind="synchronise")
+    path = critical_path(Experiment(recording.trace()))
+
+    assert path.select("start_ns", "duration_ns", "kind").rows()[:2] == [
+        (0, 300 * US, "wait"),
+        (300 * US, 600 * US, "compute"),
+    ]
+    assert path["duration_ns"].sum() == 1000 * US
+
+
+def test_a_device_whose_host_was_not_recorded_has_a_path_and_promises_nothing() -> None:
+    recording = Recording(unit_ns=US)
+    steps = pl.DataFrame(
+        {"index": [0], "start_ns": [0], "duration_ns": [1000 * US], "complete": [True], "source": ["inferred"]}
+    )
+    recording.work(0, 950, "kernel")
+    experiment = Experiment(recording.trace(), steps=steps)
+
+    assert resources(critical_path(experiment)).rows() == [("compute", None, 950 * US, 1.0)]
+    assert experiment.why_not == "no host thread was recorded, so that nothing tells what the steps waited for"
+
+
+def test_slack_where_nothing_is_waited_for() -> None:
+    recording = Recording(unit_ns=US)
+    recording.operator(0, 100, "aten::mm")
+
+    assert slack_of_operators(Experiment(recording.trace()))["slack_ns"].to_list() == [0]
+
+
 def test_operators_on_the_path_have_no_slack() -> None:
     machine = Machine()
     machine.step(0, 1000 * US, 0)

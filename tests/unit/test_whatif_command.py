@@ -14,6 +14,7 @@ import pytest
 from stepscope.commands import main
 from stepscope.commands._changes import parsed_megabytes, parsed_scale, parsed_time
 from stepscope.trace import Trace
+from tests.unit.recording import Recording
 from tests.unit.waiting_twice import US, alone, waiting_twice
 
 
@@ -238,6 +239,21 @@ def test_a_trace_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "empty" in refused(capsys, str(tmp_path / "empty.json"))
     assert "without a single event" in refused(capsys, str(tmp_path / "nothing.json"))
     assert "nothing to replay" in refused(capsys, saved(tmp_path, Trace.from_tables({})))
+
+
+def test_factors_that_no_number_can_count(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    thrice = ["--scale", "*=1000000"] * 3
+
+    assert "longer than 70 years" in refused(capsys, trace, *thrice)
+
+
+def test_many_operators_inside_one_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recording = Recording(unit_ns=1000)
+    for _ in range(500):
+        recording.operator(0, 100, "aten::mm")
+    path = saved(tmp_path, recording.trace())
+
+    assert answer(capsys, path, "--scale", "aten::mm=0.5")["together"]["step_ns"] == 50_000
 
 
 def test_a_change_that_changes_nothing(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

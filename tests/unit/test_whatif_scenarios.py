@@ -8,7 +8,9 @@ from stepscope.errors import UsageError
 from stepscope.program_facts import InputStageFacts, LoaderFacts, ProgramFacts
 from stepscope.trace import Metadata, Trace
 from stepscope.whatif import Change, Experiment, Outcome
+from stepscope.whatif.critical_path import critical_path
 from stepscope.whatif.scenarios import bucket_size, graphs, loader_workers, overlap_communication
+from tests.unit.recording import Recording
 from tests.unit.test_whatif_graph import US, Machine, waiting_step
 
 MS = 1_000 * US
@@ -148,3 +150,26 @@ def test_buckets_need_sizes() -> None:
         replayed(waiting_step(), bucket_size(25))
     with pytest.raises(UsageError, match="holds nothing"):
         bucket_size(0)
+
+
+def test_collectives_whose_launch_follows_them_are_on_no_path_twice() -> None:
+    """Clocks disagree: the collective began before the call that waited for nothing, and other queues overlap."""
+    recording = Recording(unit_ns=US)
+    recording.step(0, 1000, 0)
+    for number in range(12):
+        recording.launch(500 + 20 * number, 2, 10 + number)
+        recording.launch(505 + 20 * number, 10, 50 + number, name="cudaStreamSynchronize", kind="synchronise")
+        start = 300 + 37 * (number * 5 % 12)
+        queue = str(7 + number % 2)
+        kind = "communication" if number % 3 else "compute"
+        recording.work(
+            start, 90, "ncclDevKernel_AllReduce" if number % 3 else "mm", 10 + number, queue=queue, kind=kind
+        )
+    experiment = Experiment(recording.trace())
+    graph = overlap_communication()(experiment, experiment.graph)
+    place, works = graph.place_of_works, graph.works
+    behind = works.previous >= 0
+
+    assert (place[works.previous[behind]] < place[behind]).all()
+    assert (place[graph.queue_waits.source] < place[graph.queue_waits.target]).all()
+    assert critical_path(experiment, experiment.run(graph).replay).height > 0

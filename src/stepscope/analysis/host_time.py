@@ -32,6 +32,7 @@ def main_lane(trace: Trace, activity: HostActivity) -> int | None:
     if known:
         by_lane = dict(busy.iter_rows())
         return max(known, key=lambda lane: by_lane.get(lane, 0))
+    busy = busy.filter(pl.col("lane").is_in(list(activity.timelines)))  # operators can stand on a device's queue
     return int(busy["lane"][0]) if busy.height else next(iter(activity.timelines), None)
 
 

@@ -18,6 +18,8 @@ from stepscope.whatif.slack import slack_by_name
 _SMALL_SHARE: Final = 0.005
 """Resources below this share of the critical path are shown together."""
 _ALIKE: Final = 0.0005
+_APART: Final = 0.01
+"""Of a step: where a rank's replay with the others differs by more from the one alone, a sentence says so."""
 _LONGEST_NAME: Final = 80
 _WIDE: Final = 100
 """Columns from which on there is room for what resources mean."""
@@ -25,7 +27,7 @@ _NO_REMEDY: Final = ("compute", "untraced", "unknown")
 """Causes that nobody can simply remove: there is a better one to try next."""
 _RESOURCES: Final = {
     "compute": ("device: computation", "the device computed"),
-    "communication": ("device: communication", "data moved between ranks, or one waited for the others"),
+    "communication": ("communication", "data moved between ranks, or one waited for the others"),
     "copy": ("device: copies", "memory was copied"),
     "launch_latency": ("launch latency", CAUSES["launch_latency"]),
     "wait": ("unexplained", "the device waited for what the trace does not show"),
@@ -174,6 +176,14 @@ def _ranks(answer: Answer, width: int) -> Iterator[str]:
     )
     yield from ("  " + line for line in table_lines(table, width=width - 2))
     yield from _filled("alone: if only this rank were changed", width, "  ")
+    first = answer.ranks[0]
+    if answer.together is not None and abs(first.step_ns - answer.together.step_ns) > _APART * first.measured_step_ns:
+        yield from _filled(
+            f"All but this table is about {_short(first.name)} as if the others never made it wait longer or shorter: "
+            f"{duration(answer.together.step_ns)} a step. Believe the {duration(first.step_ns)} of the table, in which "
+            "it waits for them.",
+            width,
+        )
     yield ""
 
 
@@ -252,7 +262,8 @@ def _causes(answer: Answer, width: int) -> Iterator[str]:
     if better.height:
         best = better["cause"][0]
         ask = f"stepscope whatif TRACE --remove {printable(best)}"
-        yield from _filled(f"Next: {ask}, or --remove RULE for what a rule of stepscope diagnose found.", width)
+        rule = "" if measured.why_not else ", or --remove RULE for what a rule of stepscope diagnose found"
+        yield from _filled(f"Next: {ask}{rule}.", width)
         yield ""
 
 

@@ -193,12 +193,9 @@ def scaled_operators(rows: Rows, factor: float) -> Change:
 
 def _outermost_and_inside(chosen: npt.NDArray[np.bool_], parent: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
     """Of the chosen operators those in no other; and which operators are chosen or inside of one."""
-    around = np.where(parent >= 0, chosen[np.maximum(parent, 0)], False)
-    above = parent.copy()
-    while (above >= 0).any():
-        above = np.where(above >= 0, parent[np.maximum(above, 0)], -1)
-        around |= (above >= 0) & chosen[np.maximum(above, 0)]
-    return np.flatnonzero(chosen & ~around), chosen | around
+    inside = inherit(np.where(chosen, 0, -1), parent) >= 0
+    around = np.append(inside, False)[parent]
+    return np.flatnonzero(chosen & ~around), inside
 
 
 def scaled_cause(cause: str, factor: float) -> Change:

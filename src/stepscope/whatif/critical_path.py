@@ -58,7 +58,11 @@ def critical_path(experiment: Experiment, done: Replay | None = None) -> pl.Data
         start_ns=pl.max_horizontal("start_ns", pl.lit(chain.begin))
     )
     path = path.with_columns(duration_ns=pl.col("end") - pl.col("start_ns")).filter(pl.col("duration_ns") > 0)
-    return path.sort("start_ns", "end").select(list(PATH_SCHEMA))
+    path = path.sort("start_ns", "end").select(list(PATH_SCHEMA))
+    if path.height and path["start_ns"][0] > chain.begin:  # what the earliest piece waited for is not in the trace
+        unknown = pl.DataFrame({"start_ns": [chain.begin], "duration_ns": [path["start_ns"][0] - chain.begin]})
+        path = pl.concat([_conform(unknown.with_columns(kind=pl.lit("wait"))), path])
+    return path
 
 
 def resources(path: pl.DataFrame) -> pl.DataFrame:

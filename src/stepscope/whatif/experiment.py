@@ -214,6 +214,8 @@ class Experiment:
             return (
                 f"the device waited {self.unexplained_share:.0%} of the time for something that the trace does not show"
             )
+        if self.steps.height and not len(self.graph.stretches.start):
+            return "no host thread was recorded, so that nothing tells what the steps waited for"
         difference = abs(self.measured_ns - self.recorded_ns) / max(self.recorded_ns, 1)
         if difference > 0.01:
             return f"the replay without a change differs from the measured time by {difference:.1%}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.host_scale import HostScale
 
+LONGEST_NS: Final = 2**61
+"""What is longer, 73 years, is not replayed: sums of it would not fit into 64 bits."""
 Durations = npt.NDArray[np.int64]
 """Nanoseconds; negative delays occur where two clocks disagree."""
 
@@ -160,7 +163,8 @@ class Graph:
         """Pauses of the queue before these works take so many times as long; what nothing explains of them stays."""
         gap_ns = self.works.gap_ns.copy()
         own = np.maximum(gap_ns[rows] - self.unexplained_ns[rows], 0)
-        gap_ns[rows] -= np.rint(own * (1 - factor)).astype(np.int64)
+        less = np.clip(np.rint(own * (1 - factor)), -LONGEST_NS, LONGEST_NS).astype(np.int64)
+        gap_ns[rows] = np.clip(gap_ns[rows] - less, -LONGEST_NS, LONGEST_NS)
         return replace(self, works=replace(self.works, gap_ns=gap_ns))
 
     def without_waits(self, launches: Rows) -> Graph:

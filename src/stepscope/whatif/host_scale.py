@@ -48,6 +48,14 @@ class HostScale:
         some = self.end > moment
         return HostScale(self.lane[some], np.maximum(self.start[some], moment), self.end[some], self.factor[some])
 
+    def added_ns(self) -> float:
+        """How much longer threads take, all of them together; infinite or not a number where it overflows."""
+        added = 0.0
+        for lane in np.unique(self.lane).tolist():
+            _, saved = self._saved_by(lane)
+            added += float(np.maximum(-np.diff(saved), 0.0).sum())
+        return added
+
     def length(self, lanes: npt.NDArray[np.int32], starts: Times, ends: Times) -> Times:
         """How long each interval of a thread's measured time then takes, nanoseconds; shape (n,)."""
         result: Times = np.array(ends - starts, np.int64)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.errors import UsageError
 from stepscope.trace.intervals import Times
-from stepscope.whatif.graph import Edges, Graph
+from stepscope.whatif.graph import LONGEST_NS, Edges, Graph
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,13 @@ class Replay:
 
 
 def replay(graph: Graph) -> Replay:
-    """When everything in the graph happens."""
+    """When everything in the graph happens.
+
+    Raises:
+        UsageError: changes make it so long that nanoseconds cannot count it.
+    """
     stretches, works = graph.stretches, graph.works
+    _check_length(graph)
     count = len(stretches.start)
     length = graph.host_scale.length(stretches.lane, stretches.start, stretches.end)
     own = scaled_own(graph)
@@ -103,6 +109,18 @@ def replay(graph: Graph) -> Replay:
             stretch_start[item] = max(earliest)
         stretch_end[item] = stretch_start[item] + lengths[item]
     return Replay(graph, *(np.array(times, np.int64) for times in (stretch_start, stretch_end, work_start, work_end)))
+
+
+def _check_length(graph: Graph) -> None:
+    """Refuse what changes make longer than whole nanoseconds can tell."""
+    if not len(graph.host_scale.lane) and (graph.work_scale <= 1).all():
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        work = np.sum(graph.works.duration * graph.work_scale)
+        pauses = np.sum(np.maximum(graph.works.gap_ns, 0), dtype=np.float64)
+        longest = work + pauses + graph.host_scale.added_ns()
+    if not longest <= LONGEST_NS:  # neither is infinity times nothing
+        raise UsageError("with these changes the steps would take longer than 70 years: take smaller factors")
 
 
 class _Meetings:

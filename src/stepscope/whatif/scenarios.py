@@ -127,11 +127,15 @@ def _own_queue(experiment: Experiment, graph: Graph, rows: Rows) -> Graph:
     previous[count:] = works.previous[count:]
     same = group[order][1:] == group[order][:-1]
     previous[order[1:][same]] = order[:-1][same]
+    place = graph.place_of_works  # where clocks disagree, what began before may be replayed after
+    previous = np.where((previous >= 0) & (place[previous] < place), previous, -1)
     waits = graph.queue_waits
     free = waits.select(~(moved[waits.source] & ~moved[waits.target]))
     ready, sent = _what_they_send(graph, rows, moved)
     source, target = _optimizer_after(experiment, graph, rows)
     source, target = np.concatenate([ready, source]), np.concatenate([sent, target])
+    known = place[source] < place[target]
+    source, target = source[known], target[known]
     return replace(
         graph,
         works=replace(works, previous=previous),

@@ -86,13 +86,16 @@ class _HostLatest:
     def at(self, lanes: npt.NDArray[np.int32], times: Times) -> Times:
         """The slack of these moments: the least of what depends on the thread then or later, in the same stretch."""
         stretches = self._stretches
+        if not len(stretches.start):
+            return np.full(len(times), _NEVER)
         found = stretches.at(lanes, times)
         index = np.maximum(found, 0)
         offset = np.minimum(times, stretches.end[index]) - stretches.start[index]
         first, last = (np.searchsorted(self._stretch, index, side=side) for side in ("left", "right"))
         position = first + _count_below(self._stretch, self._offset, index, offset)
         known = (found >= 0) & (position < last)
-        return np.where(known, self._least[np.minimum(position, max(len(self._least) - 1, 0))], _NEVER)
+        least = np.append(self._least, _NEVER)  # where nothing waits for any thread there is no other entry
+        return np.where(known, least[np.minimum(position, len(self._least))], _NEVER)
 
 
 def _count_below(stretch: Rows, offset: Times, index: Rows, limit: Times) -> Rows:

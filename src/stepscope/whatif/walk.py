@@ -47,7 +47,9 @@ def walk_back(experiment: Experiment, done: Replay) -> Chain:
     """The chain from the end of the span to its beginning."""
     walker = _Walker(experiment, done)
     point = walker.end
-    while point is not None:
+    for _ in range(len(done.graph.order) + 1):  # each is come to once at most
+        if point is None:
+            break
         point = walker.before_work(point.work) if isinstance(point, _OnDevice) else walker.before_moment(*point)
     return walker.chain
 
@@ -88,7 +90,9 @@ class _Walker:
                 return first, _OnDevice(last)
         lane, moment = np.array([experiment.lane], np.int32), np.array([experiment.span.end_ns], np.int64)
         stretch = int(self._stretches.at(lane, moment)[0])
-        return (begin, _OnHost(stretch, int(moment[0]))) if stretch >= 0 else (begin, None)
+        if stretch < 0:  # no host thread was recorded: what the device did is all there is
+            return begin, _OnDevice(last) if last >= 0 else None
+        return begin, _OnHost(stretch, int(moment[0]))
 
     def before_work(self, work: int) -> _Point:
         """Take up a work, and go on to what it waited for."""
