@@ -173,3 +173,14 @@ def test_collectives_whose_launch_follows_them_are_on_no_path_twice() -> None:
     assert (place[works.previous[behind]] < place[behind]).all()
     assert (place[graph.queue_waits.source] < place[graph.queue_waits.target]).all()
     assert critical_path(experiment, experiment.run(graph).replay).height > 0
+
+
+def test_batches_inside_another_wait_are_refused() -> None:
+    recording = Recording(unit_ns=US)
+    recording.step(0, 1000, 0)
+    recording.launched(20, 30, 400, "kernel", 1)
+    recording.launch(50, 450, 2, name="cudaDeviceSynchronize", kind="synchronise")
+    recording.annotation(100, 100, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+
+    with pytest.raises(UsageError, match="no workers can be tried"):
+        replayed(recording.trace(), loader_workers(2))

@@ -44,6 +44,10 @@ def loader_workers(workers: int) -> Change:
         after = stretches.at(lanes, start + length)
         known = (after >= 0) & (stretches.start[np.maximum(after, 0)] == start + length)
         known &= stretches.previous[np.maximum(after, 0)] >= 0
+        if not known.any():
+            raise UsageError(
+                "the trace does not show a thread that waits for its batches alone: no workers can be tried"
+            )
         made = batches(_facts(experiment), " ".join(calls["name"].unique()))
         loading = _loading_ns(made, length)
         own = stretches.own_ns.copy()
