@@ -122,10 +122,7 @@ def _replayed(findings: Sequence[Finding]) -> list[Finding]:
 
 def _saved_ns(view: View, findings: Sequence[Finding]) -> int:
     """What a step would lose if the causes of these findings were gone, by one replay; never more than the step."""
-    experiment = view.experiment
-    change = together(*(finding.change for finding in findings if finding.change is not None))
-    saved = experiment.run(change(experiment, experiment.graph)).saving_ns
-    return min(max(round(saved), 0), view.step_ns)
+    return view.saved_ns(together(*(finding.change for finding in findings if finding.change is not None)))
 
 
 def _together(view: View, shown: Sequence[Finding]) -> Together | None:

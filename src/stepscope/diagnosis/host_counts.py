@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from stepscope.diagnosis.recorded_faults import whole_figure
 from stepscope.diagnosis.view import View
 from stepscope.program_facts import StepFacts
 from stepscope.whatif import Change
@@ -64,5 +65,4 @@ def scaled_host_work(factor: float) -> Change:
 
 def whole(view: View, name: str) -> int | None:
     """A whole number among the process's figures."""
-    value = view.program.process.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return whole_figure(view.program, name)

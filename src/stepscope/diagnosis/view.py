@@ -30,12 +30,13 @@ from stepscope.diagnosis.finding import (
     Remedy,
     Severity,
 )
+from stepscope.diagnosis.recorded_faults import without_recorded_faults
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.wording import for_any_device, without_steps
 from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows, inherit
-from stepscope.whatif import Change, Experiment
+from stepscope.whatif import Change, Experiment, Graph
 
 HIGH_SHARE = 0.2
 MEDIUM_SHARE = 0.05
@@ -87,6 +88,26 @@ class View:
     def experiment(self) -> Experiment:
         """The trace's dependency graph, to be replayed with changes."""
         return Experiment(self.trace, activity=self.activity, attribution=lambda: self.attribution, steps=self.steps)
+
+    @cached_property
+    def _unrecorded(self) -> tuple[Graph, float]:
+        """The graph from which changes are replayed, without the pages that only the recording mapped; and its step."""
+        experiment = self.experiment
+        change = without_recorded_faults(experiment)
+        if change is None:
+            return experiment.graph, experiment.measured_ns / experiment.step_count
+        graph = change(experiment, experiment.graph)
+        return graph, experiment.run(graph).step_ns
+
+    def saved_ns(self, change: Change) -> int:
+        """What a step loses with this change, by a replay, at most the step.
+
+        Where the recording slowed the steps down in a way that is known, the replay is without that, and the share that
+        it gives is taken of the recorded step.
+        """
+        graph, before = self._unrecorded
+        after = self.experiment.run(change(self.experiment, graph)).step_ns
+        return min(max(round((1 - after / before) * self.step_ns), 0), self.step_ns)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -347,8 +368,7 @@ class View:
         if change is None:
             saving = self.per_step(cost_ns)
         else:
-            replayed = self.experiment.run(change(self.experiment, self.experiment.graph)).saving_ns
-            saving = min(max(round(replayed), 0), self.step_ns)
+            saving = self.saved_ns(change)
         share = saving / self.step_ns
         return Finding(
             rule,

@@ -28,7 +28,8 @@ from __future__ import annotations
 from typing import Final
 
 from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult
-from stepscope.diagnosis.host_counts import HostCounts, host_counts, host_work_ns, scaled_host_work, whole
+from stepscope.diagnosis.host_counts import host_counts, host_work_ns, scaled_host_work
+from stepscope.diagnosis.recorded_faults import faults_before
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 
@@ -39,9 +40,6 @@ THRESHOLDS: Final = {
     "faults": Threshold(2000, "count", "pages mapped per step that are many"),
     "fault_ns": Threshold(2000, "ns", "longest time in the operating system that one mapped page explains"),
 }
-
-_LEAST_OF_A_STEP: Final = 0.1
-"""Where less of a recorded step's time passes before the recording, no step has."""
 
 
 def check(view: View) -> RuleResult:
@@ -56,7 +54,7 @@ def check(view: View) -> RuleResult:
     if not many or 2 * len(many) < len(counts.steps):
         return RuleResult()
     recorded = sum(step.minor_faults or 0 for step in many) / len(many)
-    unrecorded = _faults_of_warm_up(view, counts)
+    unrecorded = faults_before(view.program, counts.length_ns / len(counts.steps))
     faults = recorded if unrecorded is None else min(recorded, unrecorded)
     system = int(sum(step.thread_system_ns or 0 for step in many) * faults / recorded)
     explained = min(system, int(faults * len(many) * view.threshold(ID, THRESHOLDS, "fault_ns")))
@@ -94,18 +92,6 @@ def check(view: View) -> RuleResult:
         change=scaled_host_work(1 - cost / host_work_ns(view)),
     )
     return RuleResult((finding,))
-
-
-def _faults_of_warm_up(view: View, counts: HostCounts) -> float | None:
-    """Pages mapped in a step that was not recorded; None where no step passed before the recording.
-
-    Recorded steps may take several times as long, so a part of one's time is a whole step of the warm-up.
-    """
-    faults, length_ns = whole(view, "warm_up_faults"), whole(view, "warm_up_ns")
-    if faults is None or length_ns is None:
-        return None
-    steps = length_ns * len(counts.steps) / counts.length_ns
-    return faults / max(round(steps), 1) if steps >= _LEAST_OF_A_STEP else None
 
 
 def _open(faults: float) -> NotAnswered:

@@ -1,0 +1,131 @@
+"""What a recording adds to the steps of a program on a CPU: memory that cannot be used again, and must be mapped anew.
+
+A profiler keeps a note of each operator until the recording ends. The C library puts such notes into blocks that the
+program has just freed, so that a large tensor does not fit there any more: it gets new memory from the system, which
+maps and clears every page of it. Steps that map hardly a page may map tens of thousands while they are recorded, and
+take twice as long, most of it where large tensors are made and soon freed, as in loops.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.program_facts import ProgramFacts
+from stepscope.trace import Trace
+from stepscope.trace.nesting import Rows
+from stepscope.whatif import Change, Experiment, Graph
+
+FAULT_NS: Final = 2_000
+"""Longest time in the operating system that one mapped page explains; the rule host-allocator says the same."""
+PAGE_BYTES: Final = 4_096
+LEAST_OF_A_STEP: Final = 0.1
+"""Where less of a recorded step's time passes before the recording, no step has."""
+
+
+def without_recorded_faults(experiment: Experiment) -> Change | None:
+    """The steps without the pages that only the recording made them map; None where that is not known, or is nothing.
+
+    How many pages those are, and what one takes, the operating system counted, in recorded steps and in those before.
+    Where they were mapped the addresses of the allocations tell: in operators that took memory which none had before.
+    Only without a device, which hides the host's time.
+    """
+    trace = experiment.trace
+    if experiment.device is not None or trace.metadata.program is None:
+        return None
+    pages, page_ns = _recorded_only(trace.metadata.program, set(experiment.steps["index"].to_list()))
+    if pages <= 0 or page_ns <= 0:
+        return None
+    rows, fresh = _fresh_pages(trace)
+    starts = trace.operators["start_ns"].to_numpy()[rows]
+    inside = (starts >= experiment.span.start_ns) & (starts < experiment.span.end_ns) & (fresh > 0)
+    rows, starts, fresh = rows[inside], starts[inside], fresh[inside]
+    if not len(rows):
+        return None
+    fresh *= min(pages * experiment.step_count / fresh.sum(), 1.0)
+    durations = trace.operators["duration_ns"].to_numpy()[rows]
+    factors = 1 - np.minimum(fresh * page_ns / np.maximum(durations, 1), 1.0)
+    lanes = trace.operators["lane"].to_numpy()[rows].astype(np.int32)
+
+    def apply(_: Experiment, graph: Graph) -> Graph:
+        return graph.with_host_time(lanes, starts, starts + durations, factors)
+
+    return apply
+
+
+def faults_before(program: ProgramFacts, step_ns: float) -> float | None:
+    """Pages mapped in a step that was not recorded; None where no step passed before the recording.
+
+    Recorded steps may take several times as long, so a part of one's time is a whole step of the warm-up.
+
+    Args:
+        step_ns: a recorded step's time.
+    """
+    faults, length_ns = (whole_figure(program, name) for name in ("warm_up_faults", "warm_up_ns"))
+    if faults is None or length_ns is None:
+        return None
+    steps = length_ns / step_ns
+    return faults / max(round(steps), 1) if steps >= LEAST_OF_A_STEP else None
+
+
+def whole_figure(program: ProgramFacts, name: str) -> int | None:
+    """A whole number among the process's figures."""
+    value = program.process.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _recorded_only(program: ProgramFacts, indexes: set[int]) -> tuple[float, float]:
+    """Pages that only recorded steps map, per step, and what one takes, nanoseconds; 0 where that is not known."""
+    steps = [step for step in program.steps if step.index in indexes and step.duration_ns > 0]
+    faults = [step.minor_faults for step in steps if step.minor_faults is not None]
+    system = [step.thread_system_ns for step in steps if step.thread_system_ns is not None]
+    if not steps or len(faults) < len(steps) or len(system) < len(steps) or not sum(faults):
+        return 0.0, 0.0
+    before = faults_before(program, sum(step.duration_ns for step in steps) / len(steps))
+    if before is None:
+        return 0.0, 0.0
+    return sum(faults) / len(steps) - before, min(sum(system) / sum(faults), FAULT_NS)
+
+
+def _fresh_pages(trace: Trace) -> tuple[Rows, npt.NDArray[np.float64]]:
+    """The outermost operators, as rows of `operators`, and how many pages each took that no allocation had before."""
+    operators = trace.operators
+    outermost = np.flatnonzero(operators["parent"].is_null().to_numpy())
+    pages = np.zeros(len(outermost))
+    taken = trace.memory.filter((pl.col("device") == "cpu") & (pl.col("bytes") > 0) & pl.col("address").is_not_null())
+    taken = taken.sort("start_ns", maintain_order=True)
+    fresh = fresh_bytes(taken["address"].to_numpy(), taken["bytes"].to_numpy()) / PAGE_BYTES
+    lanes, times = taken["lane"].to_numpy(), taken["start_ns"].to_numpy()
+    lane = operators["lane"].to_numpy()[outermost]
+    start = operators["start_ns"].to_numpy()[outermost]
+    end = start + operators["duration_ns"].to_numpy()[outermost]
+    for number in np.unique(lanes).tolist():
+        its, mine = np.flatnonzero(lane == number), np.flatnonzero(lanes == number)
+        if not len(its):
+            continue
+        its = its[np.argsort(start[its], kind="stable")]
+        position = np.searchsorted(start[its], times[mine], side="right") - 1
+        around = its[np.maximum(position, 0)]
+        inside = (position >= 0) & (times[mine] <= end[around])
+        np.add.at(pages, around[inside], fresh[mine[inside]])
+    return outermost, pages
+
+
+def fresh_bytes(addresses: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Of each block, in order of time, the bytes at addresses that no block before it had; shape of `sizes`."""
+    begins: list[int] = []  # of what blocks had so far, as intervals that neither touch nor overlap
+    ends: list[int] = []
+    found = np.zeros(len(sizes))
+    for index, (begin, size) in enumerate(zip(addresses.tolist(), sizes.tolist(), strict=True)):
+        end = begin + size
+        first, last = bisect_left(ends, begin), bisect_right(begins, end)
+        known = sum(max(min(end, ends[each]) - max(begin, begins[each]), 0) for each in range(first, last))
+        found[index] = size - known
+        if first < last:
+            begin, end = min(begin, begins[first]), max(end, ends[last - 1])
+        begins[first:last], ends[first:last] = [begin], [end]
+    return found
