@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from stepscope.commands import main
 from stepscope.diagnosis.pages import SECTIONS, rule_index, rule_page
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.threshold import Threshold
@@ -64,6 +65,15 @@ def test_every_rules_page_is_up_to_date(rule: ModuleType) -> None:
     assert page.read_text(encoding="utf-8") == rule_page(rule), "run scripts/generate_docs"
     headings = re.findall(r"^## (.+)$", rule_page(rule), re.MULTILINE)
     assert headings == [*SECTIONS, "Thresholds"]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.ID)
+def test_every_rule_is_explained(rule: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", rule.ID]) == 0
+
+    explained = capsys.readouterr().out
+    assert rule.ID in explained
+    assert "What to do" in explained
 
 
 def test_the_index_is_up_to_date_and_no_page_is_left_over() -> None:
