@@ -163,7 +163,7 @@ def test_the_answer_for_programs(trace: str, tmp_path: Path, capsys: pytest.Capt
 
     assert {key: report[key] for key in ("schema", "trace", "steps", "step_ns", "replayed_step_ns", "why_not")} == {
         "schema": 1,
-        "trace": {"path": "trace.json", "format": "kineto"},
+        "trace": {"path": "trace.json", "format": "kineto", "warnings": []},
         "steps": {"source": "recorded", "count": 4},
         "step_ns": 1_000_000.0,
         "replayed_step_ns": 1_000_000.0,
@@ -350,3 +350,17 @@ def test_ranks_that_meet_are_replayed_together(traces_folder: Path, capsys: pyte
     assert all(rank["step_ns"] < rank["alone_step_ns"] < rank["measured_step_ns"] for rank in ranks)
     assert main(["whatif", str(folder), "--remove", "dispatch"]) == 0
     assert "The ranks together: each waits for the others in their collectives" in capsys.readouterr().out
+
+
+def test_what_was_lost_while_reading_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 5}
+    path = tmp_path / "cut.json"
+    path.write_text(json.dumps({"traceEvents": [event] * 3})[:-60])
+
+    assert main(["whatif", str(path)]) == 0
+    assert (
+        "While reading: 1 x truncated: the file ends before its list of events is complete" in capsys.readouterr().out
+    )
+    assert main(["whatif", str(path), "--json", "-"]) == 0
+    kinds = [warning["kind"] for warning in json.loads(capsys.readouterr().out)["trace"]["warnings"]]
+    assert "truncated" in kinds

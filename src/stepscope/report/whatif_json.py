@@ -20,7 +20,11 @@ def whatif_json(answer: Answer) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "stepscope": __version__,
-        "trace": {"path": measured.path, "format": measured.format},
+        "trace": {
+            "path": measured.path,
+            "format": measured.format,
+            "warnings": [dataclasses.asdict(each) for each in measured.warnings],
+        },
         "steps": {"source": "recorded" if measured.stepped else "none", "count": measured.step_count},
         "step_ns": measured.step_ns,
         "replayed_step_ns": measured.replayed_step_ns,

@@ -135,6 +135,9 @@ def _head(answer: Answer, width: int) -> Iterator[str]:
     yield from _filled(f"{name}: {measured_sentence(measured)}.", width)
     for sentence in trust_sentences(measured):
         yield from _filled(sentence, width)
+    for warning in measured.warnings:
+        text = f"While reading: {count(warning.count)} x {printable(warning.kind)}: {printable(warning.detail)}."
+        yield from _filled(text, width)
     yield ""
     if answer.together is None:
         return

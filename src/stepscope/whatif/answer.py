@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from stepscope.errors import UsageError
+from stepscope.trace import TraceWarning
 from stepscope.whatif.causes import cause_table
 from stepscope.whatif.changes import together
 from stepscope.whatif.critical_path import critical_path, resources
@@ -60,6 +61,7 @@ class AsMeasured:
         unexplained_share: of the steps' time, in which the device waited for what the trace does not show.
         why_not: why replays promise nothing here, in one sentence; None where they do.
         resources: what the critical path consists of, columns as in `critical_path.RESOURCE_SCHEMA`, of all steps.
+        warnings: what was skipped or repaired while reading the trace.
     """
 
     path: str
@@ -72,6 +74,7 @@ class AsMeasured:
     unexplained_share: float
     why_not: str | None
     resources: pl.DataFrame
+    warnings: tuple[TraceWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,7 @@ def as_measured(experiment: Experiment) -> AsMeasured:
         unexplained_share=experiment.unexplained_share,
         why_not=experiment.why_not,
         resources=resources(critical_path(experiment)),
+        warnings=experiment.trace.warnings,
     )
 
 
