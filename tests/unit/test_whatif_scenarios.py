@@ -167,7 +167,7 @@ def test_collectives_whose_launch_follows_them_are_on_no_path_twice() -> None:
         )
     experiment = Experiment(recording.trace())
     graph = overlap_communication()(experiment, experiment.graph)
-    place, works = graph.place_of_works, graph.works
+    place, works = graph.places[1], graph.works
     behind = works.previous >= 0
 
     assert (place[works.previous[behind]] < place[behind]).all()

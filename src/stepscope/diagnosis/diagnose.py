@@ -72,7 +72,10 @@ def diagnose_view(
         is_worth_it = finding.saving_share >= minimum_share or finding.ends_run_in_ns is not None
         (shown if is_worth_it or finding.severity == "note" else hidden).append(finding)
     diagnosis = _diagnosis(view, tuple(shown), len(hidden), questions, top)
-    return replace(diagnosis, together=_together(view, shown), afterwards=_afterwards(view, shown, hidden))
+    first = [finding for finding in _replayed(shown) if finding.saving_ns_per_step > 0]
+    both = _together(view, first)
+    before = both.saving_ns_per_step if both is not None else sum(each.saving_ns_per_step for each in first)
+    return replace(diagnosis, together=both, afterwards=_afterwards(view, first, before, _replayed(hidden)))
 
 
 def asked(view: View, rules: Sequence[ModuleType]) -> tuple[list[Finding], list[NotAnswered]]:
@@ -125,9 +128,8 @@ def _saved_ns(view: View, findings: Sequence[Finding]) -> int:
     return view.saved_ns(together(*(finding.change for finding in findings if finding.change is not None)))
 
 
-def _together(view: View, shown: Sequence[Finding]) -> Together | None:
-    """One replay without the causes of all shown findings whose own saving was replayed."""
-    several = [finding for finding in _replayed(shown) if finding.saving_ns_per_step > 0]
+def _together(view: View, several: Sequence[Finding]) -> Together | None:
+    """One replay without the causes of all of these findings, whose own savings were replayed."""
     if len(several) < 2:
         return None
     saving = _saved_ns(view, several)
@@ -139,12 +141,14 @@ def _together(view: View, shown: Sequence[Finding]) -> Together | None:
     )
 
 
-def _afterwards(view: View, shown: Sequence[Finding], hidden: Sequence[Finding]) -> tuple[Afterwards, ...]:
-    """What each finding that is too small to be shown saves once the causes of those shown are gone."""
-    first, small = [finding for finding in _replayed(shown) if finding.saving_ns_per_step > 0], _replayed(hidden)
-    if not first or not small:
+def _afterwards(view: View, first: Sequence[Finding], before: int, small: Sequence[Finding]) -> tuple[Afterwards, ...]:
+    """What each finding that is too small to be shown saves once the causes of those shown are gone.
+
+    Args:
+        before: what the findings shown first save together, nanoseconds per step.
+    """
+    if not first:
         return ()
-    before = _saved_ns(view, first)
     later = []
     for finding in small[:MOST_AFTERWARDS]:
         saving = max(_saved_ns(view, [*first, finding]) - before, 0)

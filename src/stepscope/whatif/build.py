@@ -13,8 +13,9 @@ from stepscope.analysis.host import HostActivity, host_activity
 from stepscope.trace import Trace
 from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows
+from stepscope.whatif.arrays import concatenated
 from stepscope.whatif.graph import Durations, Edges, Graph, Stretches, Works
-from stepscope.whatif.host_collectives import host_collectives, joined
+from stepscope.whatif.host_collectives import host_collectives
 from stepscope.whatif.host_scale import HostScale
 from stepscope.whatif.host_waits import RETURN_NS, Handovers, Waits, device_waits, handovers
 from stepscope.whatif.loader_calls import loader_calls
@@ -36,7 +37,7 @@ def build_graph(trace: Trace, *, activity: HostActivity | None = None) -> Graph:
     """What waited for what in a trace; its replay gives back the measured times."""
     activity = activity or host_activity(trace)
     bursts, beside = handovers(trace, activity), host_collectives(trace, activity)
-    waits = joined(device_waits(trace), beside.waits(trace.device_work.height))
+    waits = concatenated(device_waits(trace), beside.waits(trace.device_work.height))
     stretches, boundaries = cut_stretches(activity, waits, bursts, loader_calls(trace))
     works = _works(trace, stretches)
     sources = queue_waits(trace, works)
@@ -44,7 +45,7 @@ def build_graph(trace: Trace, *, activity: HostActivity | None = None) -> Graph:
     sources = with_unseen_waits(trace, works, sources, unexplained)
     works, waited, unexplained = _calibrated(works, sources)
     added = beside.works(stretches, len(works.start), int(works.queue.max(initial=-1)) + 1)
-    works = Works(*(np.concatenate([getattr(works, name), getattr(added, name)]) for name in Works.__slots__))
+    works = concatenated(works, added)
     unexplained = np.concatenate([unexplained, np.zeros(len(added.start), np.int64)])
     host, dropped = _host_wait_edges(works, stretches, waits, boundaries)
     graph = Graph(
@@ -65,10 +66,7 @@ def build_graph(trace: Trace, *, activity: HostActivity | None = None) -> Graph:
 
 def _in_order(graph: Graph) -> Graph:
     """The graph without dependencies on what comes later; of what happens at once, some come in circles."""
-    count = len(graph.stretches.start)
-    place = np.empty(len(graph.order), np.int64)
-    place[graph.order] = np.arange(len(place))
-    stretch, work = place[:count], place[count:]
+    stretch, work = graph.places
     waits, hosts, hands, works = graph.queue_waits, graph.host_waits, graph.handovers, graph.works
     queued = (works.previous >= 0) & (work[works.previous] < work) if len(work) else works.previous >= 0
     kept = [

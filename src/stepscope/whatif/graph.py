@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows
+from stepscope.whatif.arrays import concatenated
 from stepscope.whatif.host_scale import HostScale
 
 LONGEST_NS: Final = 2**61
@@ -102,7 +103,7 @@ class Edges:
 
     def with_edges(self, other: Edges) -> Edges:
         """These edges and others."""
-        return Edges(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in Edges.__slots__))
+        return concatenated(self, other)
 
     @classmethod
     def none(cls) -> Edges:
@@ -185,11 +186,11 @@ class Graph:
         return np.lexsort((position, is_work, key))
 
     @property
-    def place_of_works(self) -> Rows:
-        """For each work its place in `order`."""
+    def places(self) -> tuple[Rows, Rows]:
+        """For each stretch and for each work its place in `order`."""
         place = np.empty(len(self.order), np.int64)
         place[self.order] = np.arange(len(place))
-        return place[len(self.stretches.start) :]
+        return place[: len(self.stretches.start)], place[len(self.stretches.start) :]
 
     @cached_property
     def _place_in_queue(self) -> Rows:

@@ -108,8 +108,3 @@ def host_collectives(trace: Trace, activity: HostActivity) -> HostCollectives:
         paused[mine], resumed[mine] = np.where(waited, silent, -1), np.where(waited, again, -1)
     lanes = rows["lane"].cast(pl.Int64).to_numpy()
     return HostCollectives(rows["row"].to_numpy().astype(np.int64), lanes, start, end, main, given, paused, resumed)
-
-
-def joined(first: Waits, second: Waits) -> Waits:
-    """Both, one after the other."""
-    return Waits(*(np.concatenate([getattr(first, name), getattr(second, name)]) for name in Waits.__slots__))

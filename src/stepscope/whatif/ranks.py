@@ -12,9 +12,9 @@ import polars as pl
 from stepscope.analysis.communication import collectives, kind_of
 from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows
+from stepscope.whatif.arrays import concatenated
 from stepscope.whatif.experiment import Change, Experiment, Outcome
-from stepscope.whatif.graph import Edges, Graph, Stretches, Works
-from stepscope.whatif.host_scale import HostScale
+from stepscope.whatif.graph import Graph
 from stepscope.whatif.replay import Replay, replay
 
 MOST_RANKS = 16
@@ -197,26 +197,18 @@ def _joined(graphs: Sequence[Graph], shifts: Sequence[int]) -> Graph:
         queue += int(graph.works.queue.max(initial=0)) + 1
         lane += int(graph.stretches.lane.max(initial=0)) + 1
     return Graph(
-        stretches=Stretches(
-            *(np.concatenate([getattr(part.stretches, name) for part in parts]) for name in Stretches.__slots__)
-        ),
-        works=Works(*(np.concatenate([getattr(part.works, name) for part in parts]) for name in Works.__slots__)),
-        queue_waits=_all_edges([part.queue_waits for part in parts]),
-        host_waits=_all_edges([part.host_waits for part in parts]),
-        handovers=_all_edges([part.handovers for part in parts]),
+        stretches=concatenated(*(part.stretches for part in parts)),
+        works=concatenated(*(part.works for part in parts)),
+        queue_waits=concatenated(*(part.queue_waits for part in parts)),
+        host_waits=concatenated(*(part.host_waits for part in parts)),
+        handovers=concatenated(*(part.handovers for part in parts)),
         rendezvous=np.concatenate([part.rendezvous for part in parts]),
         on_host=np.zeros(0, np.int64),
         unexplained_ns=np.concatenate([part.unexplained_ns for part in parts]),
         dropped=sum(part.dropped for part in parts),
-        host_scale=HostScale(
-            *(np.concatenate([getattr(part.host_scale, name) for part in parts]) for name in HostScale.__slots__)
-        ),
+        host_scale=concatenated(*(part.host_scale for part in parts)),
         work_scale=np.concatenate([part.work_scale for part in parts]),
     )
-
-
-def _all_edges(edges: Sequence[Edges]) -> Edges:
-    return Edges(*(np.concatenate([getattr(each, name) for each in edges]) for name in Edges.__slots__))
 
 
 def _moved(graph: Graph, shift: int, stretch: int, work: int, queue: int, lane: int) -> Graph:

@@ -127,7 +127,7 @@ def _own_queue(experiment: Experiment, graph: Graph, rows: Rows) -> Graph:
     previous[count:] = works.previous[count:]
     same = group[order][1:] == group[order][:-1]
     previous[order[1:][same]] = order[:-1][same]
-    place = graph.place_of_works  # where clocks disagree, what began before may be replayed after
+    place = graph.places[1]  # where clocks disagree, what began before may be replayed after
     previous = np.where((previous >= 0) & (place[previous] < place), previous, -1)
     waits = graph.queue_waits
     free = waits.select(~(moved[waits.source] & ~moved[waits.target]))
@@ -242,5 +242,5 @@ def _of_carriers(graph: Graph, rows: Rows, carrier: Rows) -> Edges:
     to = np.arange(len(graph.works.start))
     to[rows] = carrier
     source = to[waits.source]
-    order = graph.place_of_works
+    order = graph.places[1]
     return replace(waits, source=source).select(order[source] < order[waits.target])

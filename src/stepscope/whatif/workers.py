@@ -11,6 +11,7 @@ from stepscope.analysis.input_pipeline import Batches, batches
 from stepscope.errors import UsageError
 from stepscope.program_facts import ProgramFacts
 from stepscope.trace.intervals import Times
+from stepscope.whatif.arrays import concatenated
 from stepscope.whatif.experiment import Change, Experiment
 from stepscope.whatif.graph import Edges, Graph, Works
 from stepscope.whatif.loader_calls import loader_calls
@@ -115,7 +116,7 @@ def _with_batches(graph: Graph, after: Times, asked: Times, loading: Times, work
     waits = Edges(count + number, after, nothing, nothing)
     return replace(
         graph,
-        works=Works(*(np.concatenate([getattr(works, name), getattr(added, name)]) for name in Works.__slots__)),
+        works=concatenated(works, added),
         host_waits=graph.host_waits.with_edges(waits),
         rendezvous=np.concatenate([graph.rendezvous, np.full(len(number), -1)]),
         unexplained_ns=np.concatenate([graph.unexplained_ns, nothing]),
