@@ -1,0 +1,1 @@
+"""Perfetto traces: protobuf packets of track events."""
