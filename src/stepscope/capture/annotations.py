@@ -21,7 +21,7 @@ _R = TypeVar("_R")
 _Context = AbstractContextManager[Any]
 
 STEP_NAME: Final = "stepscope.step#{} {}"
-"""What a step's annotation is called; `readers.kineto.names.step_number` knows it."""
+"""What a step's annotation is called; `readers.names.step_number` knows it."""
 
 _UNDER_NSIGHT: Final = any(name in os.environ for name in ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH"))
 _BY_DAEMON: Final = "KINETO_USE_DAEMON" in os.environ

@@ -14,8 +14,9 @@ import polars as pl
 
 from stepscope.readers.kineto import arguments, names
 from stepscope.readers.kineto.events import Damage, Event
-from stepscope.readers.kineto.pool import Codes, StringPool
 from stepscope.readers.kineto.times import LATEST_NS, LONGEST_NS, nanoseconds
+from stepscope.readers.names import FORWARD_BACKWARD_FLOWS, is_annotation, synchronisation_kind
+from stepscope.readers.pool import Codes, StringPool
 
 Batch: TypeAlias = dict[str, pl.DataFrame]
 _ZERO_TIME_LIMIT_NS: Final = 10**12
@@ -75,6 +76,31 @@ class Columns:
             self.damage[f"unsupported_phase:{phase[:8]}"] += len(group)
         return batch
 
+    def lane_rows(self) -> list[dict[str, Any]]:
+        """The rows of the table `lanes`."""
+        rows = []
+        for (process, thread), lane in self.lanes.items():
+            device, queue = self.queues.get(lane, (None, None))
+            label = self.process_labels.get(process, "")
+            if device is not None:
+                kind = "queue"
+            else:
+                is_thread = process.isdecimal() and label in ("", "CPU")
+                kind = "host_thread" if is_thread or lane in self.host_lanes else "other"
+            rows.append(
+                {
+                    "lane": lane,
+                    "kind": kind,
+                    "process": process,
+                    "process_name": self.process_names.get(process),
+                    "thread": thread,
+                    "name": self.thread_names.get((process, thread)) or f"{process} {thread}".strip(),
+                    "device": device,
+                    "queue": queue,
+                }
+            )
+        return rows
+
     def _complete(self, category: str, group: list[Event], batch: Batch) -> None:
         timed = [event for event in group if event.ts is not None and event.dur is not None]
         if len(timed) < len(group):
@@ -86,8 +112,8 @@ class Columns:
         if not kept:
             return
         table, build = self._builder(category, kept)
-        if table == "operators" and any(names.is_annotation(name) for name in {event.name for event in kept}):
-            mask = np.fromiter((names.is_annotation(event.name) for event in kept), np.bool_, len(kept))
+        if table == "operators" and any(is_annotation(name) for name in {event.name for event in kept}):
+            mask = np.fromiter((is_annotation(event.name) for event in kept), np.bool_, len(kept))
             marks = [event for event, is_mark in zip(kept, mask, strict=True) if is_mark]
             _append(batch, "annotations", self._slices(marks, start[mask], duration[mask], self._annotations(marks)))
             kept = [event for event, is_mark in zip(kept, mask, strict=True) if not is_mark]
@@ -225,8 +251,7 @@ class Columns:
     def _synchronisations(self, events: list[Event]) -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.Synchronisation, self.damage)
         kinds = [
-            names.synchronisation_kind(a.kind if a.kind is not None else e.name)
-            for e, a in zip(events, args, strict=True)
+            synchronisation_kind(a.kind if a.kind is not None else e.name) for e, a in zip(events, args, strict=True)
         ]
         return {
             "kind": self.pool.codes(kinds),
@@ -265,7 +290,7 @@ class Columns:
             events = [
                 event
                 for event in group
-                if event.ts is not None and (event.cat in names.FORWARD_BACKWARD_FLOWS or not self._has_correlation)
+                if event.ts is not None and (event.cat in FORWARD_BACKWARD_FLOWS or not self._has_correlation)
             ]
             if not events:
                 continue

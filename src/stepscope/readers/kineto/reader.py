@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,12 +11,13 @@ import msgspec
 
 from stepscope.errors import UnreadableTraceError
 from stepscope.program_facts import KEY, from_header
-from stepscope.readers.kineto.assemble import Assembly
+from stepscope.readers.assembly import Assembly
+from stepscope.readers.gathering import warnings
 from stepscope.readers.kineto.chunks import EventStream
 from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage
-from stepscope.readers.kineto.spill import Spill
 from stepscope.readers.source import ByteSource
+from stepscope.readers.spill import Spill
 from stepscope.trace.model import Device, Metadata, TraceWarning
 from stepscope.trace.store import StoreWriter
 from stepscope.trace.window import StepRange, Window
@@ -32,7 +32,6 @@ _RECORDED: Final = {
 _WANTED: Final = frozenset(
     {*_RECORDED, KEY, "traceEvents", "distributedInfo", "deviceProperties", "baseTimeNanoseconds", "host_name"}
 )
-_TOLD_DETAILS: Final = 20
 _LONGEST_NAME: Final = 100
 _LENIENT_BYTES: Final = 2**21
 _BLANK: Final = b" \t\r\n\0"
@@ -96,14 +95,15 @@ def read(
         raise UnreadableTraceError(f"{source.name} is a trace without a single event that has a start and a duration")
     header = _header(stream.before, stream.after, stream.damage)
     spill.flush()
-    assembly = Assembly(columns, spill, writer, window, steps)
-    assembly.write()
+    origin_ns = columns.origin_ns or 0
+    assembly = Assembly(columns.pool.strings(), spill, writer, stream.damage, origin_ns, window, steps)
+    assembly.write(columns.lane_rows())
     spill.clean()
     if not _is_complete(stream):
         stream.damage["truncated"] += 1
     if source.damage:
         stream.damage[f"compressed_data:{source.damage}"] += 1
-    return _metadata(source.name, header, columns, assembly.window), _warnings(stream.damage)
+    return _metadata(source.name, header, columns, assembly.window), warnings(stream.damage, EXPLANATIONS)
 
 
 def _is_complete(stream: EventStream) -> bool:
@@ -194,19 +194,3 @@ def _whole_number(value: Any) -> int | None:
 
 def _text(value: Any) -> str | None:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else None
-
-
-def _warnings(damage: Damage) -> tuple[TraceWarning, ...]:
-    """The damage in words, by kind; of the details of a kind the most frequent, the others together."""
-    kinds: dict[str, Counter[str]] = {}
-    for key, count in damage.items():
-        kind, _, detail = key.partition(":")
-        if count:
-            kinds.setdefault(kind, Counter())[detail] += count
-    result = []
-    for kind, details in sorted(kinds.items()):
-        told = details.most_common(_TOLD_DETAILS)
-        if others := details.total() - sum(count for _, count in told):
-            told.append(("and others", others))
-        result += [TraceWarning(kind, count, EXPLANATIONS[kind].format(detail)) for detail, count in told]
-    return tuple(result)

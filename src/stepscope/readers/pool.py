@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import polars as pl
 
-from stepscope.readers.kineto.events import DECODE_ERRORS
+_NOT_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
 
 
 class Codes(dict[Any, int]):
@@ -35,7 +35,7 @@ def _one_spacing(raw: bytes) -> bytes:
     """JSON text with a space after each comma and colon: profilers write the same shapes in several ways."""
     try:
         return msgspec.json.format(raw, indent=0)
-    except (*DECODE_ERRORS, ValueError):
+    except _NOT_JSON:
         return raw
 
 

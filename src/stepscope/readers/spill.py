@@ -37,7 +37,7 @@ class Spill:
     def _write(self) -> None:
         for table, frames in self._held.items():
             path = self._directory / f"spill-{table}-{len(self._files[table]):05}.arrow"
-            pl.concat(frames).write_ipc(path, compression="lz4")
+            _together(frames).write_ipc(path, compression="lz4")
             self._files[table].append(path)
         self._held.clear()
         self._size = 0
@@ -46,9 +46,14 @@ class Spill:
         """All rows of a table, None if there were none."""
         frames = [pl.scan_ipc(path).collect() for path in self._files.pop(table, [])]
         frames += self._held.pop(table, [])
-        return pl.concat(frames) if frames else None
+        return _together(frames) if frames else None
 
     def clean(self) -> None:
         """Remove the files."""
         for path in self._directory.glob("spill-*.arrow"):
             path.unlink()
+
+
+def _together(frames: list[pl.DataFrame]) -> pl.DataFrame:
+    """The frames' rows; a column that only some have is null in the others."""
+    return pl.concat(frames, how="diagonal")

@@ -2,44 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from stepscope.errors import UsageError
-from stepscope.readers.kineto import names
-from stepscope.readers.kineto.columns import Columns
-from stepscope.readers.kineto.spill import Spill
-from stepscope.trace.nesting import innermost_at, parents
+from stepscope.readers import linking, names
+from stepscope.readers.spill import Spill
 from stepscope.trace.store import StoreWriter
 from stepscope.trace.tables import SCHEMAS, conform
 from stepscope.trace.window import StepRange, Window
 
-_PART_ROWS: Final = 100_000
-"""Rows whose strings are spelt out at a time."""
-_LAUNCHING: Final = ("launch", "graph_launch", "copy", "set")
+_BY_NAME = " by name"
+_LINKING = {"operators": ("sequence_number",), "launches": ("correlation",), "device_work": ("correlation",)}
+"""Columns that rows are linked by, which a file need not have."""
+_FRAME_COLUMNS = {"file": pl.String, "line": pl.Int32, "function": pl.String, "module": pl.String}
 
 
 class Assembly:
-    """Writes every table of one file; call `write` once, after the last batch."""
+    """Writes every table of one file; call `write` once, when all rows are in `spill`.
+
+    The rows are those of the trace's tables, with times on the file's clock and text as numbers of `strings`; what is
+    missing of an annotation's step, a frame's parts and a launch's kind follows from the name. A table "flows" (flow,
+    category, end: "source" or "target", lane, start_ns) links where correlation numbers do not.
+
+    Args:
+        strings: the text behind the numbers.
+        damage: takes what was repaired.
+        origin_ns: what the file's clock shows at the start of the trace.
+        window, steps: what is wanted of the file.
+    """
 
     def __init__(
-        self, columns: Columns, spill: Spill, writer: StoreWriter, window: Window | None, steps: StepRange | None
+        self,
+        strings: pl.Series,
+        spill: Spill,
+        writer: StoreWriter,
+        damage: Counter[str],
+        origin_ns: int,
+        window: Window | None,
+        steps: StepRange | None,
     ) -> None:
-        self._columns = columns
+        self._strings = strings
         self._spill = spill
         self._writer = writer
-        self._origin_ns = columns.origin_ns or 0
-        self._strings = columns.pool.strings()
-        self._own_steps = not names.are_steps_marked(self._strings)
+        self._damage = damage
+        self._origin_ns = origin_ns
+        self._own_steps = not names.are_steps_marked(strings)
         self._steps = steps
         self.window = window
 
-    def write(self) -> None:
+    def write(self, lanes: Sequence[Mapping[str, Any]]) -> None:
         """Write all tables.
+
+        Args:
+            lanes: the rows of that table.
 
         Raises:
             UsageError: steps were asked for that the trace does not have.
@@ -53,19 +72,22 @@ class Assembly:
         self._write_table("memory", self._inside(self._take("memory")))
         self._write_table("frames", self._inside(self._take("frames")), self._describe_frames)
         self._write_launches_and_work()
-        self._write_lanes()
+        if lanes:
+            self._writer.write_part("lanes", conform("lanes", pl.DataFrame(lanes, infer_schema_length=None)))
 
     def _take(self, table: str) -> pl.DataFrame:
         """The table's rows in their final order, with times from the start of the trace."""
         frame = self._spill.take(table)
         if frame is None:
             return pl.DataFrame()
+        absent = [name for name in _LINKING.get(table, ()) if name not in frame.columns]
+        frame = frame.with_columns(pl.lit(None, pl.Int64).alias(name) for name in absent)
         frame = frame.with_columns(pl.col("start_ns") - self._origin_ns)
         early = frame.filter(pl.col("start_ns") < 0).height
         if early:  # an instant or a flow just before the first slice
-            self._columns.damage["instant_before_start"] += early
+            self._damage["instant_before_start"] += early
             frame = frame.with_columns(pl.col("start_ns").clip(lower_bound=0))
-        return frame if _is_sorted(frame) else _sorted(frame)
+        return frame if linking.is_sorted(frame) else linking.in_order(frame)
 
     def _inside(self, frame: pl.DataFrame) -> pl.DataFrame:
         return frame.filter(self._is_inside(frame)) if self.window and frame.width else frame
@@ -99,9 +121,9 @@ class Assembly:
         """Write rows whose strings are codes; `describe` adds columns to a part."""
         text_columns = [name for name, dtype in SCHEMAS[table].items() if dtype is pl.String]
         if frame.width and table in ("operators", "frames") and "parent" not in frame.columns:
-            frame = frame.with_columns(parent=_parent_rows(frame))
-        for first in range(0, frame.height, _PART_ROWS):
-            part = frame.slice(first, _PART_ROWS)
+            frame = frame.with_columns(parent=linking.parent_rows(frame))
+        for first in range(0, frame.height, linking.PART_ROWS):
+            part = frame.slice(first, linking.PART_ROWS)
             if describe is not None:
                 part = describe(part)
             coded = [name for name in text_columns if name in part.columns and part.schema[name] == pl.UInt32]
@@ -113,17 +135,21 @@ class Assembly:
         return self._by_name(part, {"step": pl.Int64}, lambda name: (names.step_number(name, own=own),))
 
     def _describe_frames(self, part: pl.DataFrame) -> pl.DataFrame:
-        schema = {"file": pl.String, "line": pl.Int32, "function": pl.String, "module": pl.String}
-        return self._by_name(part, schema, names.frame)
+        return self._by_name(part, _FRAME_COLUMNS, names.frame)
 
     def _by_name(
         self, part: pl.DataFrame, schema: dict[str, type[pl.DataType]], function: Callable[[str], tuple[object, ...]]
     ) -> pl.DataFrame:
-        """The part with columns that follow from the name, worked out once for each name."""
+        """The part with columns that follow from the name where the file does not give them, by name once."""
         codes = part["name"].unique()
         rows = [function(name) for name in self._strings.gather(codes)]
         found = pl.DataFrame(rows, schema=schema, orient="row").with_columns(name=codes)
-        return part.join(found, on="name", how="left", maintain_order="left")
+        joined = part.join(found, on="name", how="left", maintain_order="left", suffix=_BY_NAME)
+        given = [name for name in schema if name in part.columns]
+        told = [self._strings.gather(part[name]) if schema[name] is pl.String else part[name] for name in given]
+        return joined.with_columns(
+            pl.coalesce(column, pl.col(name + _BY_NAME)).alias(name) for name, column in zip(given, told, strict=True)
+        ).drop([name + _BY_NAME for name in given])
 
     def _write_launches_and_work(self) -> None:
         flows = self._take("flows")
@@ -141,12 +167,12 @@ class Assembly:
         else:
             launches = self._inside(launches)
         if operators.width and launches.width:
-            launches = launches.with_columns(operator=_operator_rows(launches, operators))
+            launches = launches.with_columns(operator=linking.operator_rows(launches, operators))
         del operators
         if work.width and launches.width:
-            work = work.with_columns(launch=_launch_rows(work, launches, flows))
+            work = work.with_columns(launch=linking.launch_rows(work, launches, flows))
             before = work["start_ns"] < launches["start_ns"].gather(work["launch"])
-            self._columns.damage["work_before_launch"] += int(before.sum() or 0)
+            self._damage["work_before_launch"] += int(before.sum() or 0)
         self._write_table("launches", launches)
         self._write_table("device_work", work)
 
@@ -155,7 +181,7 @@ class Assembly:
         operators = self._inside(self._take("operators"))
         if not operators.width:
             return operators
-        operators = operators.with_columns(parent=_parent_rows(operators))
+        operators = operators.with_columns(parent=linking.parent_rows(operators))
         self._write_table("operators", operators)
         operators = operators.select("lane", "start_ns", "duration_ns", "parent", "sequence_number")
         self._write_forward_backward(flows, operators)
@@ -182,7 +208,7 @@ class Assembly:
         pairs = pairs.sort(same, "row", "row_target", descending=[True, True, True]).unique("flow", keep="first")
         lost = ends.filter(pl.col("end") == "source")["flow"].n_unique() - pairs.height
         if lost > 0 and self.window is None:
-            self._columns.damage["unmatched_forward_backward"] += lost
+            self._damage["unmatched_forward_backward"] += lost
         links = pairs.select(kind=pl.lit("forward_backward"), source="row", target="row_target").sort(
             "source", "target"
         )
@@ -196,132 +222,3 @@ class Assembly:
             .filter(pl.col("word").is_in(list(words)))["code"]
             .to_list()
         )
-
-    def _write_lanes(self) -> None:
-        columns = self._columns
-        rows = []
-        for (process, thread), lane in columns.lanes.items():
-            device, queue = columns.queues.get(lane, (None, None))
-            label = columns.process_labels.get(process, "")
-            if device is not None:
-                kind = "queue"
-            else:
-                is_thread = process.isdecimal() and label in ("", "CPU")
-                kind = "host_thread" if is_thread or lane in columns.host_lanes else "other"
-            rows.append(
-                {
-                    "lane": lane,
-                    "kind": kind,
-                    "process": process,
-                    "process_name": columns.process_names.get(process),
-                    "thread": thread,
-                    "name": columns.thread_names.get((process, thread)) or f"{process} {thread}".strip(),
-                    "device": device,
-                    "queue": queue,
-                }
-            )
-        if rows:
-            self._writer.write_part("lanes", conform("lanes", pl.DataFrame(rows, infer_schema_length=None)))
-
-
-def _is_sorted(frame: pl.DataFrame) -> bool:
-    start = frame["start_ns"]
-    if not start.is_sorted():
-        return False
-    if "duration_ns" not in frame.columns:
-        return True
-    tied = start.diff() == 0
-    return not bool((tied & (frame["duration_ns"].diff() > 0)).any())
-
-
-def _sorted(frame: pl.DataFrame) -> pl.DataFrame:
-    """The rows by start, longer slices first; column by column, so that only one stands in memory twice."""
-    by = [name for name in ("start_ns", "duration_ns") if name in frame.columns]
-    order = frame.select(pl.arg_sort_by(by, descending=[False, True][: len(by)], maintain_order=True)).to_series()
-    return pl.DataFrame([frame.drop_in_place(name).gather(order) for name in frame.columns])
-
-
-def _arrays(frame: pl.DataFrame) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    return frame["lane"].to_numpy(), frame["start_ns"].to_numpy(), frame["duration_ns"].to_numpy()
-
-
-def _rows_or_null(rows: npt.NDArray[np.int64]) -> pl.Series:
-    found = pl.Series(rows.astype(np.uint32))
-    return pl.select(pl.when(pl.Series(rows >= 0)).then(found)).to_series()
-
-
-def _parent_rows(frame: pl.DataFrame) -> pl.Series:
-    """Row of the slice around each; lane by lane and, where none is open, piece by piece, which bounds the memory."""
-    lanes, starts, durations = _arrays(frame)
-    result = np.full(len(lanes), -1, np.int64)
-    for lane in np.unique(lanes):
-        rows = np.flatnonzero(lanes == lane)
-        for piece in _separate_pieces(rows, starts, durations):
-            found = parents(lanes[piece], starts[piece], durations[piece])
-            result[piece] = np.where(found >= 0, piece[found], -1)
-    return _rows_or_null(result)
-
-
-def _separate_pieces(
-    rows: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], durations: npt.NDArray[np.int64]
-) -> list[npt.NDArray[np.int64]]:
-    """One lane's rows, sorted by start, cut into about _PART_ROWS at a time where everything before has ended."""
-    if len(rows) <= _PART_ROWS:
-        return [rows]
-    start = starts[rows]
-    open_until = durations[rows]
-    open_until += start
-    np.maximum.accumulate(open_until, out=open_until)
-    gaps = np.flatnonzero(start[1:] > open_until[:-1]) + 1
-    places = np.searchsorted(gaps, np.arange(_PART_ROWS, len(rows), _PART_ROWS))
-    return np.split(rows, np.unique(gaps[places[places < len(gaps)]]))
-
-
-def _operator_rows(launches: pl.DataFrame, operators: pl.DataFrame) -> pl.Series:
-    """Row of the innermost operator around each launch, in the same pieces as `_parent_rows`."""
-    asked_lanes, times, _ = _arrays(launches)
-    lanes, starts, durations = _arrays(operators)
-    parent = operators["parent"].to_numpy()  # float with NaN where null
-    result = np.full(len(times), -1, np.int64)
-    for lane in np.unique(asked_lanes):
-        asked = np.flatnonzero(asked_lanes == lane)
-        pieces = _separate_pieces(np.flatnonzero(lanes == lane), starts, durations)
-        if not len(pieces[0]):
-            continue
-        piece_of = np.searchsorted([starts[piece[0]] for piece in pieces], times[asked], side="right") - 1
-        for number, piece in enumerate(pieces):
-            mine = asked[piece_of == number]
-            around = parent[piece]
-            inside = np.where(np.isnan(around), -1, np.searchsorted(piece, around))
-            found = innermost_at(asked_lanes[mine], times[mine], lanes[piece], starts[piece], durations[piece], inside)
-            result[mine] = np.where(found >= 0, piece[found], -1)
-    return _rows_or_null(result)
-
-
-def _launch_rows(work: pl.DataFrame, launches: pl.DataFrame, flows: pl.DataFrame) -> pl.Series:
-    """Row of the call that gave each work: by correlation number, or by flow in files without such numbers."""
-    if work["correlation"].null_count() < work.height:
-        calls = (
-            launches.lazy()
-            .with_row_index("launch")
-            .select("launch", "correlation", preferred=pl.col("kind").is_in(_LAUNCHING))
-            .filter(pl.col("correlation").is_not_null())
-            .sort("preferred", "launch", descending=[True, False])
-            .unique("correlation", keep="first")
-            .select("launch", "correlation")
-        )
-        return (
-            work.lazy()
-            .select("correlation")
-            .join(calls, on="correlation", how="left", maintain_order="left")
-            .collect()["launch"]
-        )
-    if not flows.width:
-        return pl.Series([None] * work.height, dtype=pl.UInt32)
-    keys = ["lane", "start_ns"]
-    calls = launches.lazy().with_row_index("launch").select("launch", *keys)
-    sources = flows.lazy().join(calls, on=keys).select("flow", "launch").unique("flow", keep="first")
-    targets = (
-        flows.lazy().select("flow", *keys).join(sources, on="flow").select(*keys, "launch").unique(keys, keep="first")
-    )
-    return work.lazy().select(keys).join(targets, on=keys, how="left", maintain_order="left").collect()["launch"]

@@ -1,0 +1,166 @@
+"""What a reader gathers of one file, in whatever order the file has it, until all of it can be put in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from stepscope.readers.assembly import Assembly
+from stepscope.readers.pool import StringPool
+from stepscope.readers.spill import Spill
+from stepscope.trace.model import TraceWarning
+from stepscope.trace.store import StoreWriter
+from stepscope.trace.tables import LANE_KINDS, SCHEMAS, SLICE_TABLES
+from stepscope.trace.window import StepRange, Window
+
+_LATEST_NS: Final = 2**62
+_TOLD_DETAILS: Final = 20
+_WORKED_OUT: Final = frozenset(
+    {("operators", "parent"), ("frames", "parent"), ("launches", "operator"), ("device_work", "launch")}
+)
+EXPLANATIONS: Final = {
+    "time_out_of_range": "events with an impossible time were skipped",
+    "negative_duration": "events with a negative duration were given the duration 0",
+    "instant_before_start": "instants recorded before the first slice were moved to the start of the trace",
+    "work_before_launch": "device work starts before its launch was called: host and device clocks disagree",
+    "unmatched_forward_backward": "links from forward to backward operators point at nothing",
+}
+"""What any format's damage can be, in words; a format adds its own."""
+
+
+class Gathering:
+    """Rows of a trace's tables, set aside on disk when they are many.
+
+    Attributes:
+        pool: the text of the rows, by number.
+        damage: what was skipped or repaired: "kind" or "kind:detail" -> how often.
+        origin_ns: the earliest start of a slice on the file's clock; None before the first.
+        events: rows that were added; a reader that knows better sets it.
+        complete_events: rows that were added to tables of slices.
+    """
+
+    def __init__(self, directory: Path, *, damage: Counter[str] | None = None) -> None:
+        self.pool = StringPool()
+        self.damage: Counter[str] = Counter() if damage is None else damage
+        self.origin_ns: int | None = None
+        self.events = 0
+        self.complete_events = 0
+        self._spill = Spill(directory)
+        self._lanes: dict[Hashable, dict[str, Any]] = {}
+
+    def lane(
+        self,
+        key: Hashable,
+        *,
+        kind: str,
+        process: str,
+        thread: str,
+        name: str,
+        process_name: str | None = None,
+        rank: int | None = None,
+        device: str | None = None,
+        queue: str | None = None,
+    ) -> int:
+        """The number of the lane known by `key`, made at its first mention; the columns are those of `lanes`."""
+        if kind not in LANE_KINDS:
+            raise ValueError(f"{kind!r} is none of {LANE_KINDS}")
+        row = self._lanes.get(key)
+        if row is None:
+            row = self._lanes[key] = {
+                "lane": len(self._lanes),
+                "kind": kind,
+                "process": process,
+                "process_name": process_name,
+                "thread": thread,
+                "name": name,
+                "rank": rank,
+                "device": device,
+                "queue": queue,
+            }
+        return int(row["lane"])
+
+    def add(self, table: str, frame: pl.DataFrame) -> None:
+        """Add rows to a table, in any order.
+
+        Args:
+            frame: the table's columns, but for those that `write` works out; times in nanoseconds on the file's clock,
+                text as it is or as numbers of `pool` (UInt32). Missing columns are null.
+        """
+        columns = [name for name in SCHEMAS[table] if name in frame.columns and (table, name) not in _WORKED_OUT]
+        if len(columns) < frame.width:
+            unknown = sorted(set(frame.columns) - set(columns))
+            raise ValueError(f"{table} takes no columns {', '.join(unknown)}")
+        frame = self._with_possible_times(frame.with_columns(pl.col("start_ns").cast(pl.Int64)))
+        self.events += frame.height
+        if frame.is_empty():
+            return
+        if table in SLICE_TABLES:
+            self.complete_events += frame.height
+            earliest = int(frame["start_ns"].min())  # type: ignore[arg-type]
+            self.origin_ns = earliest if self.origin_ns is None else min(self.origin_ns, earliest)
+        self._spill.add({table: frame.select(self._column(table, name, frame[name]) for name in columns)})
+
+    def _column(self, table: str, name: str, column: pl.Series) -> pl.Series:
+        """The column as it is kept: text by number, other values in the type of the table."""
+        if SCHEMAS[table][name] is not pl.String:
+            kept: pl.Series = column.cast(SCHEMAS[table][name], strict=False)
+            return kept
+        if column.dtype == pl.UInt32:
+            return column
+        text: pl.Series = column.cast(pl.String)
+        different = text.unique().drop_nulls()
+        codes = self.pool.codes(different.to_list())
+        coded: pl.Series = text.replace_strict(different, codes, default=None, return_dtype=pl.UInt32)
+        return coded.alias(name)
+
+    def _with_possible_times(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The rows whose times can be; a negative duration becomes 0."""
+        possible = pl.col("start_ns").is_between(-_LATEST_NS, _LATEST_NS, closed="none")
+        if "duration_ns" in frame.columns:
+            frame = frame.with_columns(pl.col("duration_ns").cast(pl.Int64))
+            negative = int((frame["duration_ns"] < 0).sum())
+            if negative:
+                self.damage["negative_duration"] += negative
+                frame = frame.with_columns(pl.col("duration_ns").clip(lower_bound=0))
+            possible &= pl.col("duration_ns") < _LATEST_NS
+        kept = frame.filter(possible)
+        if kept.height < frame.height:
+            self.damage["time_out_of_range"] += frame.height - kept.height
+        return kept
+
+    def write(self, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Window | None:
+        """Write every table; the stretch that was asked for is returned.
+
+        Raises:
+            UsageError: steps were asked for that the trace does not have.
+        """
+        self._spill.flush()
+        assembly = Assembly(self.pool.strings(), self._spill, writer, self.damage, self.origin_ns or 0, window, steps)
+        assembly.write(list(self._lanes.values()))
+        self._spill.clean()
+        return assembly.window
+
+
+def warnings(damage: Mapping[str, int], explanations: Mapping[str, str]) -> tuple[TraceWarning, ...]:
+    """The damage in words, by kind; of the details of a kind the most frequent, the others together.
+
+    Args:
+        damage: "kind" or "kind:detail" -> how often.
+        explanations: kind -> a sentence, in which {} stands for the detail.
+    """
+    kinds: dict[str, Counter[str]] = {}
+    for key, count in damage.items():
+        kind, _, detail = key.partition(":")
+        if count:
+            kinds.setdefault(kind, Counter())[detail] += count
+    result = []
+    for kind, details in sorted(kinds.items()):
+        told = details.most_common(_TOLD_DETAILS)
+        if others := details.total() - sum(count for _, count in told):
+            told.append(("and others", others))
+        result += [TraceWarning(kind, count, explanations[kind].format(detail)) for detail, count in told]
+    return tuple(result)
