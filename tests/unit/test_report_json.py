@@ -154,6 +154,7 @@ FULL_REPORT = {
             "why": "No allocations were recorded.",
             "how": "profile_memory=True",
             "rule": "memory",
+            "rules": [],
         }
     ],
 }

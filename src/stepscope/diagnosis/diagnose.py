@@ -15,6 +15,7 @@ from stepscope.analysis.operators import operator_table
 from stepscope.analysis.summary import device_uses, host_use
 from stepscope.diagnosis.diagnosis import Afterwards, DeviceSummary, Diagnosis, Together
 from stepscope.diagnosis.finding import Finding, NotAnswered
+from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
@@ -85,8 +86,15 @@ def asked(view: View, rules: Sequence[ModuleType]) -> tuple[list[Finding], list[
     for rule in rules:
         result = rule.check(view)
         findings.extend(result.findings)
-        questions.extend(result.not_answered)
+        questions.extend(_with_those_concerned(question) for question in result.not_answered)
     return findings, questions
+
+
+def _with_those_concerned(question: NotAnswered) -> NotAnswered:
+    """The question with the rules that need the part of the recording that is missing."""
+    part = next((name for name, part in PARTS.items() if part.question == question.question), None)
+    concerned = tuple(rule.ID for rule in RULES if part in getattr(rule, "NEEDS", ()))
+    return replace(question, rules=concerned) if concerned else question
 
 
 def _diagnosis(

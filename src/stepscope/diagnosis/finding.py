@@ -113,12 +113,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class NotAnswered:
-    """A question the trace cannot answer, why, and how to record one that can."""
+    """A question the trace cannot answer, why, and how to record one that can.
+
+    Attributes:
+        rule: identifier of the rule that asks.
+        rules: identifiers of the rules that could not look for the same reason.
+    """
 
     question: str
     why: str
     how: str
     rule: str = ""
+    rules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,12 @@ def _rank(
             _top("kernels", diagnosis.kernels, diagnosis.kernel_count),
         ],
         "not_answered": [
-            {"question": printable(each.question), "why": printable(each.why), "how": printable(each.how)}
+            {
+                "question": printable(each.question),
+                "why": printable(each.why),
+                "rules": ", ".join(each.rules),
+                "how": printable(each.how),
+            }
             for each in diagnosis.not_answered
         ],
         "warnings": warning_sentences(diagnosis),

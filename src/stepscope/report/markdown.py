@@ -192,7 +192,8 @@ def _endings(diagnosis: Diagnosis) -> Iterator[str]:
         yield "## What this trace cannot answer"
         yield ""
         for question in diagnosis.not_answered:
-            yield f"- {escape(question.question)} {escape(sentence(question.why))} How: {escape(question.how)}"
+            rules = f" Rules: {escape(', '.join(question.rules))}." if question.rules else ""
+            yield f"- {escape(question.question)} {escape(sentence(question.why))}{rules} How: {escape(question.how)}"
         yield ""
     if diagnosis.warnings:
         yield "## While reading the trace"

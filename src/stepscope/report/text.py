@@ -219,7 +219,8 @@ def _not_answered(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield _heading("What this trace cannot answer")
     for question in diagnosis.not_answered:
         yield _item(f"{printable(question.question)} {sentence(printable(question.why))}".strip())
-        yield _facts([("how", printable(question.how))])
+        rules = [("rules", ", ".join(question.rules))] if question.rules else []
+        yield _facts([*rules, ("how", printable(question.how))])
     yield ""
 
 

@@ -38,6 +38,7 @@ from stepscope.whatif.changes import scaled_host_time, scaled_operators, togethe
 
 ID: Final = "debug-mode"
 TITLE: Final = "A debugging aid is on"
+NEEDS: Final = ("operators",)
 THRESHOLDS: Final = {
     "share": Threshold(0.02, "share", "share of the step that the aid costs"),
     "checked": Threshold(0.5, "share", "autograd nodes searched for NaN, or launches that wait for their kernel"),

@@ -34,6 +34,7 @@ from stepscope.diagnosis.view import View
 
 ID: Final = "device-ping-pong"
 TITLE: Final = "Data is copied to the host and back"
+NEEDS: Final = ("operators",)
 THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost to copies there and back")}
 REPLACES: Final = ("exposed-copy", "host-synchronisation")
 

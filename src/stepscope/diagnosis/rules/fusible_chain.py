@@ -56,6 +56,7 @@ from stepscope.whatif.changes import scaled_host_time, scaled_slices, scaled_wor
 
 ID: Final = "fusible-chain"
 TITLE: Final = "Element-wise operators are run one by one that one fused function would do"
+NEEDS: Final = ("operators", "shapes")
 THRESHOLDS: Final = {
     "share": Threshold(0.02, "share", "share of the step that fusing would save"),
     "repetitions": Threshold(5, "count", "chains of a kind in a step, where no named function replaces them"),

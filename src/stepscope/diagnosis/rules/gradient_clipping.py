@@ -42,6 +42,7 @@ from stepscope.whatif.removals import without_waits_in
 
 ID: Final = "gradient-clipping"
 TITLE: Final = "Gradients are clipped one by one"
+NEEDS: Final = ("operators",)
 THRESHOLDS: Final = {
     "gradients": Threshold(10, "count", "norms in a row that are those of gradients"),
     "share": Threshold(0.02, "share", "share of the step that clipping at once would save"),

@@ -32,6 +32,7 @@ from stepscope.whatif.changes import scaled_operators
 
 ID: Final = "gradient-copies"
 TITLE: Final = "Reduced gradients are copied out of their buckets"
+NEEDS: Final = ("operators",)
 THRESHOLDS: Final = {"share": Threshold(0.01, "share", "share of the step that the copies cost")}
 
 _COPY: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"

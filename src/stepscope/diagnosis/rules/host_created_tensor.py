@@ -42,6 +42,7 @@ from stepscope.whatif.removals import without_waits_in
 
 ID: Final = "host-created-tensor"
 TITLE: Final = "Tensors are made on the host and copied to the device"
+NEEDS: Final = ("operators",)
 THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost to making tensors on the host")}
 REPLACES: Final = ("exposed-copy", "host-synchronisation")
 

@@ -48,6 +48,7 @@ from stepscope.whatif.changes import scaled_work_of
 
 ID: Final = "large-logits"
 TITLE: Final = "Scores of many classes, or tables of embeddings, are handled whole"
+NEEDS: Final = ("operators", "shapes")
 THRESHOLDS: Final = {
     "share": Threshold(0.03, "share", "share of the step that handling them in parts would save"),
     "classes": Threshold(2000, "count", "classes of a loss that are many"),

@@ -40,6 +40,7 @@ from stepscope.whatif.changes import scaled_operators, scaled_slices, scaled_wor
 
 ID: Final = "layout-conversion"
 TITLE: Final = "Tensors are copied into another order of dimensions and back"
+NEEDS: Final = ("operators", "shapes")
 THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step that such copies cost")}
 
 _CONVOLUTION: Final = r"^aten::\w*conv"

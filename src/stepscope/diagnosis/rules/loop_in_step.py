@@ -60,6 +60,7 @@ from stepscope.trace.nesting import Rows
 
 ID: Final = "loop-in-step"
 TITLE: Final = "A Python loop runs small operators many times"
+NEEDS: Final = ("operators",)
 THRESHOLDS: Final = {
     "repetitions": Threshold(32, "count", "repetitions in a row that make a loop"),
     "clear_repetitions": Threshold(

@@ -38,6 +38,7 @@ from stepscope.whatif.changes import scaled_work
 
 ID: Final = "low-occupancy"
 TITLE: Final = "Kernels have too few thread blocks to fill the device"
+NEEDS: Final = ("grids",)
 THRESHOLDS: Final = {
     "share": Threshold(0.03, "share", "share of the step that kernels of one name must lose"),
     "filled": Threshold(0.5, "share", "blocks for each multiprocessor below which a kernel has too few"),

@@ -47,6 +47,7 @@ from stepscope.whatif.changes import scaled_operators, scaled_work, scaled_work_
 
 ID: Final = "low-precision"
 TITLE: Final = "Numbers are wider than they need to be"
+NEEDS: Final = ("operators",)
 THRESHOLDS: Final = {
     "share": Threshold(0.1, "share", "share of the step in FP32 matrix kernels"),
     "saved": Threshold(0.5, "share", "share of those kernels' time that is counted as saved"),

@@ -36,6 +36,7 @@ from stepscope.diagnosis.view import View
 
 ID: Final = "memory-fragmentation"
 TITLE: Final = "Reserved memory cannot be used"
+NEEDS: Final = ("memory",)
 THRESHOLDS: Final = {
     "share": Threshold(0.2, "share", "share of the reserved memory that is unused at the peak"),
     "reserved": Threshold(0.7, "share", "share of the device's memory that the allocator holds"),

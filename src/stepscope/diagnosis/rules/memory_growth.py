@@ -39,6 +39,7 @@ from stepscope.diagnosis.view import View
 
 ID: Final = "memory-growth"
 TITLE: Final = "Memory grows with every step"
+NEEDS: Final = ("memory",)
 THRESHOLDS: Final = {
     "bytes": Threshold(4096, "bytes", "growth per step that is worth telling"),
     "share": Threshold(0.001, "share", "growth per step as a share of the memory at the peak"),

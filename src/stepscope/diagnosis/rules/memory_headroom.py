@@ -37,6 +37,7 @@ from stepscope.diagnosis.view import View
 
 ID: Final = "memory-headroom"
 TITLE: Final = "Unused memory, while the device waits for the host"
+NEEDS: Final = ("memory",)
 THRESHOLDS: Final = {
     "share": Threshold(0.5, "share", "share of the device's memory below which much is unused"),
     "idle": Threshold(0.1, "share", "share of the steps in which the device waits for the host"),

@@ -34,6 +34,7 @@ from stepscope.diagnosis.view import View
 
 ID: Final = "memory-near-limit"
 TITLE: Final = "The device's memory is almost full"
+NEEDS: Final = ("memory",)
 THRESHOLDS: Final = {
     "share": Threshold(0.9, "share", "share of the device's memory that is in use at most"),
 }

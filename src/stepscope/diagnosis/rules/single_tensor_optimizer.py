@@ -52,6 +52,7 @@ from stepscope.whatif.changes import fewer_works, scaled_host_time, scaled_slice
 
 ID: Final = "single-tensor-optimizer"
 TITLE: Final = "The optimizer updates parameters one by one"
+NEEDS: Final = ("operators",)
 THRESHOLDS: Final = {
     "launches": Threshold(100, "count", "launches of an optimizer step that are many"),
     "share": Threshold(0.01, "share", "share of the step lost in the optimizer"),

@@ -47,6 +47,7 @@ from stepscope.whatif.changes import scaled_cause
 
 ID: Final = "slow-input-function"
 TITLE: Final = "One function makes batches slow"
+NEEDS: Final = ("lines",)
 REPLACES: Final = ("input-bound",)
 THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost to waiting for this function")}
 

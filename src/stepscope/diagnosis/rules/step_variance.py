@@ -34,6 +34,7 @@ from stepscope.diagnosis.view import View
 
 ID: Final = "step-variance"
 TITLE: Final = "Some steps take much longer than others"
+NEEDS: Final = ("steps",)
 THRESHOLDS: Final = {
     "share": Threshold(0.05, "share", "mean step above the median step, as a share of the mean"),
     "steps": Threshold(3, "count", "complete steps needed to tell"),

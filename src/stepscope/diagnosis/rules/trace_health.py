@@ -25,6 +25,7 @@ from typing import Final
 import polars as pl
 
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, NotAnswered, Remedy, RuleResult
+from stepscope.diagnosis.parts import PARTS, PROFILE, missing
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import without_cause
@@ -36,8 +37,6 @@ THRESHOLDS: Final = {
     "unlaunched": Threshold(0.05, "share", "share of the device's work whose launch is missing"),
     "unknown": Threshold(0.05, "share", "share of the step idle for a reason the trace does not show"),
 }
-
-_PROFILE: Final = "torch.profiler.profile({}, schedule=torch.profiler.schedule(wait=1, warmup=2, active=5, repeat=1))"
 
 
 def check(view: View) -> RuleResult:
@@ -61,7 +60,7 @@ def _overhead(view: View) -> tuple[Finding, ...]:
         basis="time the profiler recorded of its own work",
         confidence="high",
         evidence=Evidence((Figure("share of the step lost to the profiler", view.share(cost), "share", limit),)),
-        remedy=Remedy("Record without stacks, shapes and memory to see the step as it is.", _PROFILE.format("")),
+        remedy=Remedy("Record without stacks, shapes and memory to see the step as it is.", PROFILE.format("")),
         change=without_cause("profiler_overhead"),
     )
     return (finding,)
@@ -90,37 +89,9 @@ def _missing_parts(view: View) -> list[NotAnswered]:
                 ID,
             )
         )
-    if view.summary.source == "none":
-        found.append(
-            NotAnswered(
-                "How long is a step, and what varies between steps?",
-                "the trace has no step annotations, and nothing repeats regularly enough to infer steps",
-                "call profiler.step() once per iteration",
-                ID,
-            )
-        )
-    operators = trace.operators
-    has_stacks = trace.frames.height > 0 or any(
-        operators[column].null_count() < operators.height for column in ("call_stack", "source_line")
-    )
-    if not has_stacks:
-        found.append(
-            NotAnswered(
-                "Which lines of the code are to blame?",
-                "the trace holds no Python frames",
-                f"record with {_PROFILE.format('with_stack=True')}",
-                ID,
-            )
-        )
-    if trace.operators["input_shapes"].null_count() == trace.operators.height:
-        found.append(
-            NotAnswered(
-                "Which sizes of tensors are slow?",
-                "the trace holds no input shapes",
-                f"record with {_PROFILE.format('record_shapes=True')}",
-                ID,
-            )
-        )
+    for name in missing(view):
+        part = PARTS[name]
+        found.append(NotAnswered(part.question, part.why, part.how_for(trace.metadata.format), ID))
     return found
 
 
@@ -146,7 +117,7 @@ def _missing_events(view: View) -> list[NotAnswered]:
             NotAnswered(
                 f"Why is the device idle for {view.share(unknown):.0%} of the step without a visible reason?",
                 "the host threads recorded nothing then, or the device waited for something outside the trace",
-                f"record with {_PROFILE.format('with_stack=True')}, and every rank if there are several",
+                f"record with {PROFILE.format('with_stack=True')}, and every rank if there are several",
                 ID,
             )
         )

@@ -40,6 +40,7 @@ from stepscope.whatif.changes import scaled_operators
 
 ID: Final = "unfused-attention"
 TITLE: Final = "Attention is written out instead of fused"
+NEEDS: Final = ("operators", "shapes")
 THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step that fused attention would save")}
 REPLACES: Final = ("fusible-chain",)
 

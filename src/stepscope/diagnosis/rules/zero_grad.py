@@ -41,6 +41,7 @@ from stepscope.whatif.changes import scaled_operators, together
 
 ID: Final = "zero-grad"
 TITLE: Final = "Gradients are filled with zeros instead of being dropped"
+NEEDS: Final = ("operators",)
 THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step that filling and adding cost")}
 
 _FILLING: Final = r"^aten::(?:_foreach_)?zero_$"

@@ -1,0 +1,152 @@
+"""What a recording may lack, which rules need it, and how to record it with the profiler that wrote the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from stepscope.diagnosis.view import View
+from stepscope.trace import Trace
+
+PROFILE: Final = "torch.profiler.profile({}, schedule=torch.profiler.schedule(wait=1, warmup=2, active=5, repeat=1))"
+_RECORDED_BY_TORCH: Final = "record the program with stepscope run, or with torch.profiler"
+_NOT_IN_JAX: Final = "these rules know PyTorch's operators; what XLA compiled is told by `stepscope kernels`"
+_NVTX_STEP: Final = 'torch.cuda.nvtx.range_push(f"step {i}") ... torch.cuda.nvtx.range_pop()'
+_JAX_STEP: Final = 'mark each iteration: with jax.profiler.StepTraceAnnotation("train", step_num=i)'
+_JAX_LINES: Final = (
+    "let the Python tracer record frames: options = jax.profiler.ProfileOptions(); options.python_tracer_level = 1; "
+    "with PyTorch/XLA set XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something that a recording may hold or lack.
+
+    Attributes:
+        question: what nobody can tell without it.
+        why: how that is said.
+        is_missing: whether a trace lacks it.
+        how: reader's name -> how to record it with that profiler, or what to record instead; "" stands for all others.
+    """
+
+    question: str
+    why: str
+    is_missing: Callable[[Trace], bool]
+    how: Mapping[str, str]
+
+    def how_for(self, trace_format: str) -> str:
+        """How to record it with the profiler that writes this format."""
+        return self.how.get(trace_format, self.how[""])
+
+
+def _has(table: str, *columns: str) -> Callable[[Trace], bool]:
+    """Whether any row of the table has one of the columns."""
+
+    def has(trace: Trace) -> bool:
+        frame = trace.table(table)
+        return any(frame[column].null_count() < frame.height for column in columns)
+
+    return has
+
+
+def _no_lines(trace: Trace) -> bool:
+    return (
+        trace.frames.is_empty() and trace.lines.is_empty() and not _has("operators", "call_stack", "source_line")(trace)
+    )
+
+
+def _no_operators(trace: Trace) -> bool:
+    return not bool(trace.operators["name"].str.starts_with("aten::").any())
+
+
+def _no_grids(trace: Trace) -> bool:
+    return trace.device_work.height > 0 and not _has("device_work", "grid")(trace)
+
+
+PARTS: Final[dict[str, Part]] = {
+    "steps": Part(
+        "How long is a step, and what varies between steps?",
+        "the trace has no step annotations, and nothing repeats regularly enough to infer steps",
+        lambda trace: False,  # whether steps can be inferred is the view's to tell
+        {
+            "": "call profiler.step() once per iteration",
+            "nsight_systems": f"mark each iteration: {_NVTX_STEP}",
+            "rocprof": f"mark each iteration, and record with --marker-trace: {_NVTX_STEP}",
+            "xplane": _JAX_STEP,
+            "xla_json": _JAX_STEP,
+        },
+    ),
+    "lines": Part(
+        "Which lines of the code are to blame?",
+        "the trace holds no Python frames",
+        _no_lines,
+        {
+            "": f"record with {PROFILE.format('with_stack=True')}",
+            "nsight_systems": f"Nsight Systems tells no lines of Python here: {_RECORDED_BY_TORCH} and with_stack=True",
+            "rocprof": f"rocprofv3 tells no lines of Python: {_RECORDED_BY_TORCH} and with_stack=True",
+            "xplane": _JAX_LINES,
+            "xla_json": _JAX_LINES,
+        },
+    ),
+    "operators": Part(
+        "Which of the program's operators could be replaced by faster ones?",
+        "the trace holds no operators of PyTorch",
+        _no_operators,
+        {
+            "": f"{_RECORDED_BY_TORCH}, with the CPU among the activities",
+            "nsight_systems": "let PyTorch mark its operators: nsys profile --pytorch=autograd-shapes-nvtx ..., "
+            "or torch.autograd.profiler.emit_nvtx(record_shapes=True)",
+            "rocprof": "let PyTorch mark its operators: torch.autograd.profiler.emit_nvtx(record_shapes=True), with "
+            "rocprofv3 --marker-trace",
+            "xplane": _NOT_IN_JAX,
+            "xla_json": _NOT_IN_JAX,
+        },
+    ),
+    "shapes": Part(
+        "Which sizes of tensors are slow?",
+        "the trace holds no input shapes",
+        lambda trace: not _has("operators", "input_shapes")(trace),
+        {
+            "": f"record with {PROFILE.format('record_shapes=True')}",
+            "nsight_systems": "nsys profile --pytorch=autograd-shapes-nvtx ..., or "
+            "torch.autograd.profiler.emit_nvtx(record_shapes=True)",
+            "rocprof": "torch.autograd.profiler.emit_nvtx(record_shapes=True), with rocprofv3 --marker-trace",
+            "xplane": _NOT_IN_JAX,
+            "xla_json": _NOT_IN_JAX,
+        },
+    ),
+    "memory": Part(
+        "What is memory used for, and does it grow?",
+        "the trace holds no allocations",
+        lambda trace: trace.memory.is_empty(),
+        {
+            "": f"record with {PROFILE.format('profile_memory=True')}, or take a snapshot: docs/memory.md",
+            "nsight_systems": "nsys profile --cuda-memory-usage=true ..., or take a snapshot of torch's allocator",
+            "rocprof": f"{_RECORDED_BY_TORCH} and profile_memory=True, or take a snapshot of torch's allocator",
+            "xplane": "jax.profiler.save_device_memory_profile(FILE) tells what holds memory, which pprof reads",
+            "xla_json": "jax.profiler.save_device_memory_profile(FILE) tells what holds memory, which pprof reads",
+        },
+    ),
+    "grids": Part(
+        "Do the kernels have enough thread blocks to fill the device?",
+        "the trace holds no grids of kernels",
+        _no_grids,
+        {
+            "": f"{_RECORDED_BY_TORCH}, on a device of NVIDIA or AMD",
+            "xplane": "XLA's trace tells grids only of GPUs, not of TPUs",
+            "xla_json": "XLA's trace tells grids only of GPUs, not of TPUs",
+        },
+    ),
+}
+"""Part -> what it is, in the order in which what is missing is told. A rule names in NEEDS the parts without which it
+cannot look at all."""
+
+
+def missing(view: View) -> list[str]:
+    """The parts that the view's trace lacks; shapes of operators only where there are operators."""
+    absent = [name for name, part in PARTS.items() if part.is_missing(view.trace)]
+    if "operators" in absent:
+        absent.remove("shapes")
+    return [*(["steps"] if view.summary.source == "none" else []), *absent]
