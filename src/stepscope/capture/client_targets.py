@@ -19,7 +19,7 @@ from stepscope.errors import AgentError, UsageError
 FindRun = Callable[[str], "RunFolder | None"]
 """The run of a name or path, or None."""
 
-_ADDRESS: Final = re.compile(r"(?:http://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+):(\d{1,5})/?", re.ASCII)
+_ADDRESS: Final = re.compile(r"(?:http://|grpc://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+):(\d{1,5})/?", re.ASCII)
 _EVERYWHERE: Final = ("0.0.0.0", "::")
 
 
@@ -41,9 +41,9 @@ def clients_for(target: str, *, find_run: FindRun, token: str | None, through_fi
     if target.startswith("unix:") or Path(target).is_socket():
         path = Path(target.removeprefix("unix:")).absolute()
         return [_at(f"unix:{path}", token)]
-    address = _ADDRESS.fullmatch(target)
-    if address:
-        return [_at(f"{address[1]}:{_port(address[2])}", token)]
+    address = address_of(target)
+    if address is not None:
+        return [_at(address, token)]
     run = find_run(target)
     if run is not None:
         return _of_run(run, token)
@@ -52,6 +52,16 @@ def clients_for(target: str, *, find_run: FindRun, token: str | None, through_fi
     raise UsageError(
         f"{target!r} is no address (host:port or unix:PATH), no number of a process and no run that can be found"
     )
+
+
+def address_of(target: str) -> str | None:
+    """The "host:port" that a target is, or None where it is something else.
+
+    Raises:
+        UsageError: there is no such port.
+    """
+    address = _ADDRESS.fullmatch(target)
+    return None if address is None else f"{address[1]}:{_port(address[2])}"
 
 
 def _through_files(target: str, run: RunFolder | None) -> list[AgentClient]:

@@ -1,7 +1,8 @@
 """The folder of a run: everything that was recorded of one start of a program.
 
     <root>/<name>/run.json                    what ran, where and how it ended (`stepscope.capture.manifest`)
-    <root>/<name>/rank<R>/trace-<K>.json.gz   traces of the process of rank R, numbered from 1
+    <root>/<name>/rank<R>/trace-<K>.json.gz   traces of the process of rank R, numbered from 1; .xplane.pb where the
+                                              profiler of XLA recorded it
     <root>/<name>/rank<R>/recording-<P>.json  how the recording of process P went
     <root>/<name>/rank<R>/telemetry.*         values that were logged or sampled
     <root>/<name>/requests/                   files that ask for a capture
@@ -25,7 +26,7 @@ from stepscope.whole_files import whole_file
 
 MANIFEST: Final = "run.json"
 _RANK: Final = re.compile(r"rank(\d{1,9})", re.ASCII)
-_TRACE: Final = re.compile(r"trace-(\d{1,9})\.json(\.gz)?", re.ASCII)
+_TRACE: Final = re.compile(r"trace-(\d{1,9})\.(?:json(?:\.gz)?|xplane\.pb)", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,99}", re.ASCII)
 _SEEN: Final = "seen"
 
@@ -41,13 +42,16 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, root: Path | None, name: str | None, manifest: RunManifest) -> RunFolder:
+    def create(
+        cls, root: Path | None, name: str | None, manifest: RunManifest, *, suggestion: str | None = None
+    ) -> RunFolder:
         """Make a new run's folder, with its `run.json`.
 
         Args:
             root: the folder it is made in; None for `default_root()`.
             name: of the run; None for one made of the program's name and the time.
             manifest: what is known of the run at its start.
+            suggestion: in place of the program's name and the time, and with a number behind it where it is taken.
 
         Raises:
             UsageError: the name cannot be one of a run or is taken, or the folder cannot be made.
@@ -57,7 +61,8 @@ class RunFolder:
             check_name(name)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            place = new_folder(root, manifest.suggested_name()) if name is None else root / name
+            suggestion = suggestion or manifest.suggested_name()
+            place = new_folder(root, suggestion) if name is None else root / name
             if name is not None:
                 place.mkdir()
         except FileExistsError:
@@ -173,6 +178,11 @@ class RunFolder:
     def was_seen(self, what: str) -> bool:
         """Whether any process left that sign."""
         return (self.path / _SEEN / what).exists()
+
+
+def xplane_name(trace: Path) -> Path:
+    """The name of a trace, given for one of torch, for one that XLA's profiler recorded."""
+    return trace.with_name(trace.name.removesuffix(".gz").removesuffix(".json") + ".xplane.pb")
 
 
 def is_run_folder(path: str | Path) -> bool:

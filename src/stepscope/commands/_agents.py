@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from stepscope.capture.client_group import Started
     from stepscope.capture.run_folder import RunFolder
 
-_TRACE_SUFFIXES: Final = (".json", ".json.gz")
+_XPLANE_SUFFIX: Final = ".xplane.pb"
+_TRACE_SUFFIXES: Final = (".json", ".json.gz", _XPLANE_SUFFIX)
+_SECONDS: Final = re.compile(r"([0-9.eE+-]+?)(ms|s|m|)", re.ASCII)
+_UNITS_S: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
 _OPTION_HELP: Final = {
     "shapes": "input shapes and types of operators",
     "stacks": "every Python frame; slows the program down while it is recorded",
@@ -80,9 +84,10 @@ def record_options(arguments: argparse.Namespace) -> RecordOptions:
 
 
 def positive_seconds(text: str) -> float:
-    """A number of seconds, at most a day."""
+    """A number of seconds, at most a day; it may have a unit, as in 500ms, 30s or 2m."""
+    parts = _SECONDS.fullmatch(text)
     try:
-        value = float(text)
+        value = float(parts[1]) * _UNITS_S[parts[2]] if parts else 0.0
     except ValueError:
         value = 0.0
     if not 0 < value <= 86_400:
@@ -142,9 +147,19 @@ def finished(started: Started) -> list[tuple[AgentClient, CaptureState]]:
 
 def keep(arguments: argparse.Namespace, done: Sequence[tuple[AgentClient, CaptureState]]) -> int:
     """Fetch the traces, say where they are, and diagnose them unless that is not wanted; returns the exit code."""
-    traces = _fetched(arguments.output, done)
+    return diagnose_files(arguments, fetch(arguments.output, done))
+
+
+def fetch(output: Path | None, done: Sequence[tuple[AgentClient, CaptureState]]) -> list[Path]:
+    """Fetch the traces and say where they are."""
+    traces = _fetched(output, done)
     for trace in traces:
         say(f"the trace is {trace}")
+    return traces
+
+
+def diagnose_files(arguments: argparse.Namespace, traces: Sequence[Path]) -> int:
+    """Diagnose the traces unless that is not wanted; returns the exit code."""
     if arguments.no_diagnose:
         return 0
     parser = CommandParser(prog="stepscope diagnose")
@@ -182,7 +197,7 @@ def _fetched(output: Path | None, done: Sequence[tuple[AgentClient, CaptureState
     places = [client.trace_in_run(state) for client, state in done]
     if output is None and all(places):
         return [place for place in places if place is not None]
-    if output is not None and output.name.endswith(_TRACE_SUFFIXES):
+    if output is not None and is_trace_name(output):
         if len(done) > 1:
             raise UsageError(f"{len(done)} processes give as many traces: --output has to be a folder, not {output}")
         return [client.fetch(state, output) for client, state in done]
@@ -193,7 +208,29 @@ def _fetched(output: Path | None, done: Sequence[tuple[AgentClient, CaptureState
         raise UsageError(f"{folder} cannot be made: {error.strerror}") from error
     moment = time.strftime("%Y%m%d-%H%M%S")
     names = _distinct([f"trace-{moment}-rank{client.rank}" for client, _ in done])
-    return [client.fetch(state, folder / f"{name}.json.gz") for name, (client, state) in zip(names, done, strict=True)]
+    return [
+        client.fetch(state, _free(folder, name, _XPLANE_SUFFIX if _is_xplane(state) else ".json.gz"))
+        for name, (client, state) in zip(names, done, strict=True)
+    ]
+
+
+def is_trace_name(path: Path) -> bool:
+    """Whether a path names a trace file rather than a folder."""
+    return path.name.endswith(_TRACE_SUFFIXES)
+
+
+def _is_xplane(state: CaptureState) -> bool:
+    """Whether XLA's profiler recorded it, as in a program of JAX."""
+    return state.files[0][0].endswith(_XPLANE_SUFFIX)
+
+
+def _free(folder: Path, name: str, suffix: str) -> Path:
+    """A file of that name, or with a number behind it where one is there."""
+    path, number = folder / f"{name}{suffix}", 1
+    while path.exists():
+        number += 1
+        path = folder / f"{name}-{number}{suffix}"
+    return path
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -137,6 +137,10 @@ def _shown(folder: RunFolder) -> Iterator[str]:
     for name, value in manifest.environment.items():
         yield f"variable {name}={value}"
     for one in manifest.recordings:
+        if one.get("host") is not None:  # what its profiler server sent
+            times = "once" if one.get("captures") == 1 else f"{one.get('captures')} times"
+            yield f"host     {one['host']}, recorded {times} for {one.get('seconds')} s{_problem(one)}"
+            continue
         yield f"rank {one.get('rank')}   {one.get('steps')} steps from step {one.get('first_step')}{_problem(one)}"
     for trace in folder.traces():
         yield f"trace    {trace}"

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from stepscope.commands import _agents, _output
-from stepscope.errors import AgentError
+from stepscope.commands import _agents, _output, _profiler_servers
+from stepscope.errors import AgentError, UsageError
 
 if TYPE_CHECKING:
     from stepscope.capture.client import AgentClient
@@ -42,6 +42,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do what was asked for."""
+    if not arguments.through_files:
+        servers = _profiler_servers.find_servers(arguments.targets).servers
+        if servers:
+            raise UsageError(
+                f"{servers[0]} is a profiler server, which records for a time that is known at the beginning: "
+                f"stepscope attach {servers[0]} --seconds 2"
+            )
     return _ACTIONS[arguments.action](arguments, _agents.agents(arguments, arguments.targets))
 
 

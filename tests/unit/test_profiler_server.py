@@ -1,0 +1,101 @@
+"""What becomes of the client of xprof when it fails: a package of that name that does what it is told stands in for it.
+
+The real one, against a real program of JAX, is in tests/e2e/test_jax.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepscope.capture.profiler_server import LOG, ProfilerOrder, capture_hosts, check_client
+from stepscope.errors import AgentError
+
+CLIENT = """
+import os, pathlib, sys, time
+def trace(address, folder, workers, dataset_ops, milliseconds, attempts, options):
+    os.write(1, b"noise of C++\\n")
+    match address.partition(":")[0]:
+        case "good":
+            place = pathlib.Path(folder, "plugins", "profile", "2026_01_01")
+            place.mkdir(parents=True)
+            (place / "host.xplane.pb").write_bytes(repr((milliseconds, sorted(options.items()))).encode())
+        case "crash":
+            os.abort()
+        case "hang":
+            time.sleep(600)
+        case "busy":
+            os.write(2, b"ALREADY_EXISTS: Another profiling session active.\\n")
+            raise RuntimeError("UNAVAILABLE: No trace event was collected")
+        case "odd":
+            raise RuntimeError("INTERNAL:\\n something   else")
+"""
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a package named xprof before all others."""
+
+    def put(content: str) -> None:
+        package = tmp_path / "packages" / "xprof" / "convert"
+        package.mkdir(parents=True)
+        for folder in (package.parent, package):
+            (folder / "__init__.py").touch()
+        (package / "_pywrap_profiler_plugin.py").write_text(content)
+        monkeypatch.setattr(sys, "path", [str(tmp_path / "packages"), *sys.path])
+
+    return put
+
+
+def test_each_host_gives_a_profile_or_a_sentence(client: Callable[[str], None], tmp_path: Path) -> None:
+    client(CLIENT)
+    order = ProfilerOrder(seconds=0.25, host_level=1, python_frames=True, timeout_s=2.0)
+
+    hosts = ["crash:1", "good:1", "hang:1", "busy:1", "odd:1", "silent:1"]
+    profiles = capture_hosts(hosts, order, tmp_path / "run")
+
+    good = profiles[1]
+    assert good.path is not None
+    assert good.path.relative_to(tmp_path / "run").parts[:2] == ("plugins", "profile")
+    assert good.path.name == "good_1.xplane.pb"
+    options = [("device_tracer_level", 1), ("host_tracer_level", 1), ("python_tracer_level", 1)]
+    assert good.path.read_text() == repr((250, options))
+    assert [profile.problem for profile in profiles] == [
+        "crash:1: the client of xprof ended without an answer (signal SIGABRT); see profiler-client.log",
+        None,
+        "hang:1: it has not answered within 2 s",
+        "busy:1: another profile of the program is being recorded; only one can be at a time",
+        "odd:1: INTERNAL: something else",
+        "silent:1: the server sent no profile",
+    ]
+    assert (tmp_path / "run" / LOG).read_bytes().count(b"noise of C++\n") == 6
+    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["plugins", LOG]
+
+
+def test_a_package_that_cannot_be_imported_is_told(client: Callable[[str], None], tmp_path: Path) -> None:
+    client("raise ImportError('no such library')")
+    [profile] = capture_hosts(["host:1"], ProfilerOrder(), tmp_path)
+    assert profile.problem == "host:1: the xprof package cannot be used: ImportError: no such library"
+
+
+def test_captures_of_one_second_get_places_of_their_own(client: Callable[[str], None], tmp_path: Path) -> None:
+    client(CLIENT)
+    order = ProfilerOrder(seconds=0.001)
+    paths = {capture_hosts(["good:1"], order, tmp_path)[0].path for _ in range(3)}
+    assert len(paths) == 3
+    assert all(path is not None and path.is_file() for path in paths)
+
+
+def test_a_folder_that_cannot_be_written_ends_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(AgentError, match=r"no profile can be written to .*file"):
+        capture_hosts(["host:1"], ProfilerOrder(), tmp_path / "file")
+
+
+def test_the_missing_package_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(AgentError, match=r"pip install 'stepscope\[xla\]'"):
+        check_client()
