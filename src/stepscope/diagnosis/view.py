@@ -30,6 +30,7 @@ from stepscope.diagnosis.finding import (
     Remedy,
     Severity,
 )
+from stepscope.diagnosis.framework_remedies import for_framework, framework_of
 from stepscope.diagnosis.recorded_faults import without_recorded_faults
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.wording import for_any_device, without_steps
@@ -140,6 +141,11 @@ class View:
         """Whether `torch.cuda` is what drives the device, as it does those of NVIDIA and AMD, or nothing tells."""
         calls = self.trace.launches["name"]
         return calls.is_empty() or bool(calls.str.contains(r"^(?:cuda|cu[A-Z]|hip)").any())
+
+    @cached_property
+    def framework(self) -> str | None:
+        """As `framework_of` tells: "jax" or "torch_xla", None for PyTorch and where nothing tells."""
+        return framework_of(self.trace)
 
     @cached_property
     def span(self) -> Window:
@@ -363,6 +369,7 @@ class View:
             title, basis, evidence = without_steps(title, basis, evidence)
         if not self.has_cuda:
             title, remedy = for_any_device(title, remedy)
+        remedy = for_framework(self.framework, rule, remedy)
         if change is not None and self.experiment.why_not is not None:
             change = None
         if change is None:

@@ -1,0 +1,132 @@
+"""What to change in programs of JAX and PyTorch/XLA, where a rule's own words are PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import polars as pl
+
+from stepscope.diagnosis.finding import Remedy
+from stepscope.trace import Trace
+
+_NAMES: Final = {
+    "torch_xla": r"SyncTensorsGraph|XLAGraphExecutor|LazyGraphExecutor|XlaMarkStep|torch_xla/|^StepMarker$",
+    "jax": r"^PjitFunction|^jit\(|\bjit_\w|(?:^|/)jax/|backend_compile|^\$?(?:pjit|api|pxla|dispatch)\.py[:(]",
+}
+"""What only a program of that framework records; the first that is found decides."""
+
+_JAX: Final[dict[str, Remedy]] = {
+    "input-bound": Remedy(
+        "Load batches in worker processes, and put the next ones on the device while this one computes.",
+        "loader = grain.DataLoader(data_source=source, sampler=sampler, worker_count=4)\n"
+        "waiting = collections.deque()\n"
+        "for batch in loader:\n"
+        "    waiting.append(jax.device_put(batch))             # returns at once\n"
+        "    if len(waiting) > 2:\n"
+        "        state, loss = train_step(state, waiting.popleft())",
+    ),
+    "recompilation": Remedy(
+        "See what changes from call to call, pad to few shapes, and keep what was compiled between runs.",
+        'jax.config.update("jax_explain_cache_misses", True)      # tells why something is compiled\n'
+        'jax.config.update("jax_compilation_cache_dir", "/path/to/cache")\n'
+        "length = -(-length // 64) * 64                            # pad: few different shapes",
+    ),
+    "host-synchronisation": Remedy(
+        "float(loss), print(loss), numpy.asarray() and block_until_ready() wait for the device: keep values there and "
+        "read them rarely.",
+        "running_loss = running_loss + loss          # stays on the device\n"
+        "if step % 100 == 0:\n    print(float(running_loss) / 100)",
+    ),
+    "launch-bound": Remedy(
+        "Let one compiled function do more: the whole step, with the optimizer, or several steps at once.",
+        "train_step = jax.jit(train_step, donate_argnums=0)\n"
+        "state, losses = jax.lax.scan(train_step, state, batches)   # several steps in one call",
+    ),
+    "python-in-step": Remedy(
+        "Move what does not depend on the batch out of the step, and let a background thread do what need not be done "
+        "at once.",
+        "background = ThreadPoolExecutor(max_workers=1)            # once, before the loop\n"
+        "background.submit(write_record, step, loss)               # in the step, instead of doing it there",
+    ),
+    "exposed-copy": Remedy(
+        "Put the next batch on the device while this one computes, and read results a step later.",
+        "following = jax.device_put(next(batches))     # returns at once\n"
+        "state, loss = train_step(state, batch)\n"
+        "loss.copy_to_host_async()\n"
+        "batch = following",
+    ),
+    "device-tail": Remedy(
+        "Begin copying results while the next step computes, and read them a step later.",
+        "result.copy_to_host_async()                   # read it after the next step was called",
+    ),
+    "checkpoint-in-step": Remedy(
+        "Save every so many steps that a checkpoint's time does not matter, and write it in the background.",
+        "manager = orbax.checkpoint.CheckpointManager(path, options=orbax.checkpoint.CheckpointManagerOptions(\n"
+        "    save_interval_steps=1000, enable_async_checkpointing=True))",
+    ),
+    "low-occupancy": Remedy(
+        "Give each call more independent work: a larger batch, or several small calls joined into one.",
+        "out = jax.vmap(function)(jnp.stack(inputs))    # instead of a loop of function(input)",
+    ),
+    "small-batch": Remedy(
+        "Raise the batch size until operations are long or memory is full, and adapt the learning rate."
+    ),
+    "exposed-communication": Remedy(
+        "Let XLA run collectives while it computes, and exchange less or less often.",
+        "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true python train.py     # on GPUs; TPUs do so by default",
+    ),
+    "slow-transfer": Remedy(
+        "See which way the data takes, and send less of it.",
+        "NCCL_DEBUG=INFO python train.py          # on GPUs: NVLink, PCIe, network card or sockets, and why",
+    ),
+    "trace-health": Remedy(
+        "Record without Python's frames to see the step as it is.",
+        "options = jax.profiler.ProfileOptions()\n"
+        "options.python_tracer_level = 0\n"
+        'jax.profiler.start_trace("profile", profiler_options=options)',
+    ),
+}
+_TORCH_XLA: Final[dict[str, Remedy]] = {
+    "input-bound": Remedy(
+        "Load batches in worker processes, and put the next ones on the device while this one computes.",
+        "loader = torch_xla.distributed.parallel_loader.MpDeviceLoader(\n"
+        "    DataLoader(dataset, ..., num_workers=4), torch_xla.device())",
+    ),
+    "recompilation": Remedy(
+        "See what makes a new graph, pad to few shapes, and keep what was compiled between runs.",
+        "PT_XLA_DEBUG_LEVEL=2 python train.py                 # tells the line that made a new graph, and why\n"
+        'torch_xla.runtime.initialize_cache("/path/to/cache")   # before anything is computed\n'
+        "length = -(-length // 64) * 64                       # pad: few different shapes",
+    ),
+    "host-synchronisation": Remedy(
+        "loss.item(), print(loss) and conditions on tensors end the graph and wait for the device: read values after "
+        "the step, and rarely.",
+        "if step % 100 == 0:\n    xm.add_step_closure(lambda loss: print(loss.item()), args=(loss,))",
+    ),
+    "launch-bound": Remedy(
+        "Trace less in each step: compile the step once, and let one graph hold all of it.",
+        "@torch_xla.compile\ndef train_step(batch):\n    ...                         # forward, backward and optimizer",
+    ),
+    "exposed-copy": Remedy(
+        "Put the next batch on the device while this one computes.",
+        "loader = torch_xla.distributed.parallel_loader.MpDeviceLoader(loader, torch_xla.device())",
+    ),
+    "trace-health": Remedy("Record without Python's frames to see the step as it is."),
+}
+REMEDIES: Final[Mapping[str, Mapping[str, Remedy]]] = {"jax": _JAX, "torch_xla": _TORCH_XLA}
+"""Framework -> rule -> what to do there."""
+
+
+def framework_of(trace: Trace) -> str | None:
+    """ "jax" or "torch_xla" where what the host recorded is one's of these; None for all else, such as PyTorch."""
+    if trace.metadata.format not in ("xplane", "xla_json"):
+        return None
+    tables = (trace.operators, trace.frames, trace.launches, trace.annotations, trace.device_work)
+    names = pl.concat([table["name"] for table in tables]).unique()
+    return next((one for one, pattern in _NAMES.items() if bool(names.str.contains(pattern).any())), None)
+
+
+def for_framework(framework: str | None, rule: str, remedy: Remedy) -> Remedy:
+    """The remedy that this rule's finding has in a program of that framework."""
+    return REMEDIES.get(framework or "", {}).get(rule, remedy)
