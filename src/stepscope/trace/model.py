@@ -36,13 +36,20 @@ class TraceWarning:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator as the profiler describes it; null where the file does not say."""
+    """One accelerator as the profiler describes it; null where the file does not say.
+
+    Attributes:
+        peak_flops_s: operations per second at best, of the number type that it is fastest in but for those of 8 bits.
+        bandwidth_bytes_s: of its memory, bytes per second at best.
+    """
 
     device: str
     name: str | None = None
     memory_bytes: int | None = None
     compute_capability: str | None = None
     multiprocessors: int | None = None
+    peak_flops_s: float | None = None
+    bandwidth_bytes_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

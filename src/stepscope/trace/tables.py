@@ -63,6 +63,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "input_types": pl.String,  # JSON
         "input_values": pl.String,  # JSON: of the inputs that are no tensors, as text; "" for those that are
         "call_stack": pl.String,  # "file(line): function", innermost first, separated by ";"
+        "scope": pl.String,  # in compiled code: the names it was written under, such as "jit(step)/jvp(Model)/dense/dot"
         "source_file": pl.String,  # the user's statement that caused it, where the recording kept lines
         "source_line": pl.Int32,
         "source_function": pl.String,
@@ -97,6 +98,8 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "group_size": pl.Int64,
         "message_elements": pl.Int64,
         "message_type": pl.String,
+        "call_stack": pl.String,  # as in operators; of compiled code, where it was written
+        "scope": pl.String,  # as in operators
     },
     # Python frames.
     "frames": {
