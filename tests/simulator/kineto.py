@@ -170,11 +170,11 @@ class _Writer:
         if self.options.capitalised and slice_.name.startswith(ANNOTATIONS_ONCE_OPERATORS):
             category = self.categories[OPERATOR]
         duration_ns = slice_.closed_ns - slice_.start_ns
-        args, thread = _slice_args(slice_), self._thread(host)
+        args, thread = slice_arguments(slice_), self._thread(host)
         return self._complete(category, slice_.name, PROCESS_ID, thread, slice_.start_ns, duration_ns, args)
 
     def _work(self, work: Work) -> str:
-        row, args = self._row(work.queue), _work_args(work)
+        row, args = self._row(work.queue), work_arguments(work)
         category = self.categories[work.kind]
         return self._complete(category, work.name, work.device, row, work.start_ns, work.duration_ns, args)
 
@@ -267,7 +267,8 @@ def microseconds(time_ns: int, *, whole: bool = False) -> str:
     return str(units)
 
 
-def _slice_args(slice_: Slice) -> dict[str, Any]:
+def slice_arguments(slice_: Slice) -> dict[str, Any]:
+    """What the profiler writes beside the times of a host slice."""
     if slice_.category == FRAME:
         parent = slice_.enclosing(FRAME)
         return {"Python parent id": parent.identifier if parent else None, "Python id": slice_.identifier}
@@ -281,7 +282,8 @@ def _slice_args(slice_: Slice) -> dict[str, Any]:
     return args
 
 
-def _work_args(work: Work) -> dict[str, Any]:
+def work_arguments(work: Work) -> dict[str, Any]:
+    """What the profiler writes beside the times of device work."""
     args: dict[str, Any] = {"device": work.device, "context": 1, "stream": work.queue, "correlation": work.correlation}
     operator = work.launch.call.enclosing(OPERATOR) if work.launch else None
     if operator:
