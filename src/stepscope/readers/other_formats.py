@@ -31,7 +31,6 @@ _BY_TEXT: Final[tuple[tuple[re.Pattern[bytes], str], ...]] = (
         "record one with torch.profiler.profile and export_chrome_trace",
     ),
     (re.compile(rb'"\$schema"\s*:\s*"https://www\.speedscope\.app'), "a speedscope profile, not a trace"),
-    (re.compile(rb'\A\{\s*"rocprofiler-sdk-tool"'), "a rocprofv3 profile, which this version does not read"),
     (re.compile(rb'\A\{\s*"nbformat"|\A\{\s*"cells"\s*:\s*\['), "a Jupyter notebook, not a trace"),
     (re.compile(rb"\A<(?:!doctype|html|\?xml)", re.IGNORECASE), "a web page or XML document, not a trace"),
 )
