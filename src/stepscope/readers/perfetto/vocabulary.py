@@ -12,6 +12,8 @@ HEADER_NAME: Final = "stepscope.trace"
 """Name of the instant that says what a file of our own holds."""
 HEADER_ANNOTATION: Final = "stepscope"
 """Its debug annotation: a string, the header as JSON."""
+ROWS_NAME: Final = "stepscope.rows"
+"""Name of the instants that hold links and numbers of rows, under the same annotation."""
 HEADER_VERSION: Final = 1
 MEMORY_NAME: Final = "[memory]"
 """Name of the instants that are rows of `memory`."""
