@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
-from stepscope.readers import kineto, rocprof, torch_snapshot
+from stepscope.readers import kineto, nsight_systems, rocprof, torch_snapshot
 from stepscope.readers.lines import join_lines, variant_of
 from stepscope.readers.other_formats import what_it_is
 from stepscope.readers.pauses import join_pauses
@@ -20,7 +20,7 @@ from stepscope.trace.model import Metadata, Trace, TraceWarning
 from stepscope.trace.store import StoreWriter, is_store, open_store
 from stepscope.trace.window import StepRange, Window
 
-READERS: Final[tuple[ModuleType, ...]] = (rocprof, torch_snapshot, kineto)
+READERS: Final[tuple[ModuleType, ...]] = (nsight_systems, rocprof, torch_snapshot, kineto)
 """Every format, asked in this order whether a file is its own."""
 
 Progress = Callable[[int, "int | None"], None]

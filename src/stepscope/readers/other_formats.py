@@ -8,7 +8,6 @@ from typing import Final
 HEAD_BYTES: Final = 65536
 
 _BY_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
-    (b"SQLite format 3\0", "an SQLite database, not a trace this version reads"),
     (b"PAR1", "a Parquet file, not a trace"),
     (b"PK\x03\x04", "a zip archive: unpack it and give the trace inside"),
     (b"\x7fELF", "a program, not a trace"),

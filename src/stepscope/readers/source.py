@@ -32,16 +32,19 @@ class ByteSource:
         damage: how the compressed data was broken, one sentence; None if it ended well.
         read_bytes: packed bytes taken from the file so far, for showing progress.
         total_bytes: packed size of the file; None where it is not known.
+        plain_path: the file where it holds the content as it is, to be opened anew; None if packed or no regular file.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.name = "standard input" if str(path) == "-" else str(path)
         self.damage: str | None = None
         self._raw = _open(path)
-        self.total_bytes = Path(path).stat().st_size if is_regular_file(path) else None
+        regular = Path(path) if is_regular_file(path) else None
+        self.total_bytes = None if regular is None else regular.stat().st_size
         self._peeked = self._first_bytes()
         self._counted = _CountingReader(self._peeked, self._raw)
         self._stream: Readable = self._unpacker()
+        self.plain_path = regular if self._stream is self._counted else None
         self._head: bytes | None = None
 
     def _first_bytes(self) -> bytes:

@@ -1,0 +1,235 @@
+"""An SQLite file that nobody vouches for, opened for reading alone, as columns in batches.
+
+Only real tables are asked, never views, virtual tables or generated columns, which could run whatever queries their
+author wrote. How many steps a query may take is bounded by the size of the file, since pages can point at each other.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import polars as pl
+
+from stepscope.errors import NotATraceError, UnreadableTraceError
+
+MAGIC: Final = b"SQLite format 3\0"
+LONGEST_TEXT: Final = 4000
+"""Characters that are kept of a name."""
+BATCH_ROWS: Final = 50_000
+_LARGEST: Final = 2**62
+_LARGEST_CELL_BYTES: Final = 64 * 2**20
+_LIMIT_LENGTH: Final = 0
+"""SQLITE_LIMIT_LENGTH, which Python's module names from 3.11 on."""
+_BYTES_PER_ROW: Final = 100
+_STEPS_BETWEEN: Final = 1_000_000
+_STEPS_PER_BYTE: Final = 100
+_LEAST_STEPS: Final = 10**8
+_PLAIN_NAME: Final = re.compile(r"\w+")
+_LOOKED_UP: Final = 500
+_Values = Sequence[Any]
+_PYTHON_TYPES: Final[Mapping[type[pl.DataType], tuple[type, ...]]] = {
+    pl.Int64: (int,),
+    pl.Float64: (int, float),
+    pl.String: (str,),
+}
+
+
+class Database:
+    """The tables of an SQLite file; close it after use, or use it in a `with`.
+
+    Args:
+        path: the file.
+        name: what to call it in messages.
+        damage: takes what could not be read: "kind" or "kind:detail" -> how often.
+
+    Raises:
+        NotATraceError: it is no SQLite database, or a damaged one.
+    """
+
+    def __init__(self, path: Path, name: str, damage: Counter[str]) -> None:
+        self.name = name
+        self._damage = damage
+        self._rows = 0
+        self._budget = _STEPS_PER_BYTE * path.stat().st_size + _LEAST_STEPS
+        self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+        try:
+            self._guard()
+            self.tables: Mapping[str, Mapping[str, bool]] = self._tables()
+        except sqlite3.Error as error:
+            self.close()
+            raise NotATraceError(f"{name} begins like an SQLite database, but cannot be read: {error}") from None
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def _guard(self) -> None:
+        connection = self._connection
+        connection.text_factory = _text
+        for pragma in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0"):
+            connection.execute(f"PRAGMA {pragma}")
+        if hasattr(connection, "setlimit"):  # from Python 3.11
+            connection.setlimit(_LIMIT_LENGTH, _LARGEST_CELL_BYTES)
+        connection.set_progress_handler(self._spend, _STEPS_BETWEEN)
+
+    def _spend(self) -> int:
+        self._budget -= _STEPS_BETWEEN
+        return int(self._budget < 0)
+
+    def _tables(self) -> dict[str, dict[str, bool]]:
+        """Every real table with its plain columns, and of each whether it is the table's key."""
+        names = self._connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0 ORDER BY name LIMIT 10000"
+        ).fetchall()
+        found = {}
+        for (name,) in names:
+            if isinstance(name, str) and _PLAIN_NAME.fullmatch(name):
+                columns = self._connection.execute(f'PRAGMA table_xinfo("{name}")').fetchall()
+                found[name] = {
+                    column[1]: column[5] == 1
+                    for column in columns
+                    if column[6] == 0 and isinstance(column[1], str) and _PLAIN_NAME.fullmatch(column[1])
+                }
+        return found
+
+    def has(self, table: str, *columns: str) -> bool:
+        """Whether there is a table with these columns."""
+        return table in self.tables and all(column in self.tables[table] for column in columns)
+
+    @property
+    def read_bytes(self) -> int:
+        """About how much of the file was read, told by the number of rows."""
+        return self._rows * _BYTES_PER_ROW
+
+    def is_filled(self, table: str) -> bool:
+        """Whether a table is there and has a row; one that cannot be read has none."""
+        try:
+            return (
+                self.has(table) and self._connection.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone() is not None
+            )
+        except sqlite3.Error:
+            return False
+
+    def batches(
+        self,
+        table: str,
+        columns: Mapping[str, type[pl.DataType]],
+        *,
+        where: str = "",
+        parameters: Sequence[int] = (),
+    ) -> Iterator[pl.DataFrame]:
+        """The table's rows, some at a time; nothing where there is no such table.
+
+        Args:
+            table: its name.
+            columns: wanted columns and their types: Int64, Float64 or String; those that the table lacks are null.
+            where: a condition in SQL, with a question mark for each of `parameters`.
+
+        A page that cannot be read ends the table early, which is counted.
+        """
+        if table not in self.tables:
+            return
+        selected = ", ".join(_expression(name, dtype, self.tables[table]) for name, dtype in columns.items())
+        condition = f" WHERE {where}" if where else ""
+        try:
+            cursor = self._connection.execute(f'SELECT {selected} FROM "{table}"{condition}', parameters)
+            while rows := cursor.fetchmany(BATCH_ROWS):
+                self._rows += len(rows)
+                yield pl.DataFrame(
+                    [
+                        self._column(table, name, dtype, values)
+                        for (name, dtype), values in zip(columns.items(), zip(*rows, strict=True), strict=True)
+                    ]
+                )
+        except sqlite3.Error as error:
+            self._refuse_endless(error)
+            self._damage[f"damaged_table:{table} ({error})"] += 1
+
+    def whole(self, table: str, columns: Mapping[str, type[pl.DataType]], most: int) -> pl.DataFrame:
+        """A small table at once; of one with more than about `most` rows the first."""
+        frames, height = [pl.DataFrame(schema=dict(columns))], 0
+        for batch in self.batches(table, columns):
+            frames.append(batch)
+            height += batch.height
+            if height > most:
+                self._damage[f"long_table:{table}"] += 1
+                break
+        return pl.concat(frames)
+
+    def extreme(self, function: str, columns: Mapping[str, str]) -> int | None:
+        """The "min" or "max" of the numbers in these columns (table -> column), None where there is none."""
+        found = []
+        for table, column in columns.items():
+            if self.has(table, column):
+                sense = f'typeof("{column}") = \'integer\' AND abs("{column}" / 2) < {_LARGEST // 2}'
+                query = f'SELECT {function}("{column}") FROM "{table}" WHERE {sense}'
+                with suppress(sqlite3.Error):  # a damaged table is told of when it is read
+                    found.append(self._connection.execute(query).fetchone()[0])
+        return {"min": min, "max": max}[function]((value for value in found if isinstance(value, int)), default=None)
+
+    def texts(self, table: str, key: str, value: str, keys: Sequence[int]) -> dict[int, str]:
+        """The texts that a table has under these numbers."""
+        if not self.has(table, key, value):
+            return {}
+        select = f'SELECT "{key}", substr("{value}", 1, {LONGEST_TEXT}) FROM "{table}"'
+        found: dict[int, str] = {}
+        try:
+            if not self.tables[table][key]:  # without an index, one pass over all is the quickest
+                wanted = set(keys)
+                rows = self._connection.execute(select)
+                return {number: text for number, text in rows if number in wanted and isinstance(text, str)}
+            for first in range(0, len(keys), _LOOKED_UP):
+                part = keys[first : first + _LOOKED_UP]
+                marks = ", ".join("?" * len(part))
+                rows = self._connection.execute(f'{select} WHERE "{key}" IN ({marks})', part)
+                found.update((number, text) for number, text in rows if isinstance(text, str))
+        except sqlite3.Error as error:
+            self._refuse_endless(error)
+            self._damage[f"damaged_table:{table} ({error})"] += 1
+        return found
+
+    def _refuse_endless(self, error: sqlite3.Error) -> None:
+        if self._budget < 0:
+            raise UnreadableTraceError(
+                f"{self.name} is a damaged database: reading it takes far longer than a file of its size can"
+            ) from error
+
+    def _column(self, table: str, name: str, dtype: type[pl.DataType], values: _Values) -> pl.Series:
+        """The values in their type; those of another one are left out and counted."""
+        wanted = _PYTHON_TYPES[dtype]
+        try:
+            return pl.Series(name, values, dtype=dtype, strict=True)
+        except (TypeError, OverflowError, ValueError, pl.exceptions.PolarsError):
+            kept = [value if isinstance(value, wanted) and _is_small(value) else None for value in values]
+            lost = len(values) - values.count(None) - (len(kept) - kept.count(None))
+            self._damage[f"wrong_type:{table}.{name}"] += lost
+            return pl.Series(name, kept, dtype=dtype, strict=False)
+
+
+def _expression(name: str, dtype: type[pl.DataType], columns: Mapping[str, bool]) -> str:
+    if name not in columns:
+        return "NULL"
+    return f'substr("{name}", 1, {LONGEST_TEXT})' if dtype is pl.String else f'"{name}"'
+
+
+def _is_small(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, (int, float)) and abs(value) < _LARGEST)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")

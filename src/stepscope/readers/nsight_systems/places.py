@@ -1,0 +1,261 @@
+"""Where things happened: threads, streams and devices, from the numbers that Nsight Systems packs them into.
+
+A global number holds, from its highest bits down, a machine (16 bits), a process (24) and a thread (24).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import polars as pl
+
+from stepscope.readers.gathering import Gathering
+from stepscope.readers.nsight_systems.database import Database
+from stepscope.readers.nsight_systems.strings import Strings
+from stepscope.trace.model import Device
+
+MOST_LANES: Final = 50_000
+_MOST_NAMES: Final = 200_000
+_PART: Final = 0xFFFFFF
+NO_STREAM: Final = 0xFFFFFFFF
+"""The stream of a wait that is for none in particular."""
+
+_DEVICE_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
+    "id": pl.Int64,
+    "name": pl.String,
+    "totalMemory": pl.Int64,
+    "smCount": pl.Int64,
+    "computeMajor": pl.Int64,
+    "computeMinor": pl.Int64,
+}
+STREAM_KEYS: Final = ("globalPid", "deviceId", "contextId", "streamId")
+
+
+class Places:
+    """Lanes by the numbers in the database."""
+
+    def __init__(self, database: Database, gathering: Gathering, strings: Strings) -> None:
+        self._gathering = gathering
+        self._lanes: dict[tuple[object, ...], int] = {}
+        self._process_labels: dict[int, str] = {}
+        self._claimed: dict[tuple[str, ...], object] = {}
+        self._correlations: dict[int, int] = {}
+        self._process_names = _process_names(database)
+        self._thread_names = _thread_names(database, strings)
+        self._ranks = _ranks(database)
+        self._gpu_of = _physical_devices(database)
+        self._gpus = _devices(database)
+        self._context_device = _context_devices(database)
+        self.used_devices: dict[str, None] = {}
+        self.has_too_many_lanes = False
+
+    def threads(self, numbers: pl.Series) -> pl.Series:
+        """The lane of each global thread number, null where there are too many; Int32."""
+        return _mapped(numbers, [self.thread(number) for number in numbers.unique(maintain_order=True)])
+
+    def thread(self, number: int | None) -> int | None:
+        """The lane of a global thread number; None where there are too many lanes."""
+        if number is None:
+            return self._lane(("thread", None), kind="other", process="", thread="", name="unknown thread")
+        process, thread = self.process_label(number >> 24), str(number & _PART)
+        return self._lane(
+            ("thread", number),
+            kind="host_thread",
+            process=process,
+            thread=thread,
+            name=self._thread_names.get(number) or f"thread {thread}",
+            process_name=self._process_names.get(number >> 24),
+            rank=self._ranks.get(number >> 24),
+        )
+
+    def known_threads(self) -> list[int]:
+        """Global numbers of the threads that have a lane."""
+        return [key[1] for key in self._lanes if key[0] == "thread" and isinstance(key[1], int)]
+
+    def process_label(self, process: int) -> str:
+        """A process's number as text; with its machine where another machine has a process of that number."""
+        if process not in self._process_labels:
+            label = str(process & _PART)
+            if self._claimed.setdefault(("process", label), process) != process:
+                label = f"{label} (machine {process >> 24})"
+            self._process_labels[process] = label
+        return self._process_labels[process]
+
+    def device(self, process: int | None, number: int) -> str:
+        """A device's name: the GPU's number on the machine where the file has it, else its number in the process."""
+        if process is None:
+            return str(number)
+        return str(self._gpu_of.get((process >> 24 & _PART, number), number))
+
+    def streams(self, frame: pl.DataFrame, *, of_context: bool = False) -> pl.DataFrame:
+        """The frame with `lane`, `device` and `queue` in place of STREAM_KEYS; lane null where there are too many.
+
+        Args:
+            of_context: take the device from the context, not from the row.
+        """
+        keys = list(STREAM_KEYS)
+        different = frame.select(keys).unique(maintain_order=True)
+        rows = [self._stream(*row, of_context=of_context) for row in different.iter_rows()]
+        found = pl.DataFrame(rows, schema={"lane": pl.Int32, "device": pl.String, "queue": pl.String}, orient="row")
+        places = pl.concat([different, found], how="horizontal")
+        return frame.join(places, on=keys, how="left", nulls_equal=True, maintain_order="left").drop(keys)
+
+    def _stream(
+        self, process: int | None, device: int | None, context: int | None, stream: int | None, *, of_context: bool
+    ) -> tuple[int | None, str | None, str | None]:
+        if of_context:  # records of waits carry device 0 whatever the context's device is
+            device = self._context_device.get(((process or 0) >> 24 & _PART, context or 0))
+        elif context is not None and device is not None:
+            self._context_device[(process or 0) >> 24 & _PART, context] = device
+        label = None if device is None else self.device(process, device)
+        owner = "" if process is None else self.process_label(process >> 24)
+        if stream is None or label is None or stream in (NO_STREAM, -1):
+            name = f"waits for device {label}" if label is not None else "waits"
+            lane = self._lane(("waits", process, label), kind="other", process=owner, thread=name, name=name)
+            return lane, label, None
+        return self._queue(process, owner, label, context, stream, is_work=not of_context)
+
+    def _queue(
+        self, process: int | None, owner: str, label: str, context: int | None, stream: int, *, is_work: bool
+    ) -> tuple[int | None, str, str]:
+        """The lane of a stream; streams of several processes or contexts on one device can have the same number."""
+        queue = str(stream)
+        if self._claimed.setdefault(("stream", label, queue), (process, context)) != (process, context):
+            queue = f"{stream} of process {owner}" + (f", context {context}" if context not in (None, 1) else "")
+        if is_work:
+            self.used_devices[label] = None
+        lane = self._lane(
+            ("stream", process, label, context, stream),
+            kind="queue",
+            process=owner,
+            thread=f"stream {queue} of device {label}",
+            name=f"stream {queue}",
+            process_name=None if process is None else self._process_names.get(process >> 24),
+            rank=None if process is None else self._ranks.get(process >> 24),
+            device=label,
+            queue=queue,
+        )
+        return lane, label, queue
+
+    def other(self, key: tuple[object, ...], name: str, process: int | None = None) -> int | None:
+        """A lane of nothing in particular."""
+        owner = "" if process is None else self.process_label(process >> 24)
+        return self._lane((*key, process), kind="other", process=owner, thread=name, name=name)
+
+    def correlations(self, processes: pl.Series, numbers: pl.Series) -> pl.Series:
+        """Correlation numbers that no two processes share: those of the first process as they are; Int64."""
+        parts = processes.fill_null(0) // 2**24
+        offsets = [
+            self._correlations.setdefault(part, len(self._correlations)) for part in parts.unique(maintain_order=True)
+        ]
+        possible = pl.when(numbers.is_between(1, 2**32 - 1)).then(numbers)
+        return pl.select(possible + _mapped(parts, offsets).cast(pl.Int64) * 2**32).to_series()
+
+    def devices(self) -> tuple[Device, ...]:
+        """What the file says about the devices that worked, or about all where none did."""
+        labels = list(self.used_devices) or [str(number) for number in self._gpus]
+        return tuple(self._described(label) for label in sorted(labels, key=lambda label: (len(label), label)))
+
+    def multiprocessors(self) -> dict[str, int]:
+        """Multiprocessors of each device that worked, where known."""
+        found = {label: self._described(label).multiprocessors for label in self.used_devices}
+        return {label: count for label, count in found.items() if count}
+
+    def _described(self, label: str) -> Device:
+        """Without the table of which process saw which GPU, only GPUs of one kind can be told."""
+        device = self._gpus.get(int(label)) if self._gpu_of or not self.used_devices else None
+        kinds = {
+            (gpu.name, gpu.memory_bytes, gpu.compute_capability, gpu.multiprocessors) for gpu in self._gpus.values()
+        }
+        if device is None and len(kinds) == 1 and not self._gpu_of:
+            device = next(iter(self._gpus.values()))
+        if device is None:
+            return Device(label)
+        return Device(label, device.name, device.memory_bytes, device.compute_capability, device.multiprocessors)
+
+    @property
+    def rank(self) -> int | None:
+        """The one rank that all of the file is of, if so."""
+        ranks = set(self._ranks.values())
+        return ranks.pop() if len(ranks) == 1 else None
+
+    def _lane(
+        self,
+        key: tuple[object, ...],
+        *,
+        kind: str,
+        process: str,
+        thread: str,
+        name: str,
+        process_name: str | None = None,
+        rank: int | None = None,
+        device: str | None = None,
+        queue: str | None = None,
+    ) -> int | None:
+        if key not in self._lanes:
+            if len(self._lanes) >= MOST_LANES:
+                self.has_too_many_lanes = True
+                return None
+            self._lanes[key] = self._gathering.lane(
+                key,
+                kind=kind,
+                process=process,
+                thread=thread,
+                name=name,
+                process_name=process_name,
+                rank=rank,
+                device=device,
+                queue=queue,
+            )
+        return self._lanes[key]
+
+
+def _mapped(values: pl.Series, new: Sequence[int | None]) -> pl.Series:
+    """Each value's counterpart; `new` is in order of the values' first appearance."""
+    old = values.unique(maintain_order=True).to_frame("value").with_columns(new=pl.Series(new, dtype=pl.Int32))
+    joined = values.alias("value").to_frame().join(old, on="value", how="left", nulls_equal=True, maintain_order="left")
+    return joined["new"]
+
+
+def _process_names(database: Database) -> dict[int, str]:
+    rows = database.whole("PROCESSES", {"globalPid": pl.Int64, "name": pl.String}, _MOST_NAMES).drop_nulls()
+    return {process >> 24: name for process, name in rows.iter_rows()}
+
+
+def _thread_names(database: Database, strings: Strings) -> dict[int, str]:
+    """Of several names the one with the highest priority, which is what a program called its thread itself."""
+    columns: dict[str, type[pl.DataType]] = {"globalTid": pl.Int64, "nameId": pl.Int64, "priority": pl.Int64}
+    rows = database.whole("ThreadNames", columns, _MOST_NAMES).sort("priority", nulls_last=False, maintain_order=True)
+    rows = rows.drop_nulls(["globalTid", "nameId"])
+    names = strings.texts(rows["nameId"].to_list())
+    return {thread: name for thread, name in zip(rows["globalTid"], names, strict=True) if name}
+
+
+def _ranks(database: Database) -> dict[int, int]:
+    rows = database.whole("MPI_RANKS", {"globalTid": pl.Int64, "rank": pl.Int64}, _MOST_NAMES).drop_nulls()
+    return {thread >> 24: rank for thread, rank in rows.iter_rows() if 0 <= rank < 2**31}
+
+
+def _physical_devices(database: Database) -> dict[tuple[int, int], int]:
+    """(process, its number of the device) -> the GPU: processes see their devices under numbers of their own."""
+    columns: dict[str, type[pl.DataType]] = {"pid": pl.Int64, "cudaId": pl.Int64, "gpuId": pl.Int64}
+    rows = database.whole("TARGET_INFO_CUDA_DEVICE", columns, _MOST_NAMES).drop_nulls()
+    return {(process & _PART, number): gpu for process, number, gpu in rows.iter_rows()}
+
+
+def _context_devices(database: Database) -> dict[tuple[int, int], int]:
+    """(process, context) -> the process's number of the device, where the file says; kernels tell of others."""
+    names = ("processId", "contextId", "deviceId")
+    rows = database.whole("TARGET_INFO_CUDA_CONTEXT_INFO", dict.fromkeys(names, pl.Int64), _MOST_NAMES).drop_nulls()
+    return {(process & _PART, context): device for process, context, device in rows.iter_rows()}
+
+
+def _devices(database: Database) -> dict[int, Device]:
+    rows = database.whole("TARGET_INFO_GPU", _DEVICE_COLUMNS, _MOST_NAMES)
+    found = {}
+    for number, name, memory, multiprocessors, major, minor in rows.iter_rows():
+        if number is not None:
+            capability = None if major is None or minor is None else f"{major}.{minor}"
+            found[number] = Device(str(number), name or None, memory or None, capability, multiprocessors or None)
+    return found

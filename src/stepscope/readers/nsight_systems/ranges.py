@@ -1,0 +1,147 @@
+"""NVTX ranges: what PyTorch, frameworks and users call the stretches of a thread's time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Final
+
+import polars as pl
+
+from stepscope.readers import names
+from stepscope.readers.gathering import Gathering
+from stepscope.readers.nsight_systems.database import Database
+from stepscope.readers.nsight_systems.places import Places
+from stepscope.readers.nsight_systems.selection import Selection
+from stepscope.readers.nsight_systems.step_marks import StepMarks, may_mark_steps
+from stepscope.readers.nsight_systems.strings import Strings
+
+NVTX: Final = "NVTX_EVENTS"
+_RANGES: Final = (35, 37, 59, 60, 66, 68, 70, 71)
+"""eventType of ranges: pushed and popped, started and ended, and both of imported files."""
+_MARKS: Final = (34, 65)
+"""eventType of instants."""
+_EMITTED: Final = (
+    r"(?s)^(?<name>.+?)(?:, seq = (?<sequence>-?\d{1,18}))?(?:, op_id = (?<id>\d{1,18}))?"
+    r"(?:, sizes = (?<shapes>\[[\[\]\d, -]*\]))?(?:, input_op_ids = \[.*\])?$"
+)
+"""How torch.autograd.profiler.emit_nvtx writes an operator."""
+_OPERATOR: Final = re.compile(r"[A-Za-z_][\w.]*(?:::[\w.~<>]+)*(?:: [\w.:<>]+)?")
+_MODULE: Final = re.compile(r"\{'Module': '([^'\n]{1,500})'")
+"""How layer-wise hooks of NVIDIA and vLLM write a call of an nn.Module."""
+_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
+    **dict.fromkeys(("start", "end", "eventType", "globalTid", "textId"), pl.Int64),
+    "text": pl.String,
+}
+
+
+class Ranges:
+    """Reads the NVTX ranges of one file; call `read` once, then `finish` when everything else was gathered.
+
+    Attributes:
+        has_shapes: whether a range told the shapes of an operator's inputs.
+    """
+
+    def __init__(
+        self, database: Database, gathering: Gathering, strings: Strings, places: Places, selection: Selection
+    ) -> None:
+        self._database = database
+        self._gathering = gathering
+        self._strings = strings
+        self._places = places
+        self._selection = selection
+        self._marks = StepMarks()
+        self._open: list[pl.DataFrame] = []
+        self.has_shapes = False
+
+    def read(self) -> Iterator[None]:
+        """Gather the ranges but those that may mark steps; stops now and then for the caller to show progress."""
+        where, parameters = self._selection.of_ranges(NVTX)
+        for batch in self._database.batches(NVTX, _COLUMNS, where=where, parameters=parameters):
+            batch = self._with_times(batch)
+            text = self._strings.series(batch["textId"]).alias("registered")
+            batch = batch.with_columns(
+                self._places.threads(batch["globalTid"]).alias("lane"), pl.coalesce("text", text).alias("text")
+            ).filter(pl.col("text").is_not_null())
+            never_ended = batch.filter(pl.col("end").is_null())
+            if not never_ended.is_empty():
+                self._open.append(never_ended)
+            self._add(self._selection.complete(NVTX, batch.filter(pl.col("end").is_not_null())))
+            yield
+
+    def finish(self, end: Callable[[], int]) -> None:
+        """Gather the rest, with what was never ended up to `end`."""
+        for batch in self._open:
+            batch = batch.with_columns(end=pl.max_horizontal("start", pl.lit(end())))
+            self._gathering.damage["open_range"] += batch.height
+            self._add(self._selection.complete(NVTX, batch))
+        self._add_annotations(self._marks.numbered())
+
+    def _with_times(self, batch: pl.DataFrame) -> pl.DataFrame:
+        """The ranges and instants of a batch; other rows only name things."""
+        kind = pl.col("eventType")
+        if batch["eventType"].null_count() == batch.height:  # exports without that column
+            return batch
+        batch = batch.filter(kind.is_in(_RANGES + _MARKS))
+        return batch.with_columns(end=pl.when(kind.is_in(_MARKS)).then("start").otherwise("end"))
+
+    def _add(self, batch: pl.DataFrame) -> None:
+        if batch.is_empty():
+            return
+        described = _described(batch["text"].unique())
+        batch = batch.join(described, on="text", how="left", maintain_order="left")
+        self.has_shapes |= batch["shapes"].null_count() < batch.height
+        by_table = {str(table): part for (table,), part in batch.group_by("table", maintain_order=True)}
+        if "operators" in by_table:
+            self._gathering.add(
+                "operators",
+                by_table["operators"].select(
+                    *("start_ns", "duration_ns", "name", "lane"), sequence_number="sequence", input_shapes="shapes"
+                ),
+            )
+        if "frames" in by_table:
+            self._gathering.add("frames", by_table["frames"].select("start_ns", "duration_ns", "name", "lane"))
+        if "steps" in by_table:
+            self._marks.add(by_table["steps"].select("start_ns", "duration_ns", "name", "lane"))
+        if "annotations" in by_table:
+            self._add_annotations(by_table["annotations"].with_columns(step=pl.lit(None, pl.Int64)))
+
+    def _add_annotations(self, frame: pl.DataFrame) -> None:
+        frame = frame.select("start_ns", "duration_ns", "name", "lane", kind=pl.lit("host"), step="step")
+        self._gathering.add("annotations", frame)
+
+
+def _described(texts: pl.Series) -> pl.DataFrame:
+    """What each text of a range means: columns text, name, sequence, shapes, table."""
+    parts = texts.to_frame("text").with_columns(pl.col("text").str.extract_groups(_EMITTED).alias("parts"))
+    parts = parts.unnest("parts").with_columns(
+        pl.col("name").fill_null(pl.col("text")),
+        pl.col("sequence").cast(pl.Int64, strict=False),
+        emitted=pl.any_horizontal(pl.col("sequence", "id", "shapes").is_not_null()),
+    )
+    told = [_meaning(name, emitted) for name, emitted in parts.select("name", "emitted").iter_rows()]
+    return parts.select("text", "sequence", "shapes").with_columns(
+        pl.Series("table", [table for table, _ in told], dtype=pl.String),
+        pl.Series("name", [name for _, name in told], dtype=pl.String),
+    )
+
+
+@lru_cache(maxsize=65536)
+def _meaning(name: str, emitted: bool) -> tuple[str, str]:
+    """The table of a range, or "steps" where it may mark steps, and its name there.
+
+    Args:
+        name: without what emit_nvtx appends.
+        emitted: whether emit_nvtx appended something, which it does to everything PyTorch records.
+    """
+    if module := _MODULE.match(name):
+        return "frames", f"nn.Module: {module[1]}"
+    table = names.host_slice_table(name)
+    if table == "frames":
+        return "frames", names.frame_name(name)
+    if table in (None, "launches"):  # a range is never a call of the device's API, whatever it is called
+        if may_mark_steps(name):
+            return "steps", name
+        table = "operators" if emitted and _OPERATOR.fullmatch(name) else "annotations"
+    return table or "annotations", name
