@@ -1,7 +1,7 @@
 """How well device and host were used, at a glance: the figures that Gaudi's perf tool prints, for any accelerator.
 
 Matrix work is what tensor cores (matrix engines) can do: kernels whose names say matrix product, convolution or
-attention, and all computation of such operators. Vector work is every other computation.
+attention, all computation of such operators, and that of an engine for it. Vector work is every other computation.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import polars as pl
 
 from stepscope.analysis.causes import DEVICE_CAUSES
 from stepscope.analysis.device_time import COPY_KINDS, busy_intervals
+from stepscope.analysis.engines import engine_of
 from stepscope.analysis.host import HostActivity, host_activity
 from stepscope.analysis.host_time import host_time
 from stepscope.analysis.idle import device_window
@@ -177,14 +178,17 @@ def _with_engine(trace: Trace) -> pl.DataFrame:
     """`device_work` with is_matrix and precision: as the kernel's name tells, or else its operator's name and types."""
     operators = trace.operators.select(operator_name="name", input_types="input_types").with_row_index("operator")
     launching = trace.launches.select(operator="operator").with_row_index("launch")
-    work = trace.device_work.select("name", "device", "kind", "launch", "start_ns", "duration_ns")
+    work = trace.device_work.select("name", "device", "queue", "kind", "launch", "start_ns", "duration_ns")
     work = work.join(launching, on="launch", how="left", maintain_order="left")
     work = work.join(operators, on="operator", how="left", maintain_order="left")
     told = {name: arithmetic(name) for name in work["name"].unique().to_list()}
     eligible = {name for name in work["operator_name"].unique().to_list() if name is not None and is_eligible(name)}
     types = {types: _number_type(types) for types in work["input_types"].unique().to_list()}
     is_matrix: npt.NDArray[np.bool_] = np.array(
-        [told[name].is_matrix or of in eligible for name, of in work.select("name", "operator_name").iter_rows()],
+        [
+            engine_of(queue) == "MME" or (engine_of(queue) is None and (told[name].is_matrix or of in eligible))
+            for name, of, queue in work.select("name", "operator_name", "queue").iter_rows()
+        ],
         np.bool_,
     )
     precision = [told[name].precision or types[of] for name, of in work.select("name", "input_types").iter_rows()]

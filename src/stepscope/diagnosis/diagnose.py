@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 
+from stepscope.analysis.engines import engine_uses
 from stepscope.analysis.host_time import host_summary, host_time
 from stepscope.analysis.idle import device_window, idle_summary
 from stepscope.analysis.kernels import kernel_table
@@ -124,6 +125,7 @@ def _diagnosis(
         not_answered=tuple(dict.fromkeys(questions)),
         device_uses=device_uses(trace, activity=view.activity),
         host_use=host_use(main_thread),
+        engine_uses=engine_uses(trace),
     )
 
 

@@ -7,6 +7,7 @@ from html import escape
 
 import polars as pl
 
+from stepscope.analysis.engines import EngineUse
 from stepscope.analysis.summary import DeviceUse, HostUse
 from stepscope.diagnosis.finding import Finding, NotAnswered
 from stepscope.trace import Metadata, TraceWarning
@@ -98,6 +99,7 @@ class Diagnosis:
         not_answered: questions this trace leaves open.
         device_uses: how each device spent its window, at a glance.
         host_use: the same of the main host thread; None where none was recorded.
+        engine_uses: of devices whose queues are engines, how each one's window divides among them.
         together: what the shown findings save together; None where fewer than two of them have a replayed saving.
         afterwards: findings that are not shown, and save more once the causes of those shown are gone.
     """
@@ -120,6 +122,7 @@ class Diagnosis:
     not_answered: tuple[NotAnswered, ...]
     device_uses: tuple[DeviceUse, ...] = ()
     host_use: HostUse | None = None
+    engine_uses: tuple[EngineUse, ...] = ()
     together: Together | None = None
     afterwards: tuple[Afterwards, ...] = ()
 

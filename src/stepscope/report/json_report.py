@@ -93,7 +93,8 @@ def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
     devices = [
         {**_plain(use), **{name: _plain(getattr(use, name)) for name in ratios}} for use in diagnosis.device_uses
     ]
-    return {"devices": devices, "host": _plain(diagnosis.host_use)}
+    engines = {"engines": [_plain(use) for use in diagnosis.engine_uses]} if diagnosis.engine_uses else {}
+    return {"devices": devices, "host": _plain(diagnosis.host_use), **engines}
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
