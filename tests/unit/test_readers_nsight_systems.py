@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.analysis.device_time import device_time
+from stepscope.analysis.steps import step_table
 from stepscope.readers import open_trace
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import Device
@@ -339,6 +340,7 @@ class TestSteps:
         trace = opened(tmp_path, NVTX_EVENTS=[in_range(10 * n, 10 * n + 9, name) for n, name in enumerate(names)])
 
         assert rows(trace, "annotations", "start_ns", "step") == [(0, 3), (10, 4), (20, 5)]
+        assert step_table(trace)["index"].to_list() == [3, 4, 5]
 
     @pytest.mark.parametrize(
         "names",

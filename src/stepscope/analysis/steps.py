@@ -94,7 +94,9 @@ def _annotated(trace: Trace) -> pl.DataFrame:
 
 def _of_the_most_frequent_kind(marks: pl.DataFrame) -> pl.DataFrame:
     """Steps of one kind: those named "train" where there are also some named "evaluate"."""
-    marks = marks.with_columns(kind_of_step=pl.col("name").str.replace(r"#\d+", "#"))
+    name = pl.col("name")
+    numbered = pl.when(name.str.contains(r"#\d")).then(name.str.replace(r"#\d+", "#"))
+    marks = marks.with_columns(kind_of_step=numbered.otherwise(name.str.replace_all(r"\d+", "#")))
     counts = marks.group_by("kind_of_step").agg(pl.len(), first=pl.col("start_ns").min())
     best = counts.sort("len", "first", descending=[True, False])["kind_of_step"].head(1)
     return marks.filter(pl.col("kind_of_step").is_in(best.implode()))
