@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analysis.engines import EngineTime, EngineUse, engine_of, engine_uses
@@ -75,6 +75,7 @@ def test_an_engine_of_another_kind_comes_last() -> None:
 works = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 60), st.sampled_from([*KINDS, "PSOC"])), min_size=1)
 
 
+@settings(deadline=None, max_examples=60)
 @given(works)
 def test_the_parts_are_the_window_whatever_the_engines_do(work: list[tuple[int, int, str]]) -> None:
     recording = Recording()

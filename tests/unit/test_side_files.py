@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import NotATraceError, UnreadableTraceError, UsageError
@@ -119,6 +119,7 @@ def spelt(ns: int) -> str:
     return text + f"{rest // 1000:03}.{rest % 1000:03}us"
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**15))
 def test_every_time_is_read_back_exactly(ns: int) -> None:
     assert duration_ns(spelt(ns)) == ns
@@ -334,6 +335,7 @@ def test_packed_files_and_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_damage_ends_in_a_sentence_or_an_answer(reader: object, data: st.DataObject, tmp_path_factory: object) -> None:
     whole = (REPORT + BLOCK.format("Compilation", "x") + FRAMES.format("Compilation") + f"[{METRICS}]").encode()
