@@ -124,8 +124,8 @@ def test_a_program_without_torch(run: Run) -> None:
 
     assert (ended.code, ended.out) == (3, "hi\n")
     assert ended.err == (
-        "stepscope: run it: nothing was recorded, because torch was never imported; "
-        "recording needs it in the Python that runs the program\n"
+        "stepscope: run it: nothing was recorded, because neither torch nor jax was imported; "
+        "recording needs one in the Python that runs the program\n"
     )
 
 

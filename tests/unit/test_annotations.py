@@ -161,7 +161,7 @@ def test_functions_that_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_xla_and_jax_and_nsight_see_them_where_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[Any] = []
-    xla = SimpleNamespace(Trace=_Spy(log, "xla"), StepTrace=_Spy(log, "xla step"))
+    xla = SimpleNamespace(Trace=SimpleNamespace(__bases__=(_Spy(log, "xla event"),)))
     jax = SimpleNamespace(TraceAnnotation=_Spy(log, "jax"), StepTraceAnnotation=_Spy(log, "jax step"))
     monkeypatch.setitem(sys.modules, "torch_xla", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "torch_xla.debug.profiler", xla)
@@ -175,8 +175,8 @@ def test_xla_and_jax_and_nsight_see_them_where_they_are_imported(monkeypatch: py
         pass
 
     assert log == [
-        ("xla", "forward"), "in", ("jax", "forward"), "in", ("nvtx", "forward"), "in", "out", "out", "out",
-        ("xla step", "train", ("step_num", 4)), "in", ("jax step", "train", ("step_num", 4)), "in",
+        ("xla event", "forward"), "in", ("jax", "forward"), "in", ("nvtx", "forward"), "in", "out", "out", "out",
+        ("xla event", "train", ("_r", 1), ("step_num", 4)), "in", ("jax step", "train", ("step_num", 4)), "in",
         ("nvtx", "stepscope.step#4 train"), "in", "out", "out", "out",
     ]  # fmt: skip
 

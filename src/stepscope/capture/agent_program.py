@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from stepscope.capture.agent_service import Outcome
@@ -78,15 +79,18 @@ class ControlledCollection:
 
 
 def installed_program() -> ControlledProgram:
-    """This process's program; where nobody counts its steps yet, hooks in torch do from now on.
+    """This process's program; where nobody counts its steps yet, hooks in torch and jax do from now on.
 
     Raises:
-        AgentError: there is no torch, so there is nothing to record with.
+        AgentError: there is neither jax nor torch, so there is nothing to record with.
     """
-    try:
-        import torch  # noqa: F401  # the hooks need it, and the program will
-    except ImportError as error:
-        raise AgentError(f"an agent records with torch, which cannot be imported here: {error}") from error
+    if "jax" not in sys.modules:
+        try:
+            import torch  # noqa: F401  # the hooks need it, and the program will
+        except ImportError as error:
+            raise AgentError(
+                f"an agent records with torch, which cannot be imported here, or with jax, which is not: {error}"
+            ) from error
     from stepscope.capture.hooks import watch_steps
 
     controller = watch_steps()

@@ -24,6 +24,9 @@ STEP_NAME: Final = "stepscope.step#{} {}"
 """What a step's annotation is called; `readers.names.step_number` knows it."""
 
 _UNDER_NSIGHT: Final = any(name in os.environ for name in ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH"))
+_WITH_SCOPES: Final = any(os.environ.get(name, "0") != "0" for name in ("XLA_IR_DEBUG", "XLA_HLO_DEBUG"))
+"""PyTorch/XLA puts annotations into the names of its operations. A program may not synchronise inside one then, so only
+where that was asked for."""
 _BY_DAEMON: Final = "KINETO_USE_DAEMON" in os.environ
 """Kineto's daemon starts profiles behind torch's back."""
 
@@ -199,8 +202,11 @@ def _of_torch(name: str, number: int | None) -> _Context | None:
 def _of_xla(name: str, number: int | None) -> _Context | None:
     if "torch_xla" not in sys.modules:
         return None
-    profiler = import_module("torch_xla.debug.profiler")
-    context: _Context = profiler.Trace(name) if number is None else profiler.StepTrace(name, step_num=number)
+    if number is None and _WITH_SCOPES:
+        context: _Context = import_module("torch_xla.debug.profiler").Trace(name)
+    else:
+        event = import_module("stepscope.capture.xla_profilers").torch_xla_event
+        context = event(name) if number is None else event(name, _r=1, step_num=number)
     return context
 
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 from stepscope.capture.bench_steps import BenchSteps
 from stepscope.capture.bootstrap_plan import FirstRecording, RunOptions
 from stepscope.capture.controller import StepController, controller, set_controller
-from stepscope.capture.hooks import StepHooks
+from stepscope.capture.hooks import AllHooks
 from stepscope.capture.manifest import rank_and_world_size
 from stepscope.capture.run_folder import RunFolder, is_run_folder
 from stepscope.capture.start_marks import mark
@@ -19,27 +19,43 @@ RUN: str = "STEPSCOPE_RUN"
 RUN_OPTIONS: str = "STEPSCOPE_RUN_OPTIONS"
 
 
-def torch_was_imported() -> None:
-    """Have this process recorded as the environment says; does nothing where it says nothing."""
+_hooks: AllHooks | None = None
+"""Those of the plan that this process is recorded by."""
+
+
+def was_imported(module: str) -> None:
+    """Have this process recorded as the environment says; does nothing where it says nothing.
+
+    Args:
+        module: what was imported just now: torch, jax or torch_xla.debug.profiler.
+    """
     path = os.environ.get(RUN, "")
     if not is_run_folder(path):
         return
     folder = RunFolder(Path(path))
     options = RunOptions.parse(os.environ.get(RUN_OPTIONS, ""))
-    folder.sign("torch")
+    folder.sign(module.partition(".")[0])
     if options.measure:
-        measured = _measure(folder, options)
+        measured = _measure(folder, options) if module == "torch" else None
         if measured is not None:
             measured.watch_torch()
         return
-    if controller() is not None:
-        return
-    mark("torch_imported")
-    steps = StepController(lambda: folder.new_trace_path(rank_and_world_size()[0]))
-    hooks = StepHooks(steps)
-    plan = FirstRecording(steps, hooks, folder, options)
-    hooks.install()
-    _have_listen(steps, plan)
+    hooks = _hooks_for(folder, options)
+    if hooks is not None:
+        mark(f"{module.partition('.')[0]}_imported")
+        hooks.install_in(module)
+
+
+def _hooks_for(folder: RunFolder, options: RunOptions) -> AllHooks | None:
+    """The hooks of this process's plan, made where there is none; None where something else listens to its steps."""
+    global _hooks
+    if controller() is None:
+        steps = StepController(lambda: folder.new_trace_path(rank_and_world_size()[0]))
+        _hooks = AllHooks(steps)
+        _have_listen(steps, FirstRecording(steps, _hooks, folder, options))
+        return _hooks
+    listens = _hooks is not None and isinstance(getattr(controller(), "listener", None), FirstRecording)
+    return _hooks if listens else None
 
 
 def steps_are_marked() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from stepscope.capture.company import Company
 from stepscope.capture.controller import CaptureHandle, CaptureRequest, CaptureResult, StepController, StepSource
-from stepscope.capture.hooks import StepHooks
+from stepscope.capture.hooks import AllHooks
 from stepscope.capture.manifest import process_facts, rank_and_world_size
 from stepscope.capture.options import RecordOptions
 from stepscope.capture.run_folder import RunFolder
@@ -88,7 +88,7 @@ class FirstRecording:
     recorded too, into a second trace.
     """
 
-    def __init__(self, controller: StepController, hooks: StepHooks, folder: RunFolder, options: RunOptions) -> None:
+    def __init__(self, controller: StepController, hooks: AllHooks, folder: RunFolder, options: RunOptions) -> None:
         self._controller = controller
         self._hooks = hooks
         self._folder = folder
@@ -200,7 +200,7 @@ class FirstRecording:
         self.let_go()
 
     def let_go(self) -> None:
-        """Leave torch as it was; the steps are not counted any more."""
+        """Leave torch and jax as they were; the steps are not counted any more."""
         self._hooks.remove()
         self._controller.listener = None
 
@@ -228,6 +228,7 @@ class FirstRecording:
                 "trace": result.path.name if result.path else None,
                 "problem": result.problem,
                 "own_profiler": self._controller.others.seen,
+                "own_profiler_name": self._controller.others.name,
                 "said": self._company.said,
                 "step_times": self._times.to_json(),
                 "facts": process_facts(redact=self._options.redact),
@@ -274,7 +275,7 @@ class FirstRecording:
     def _why_nothing(self) -> str:
         seen = self._counted
         if self._controller.others.seen:
-            return "the program used torch.profiler itself when it was to be recorded"
+            return f"the program used {self._controller.others.name} itself when it was to be recorded"
         if self._waits_for_optimizer and self._source < StepSource.OPTIMIZER:
             return "the program made an optimizer that never stepped, and ended before other steps were recorded"
         if seen == 0:
@@ -301,6 +302,9 @@ def end_program() -> None:
 
 
 def optimizer_exists() -> bool:
-    """Whether the program has made an optimizer; torch.optim is imported."""
-    optimizer: Any = sys.modules["torch.optim.optimizer"].Optimizer
+    """Whether the program has made an optimizer of torch."""
+    module: Any = sys.modules.get("torch.optim.optimizer")
+    if module is None:
+        return False
+    optimizer: Any = module.Optimizer
     return any(issubclass(type(each), optimizer) for each in gc.get_objects())

@@ -40,17 +40,24 @@ __all__ = [
 ]
 
 _AT_LEAST_S: Final = 0.05
-_GAVE_WAY: Final = "the program started torch.profiler itself, so the recording was ended"
+_GAVE_WAY: Final = "the program started {} itself, so the recording was ended"
 
 
 class StepSource(IntEnum):
     """What shows where a step ends, from the least certain to the most."""
 
     NONE = 0
-    FORWARD = 1
-    LOADER = 2
-    OPTIMIZER = 3
-    EXPLICIT = 4
+    JITTED = 1
+    FORWARD = 2
+    LOADER = 3
+    OPTIMIZER = 4
+    ANNOTATION = 5
+    EXPLICIT = 6
+
+    @property
+    def marks_steps(self) -> bool:
+        """Whether the steps stand in XLA's profile already, because the program marks them itself."""
+        return self >= StepSource.ANNOTATION
 
 
 MakeRecording = Callable[[RecordOptions, int], Recording]
@@ -81,6 +88,7 @@ class StepController:
         keeps_watch: whether to look out for these also while nothing is asked for. One that was prepared unseen, and
             is started when stepscope records, takes the program down.
         stays: whether captures may be asked for at any time, as by an agent, so that steps are counted to the end.
+        uses_jax: whether a sign of steps came from JAX.
     """
 
     def __init__(
@@ -92,8 +100,9 @@ class StepController:
         self.others = OtherProfilers(self._give_way)
         self.keeps_watch = False
         self.stays = False
+        self.uses_jax = False
         self._new_path = new_path or _temporary_path
-        self._make_recording = make_recording or _recorder
+        self._make_recording = make_recording or self._recording_of_its_own
         self._step = 0
         self._thread = 0
         self._last_boundary_s = time.monotonic()
@@ -281,9 +290,15 @@ class StepController:
                 self._drop(capture)
             elif capture is not None and not capture.complete_steps:
                 self._drop(capture)
-                capture.handle.settle(CaptureResult(problem=_GAVE_WAY, gave_way=True))
+                capture.handle.settle(CaptureResult(problem=_GAVE_WAY.format(self.others.name), gave_way=True))
             elif capture is not None:
-                self._settle_capture(_GAVE_WAY)
+                self._settle_capture(_GAVE_WAY.format(self.others.name))
+
+    def _recording_of_its_own(self, options: RecordOptions, first_step: int) -> Recording:
+        """By the profiler of what the program uses."""
+        from stepscope.capture.recordings import new_recording
+
+        return new_recording(options, first_step, self.source, uses_jax=self.uses_jax)
 
     def _watch_captures(self) -> None:
         """On a thread of its own: end the captures that no step comes by for."""
@@ -328,12 +343,6 @@ def set_controller(new: StepController | None) -> None:
     """Make a controller this process's own."""
     global _controller
     _controller = new
-
-
-def _recorder(options: RecordOptions, first_step: int) -> Recording:
-    from stepscope.capture.recorder import Recorder
-
-    return Recorder(options, first_step=first_step)
 
 
 def _temporary_path() -> Path:

@@ -20,10 +20,13 @@ import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.capture.controller import StepController, StepSource, controller, set_controller
 from stepscope.capture.start_marks import mark
+
+if TYPE_CHECKING:
+    from stepscope.capture.xla_hooks import XlaHooks
 
 _TAKES_OVER_AFTER: Final = 16
 """Repetitions of another object, without one of the marker, after which the marker counts as gone."""
@@ -108,12 +111,50 @@ class StepHooks:
             self._controller.step_boundary(source)
 
 
+class AllHooks:
+    """The hooks of a process in everything that it has imported so far."""
+
+    def __init__(self, controller: StepController) -> None:
+        self._controller = controller
+        self._hooks: list[StepHooks | XlaHooks] = []
+        self._kept = StepSource.NONE
+
+    def install_in(self, module: str) -> None:
+        """Look out for steps in torch, jax or torch_xla.debug.profiler, which was imported just now."""
+        hooks: StepHooks | XlaHooks
+        if module == "torch":
+            hooks = StepHooks(self._controller)
+        else:
+            from stepscope.capture.xla_hooks import XlaHooks
+
+            hooks = XlaHooks(self._controller, of_torch=module != "jax")
+        hooks.install()
+        self._hooks.append(hooks)
+        self._controller.on_source = self.keep
+        hooks.keep(self._kept)
+
+    def keep(self, source: StepSource) -> None:
+        """Keep only the hooks of this source and of better ones."""
+        self._kept = source
+        for hooks in self._hooks:
+            hooks.keep(source)
+
+    def remove(self) -> None:
+        """Leave everything as it was."""
+        self._kept = StepSource.EXPLICIT
+        for hooks in self._hooks:
+            hooks.remove()
+
+
 def watch_steps() -> StepController:
-    """This process's controller, made and told of steps by hooks where there is none yet; torch is imported."""
+    """This process's controller, made and told of steps by hooks where there is none yet; torch or jax is imported."""
     found = controller()
     if found is None:
         found = StepController()
-        StepHooks(found).install()
+        hooks = AllHooks(found)
+        for module in ("torch", "jax", "torch_xla.debug.profiler"):
+            if module in sys.modules:
+                hooks.install_in(module)
         set_controller(found)
     return found
 

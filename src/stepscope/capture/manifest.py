@@ -18,6 +18,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
+from stepscope.capture.xla_profilers import xla_facts
+
 SCHEMA: Final = 1
 
 _NAMES: Final = frozenset(
@@ -230,15 +232,23 @@ def process_facts(*, redact: bool = False) -> dict[str, Any]:
         version = getattr(getattr(torch, "version", None), name, None)
         if version is not None:
             versions[name] = str(version)
-    environment = speed_environment(os.environ, redact=redact)
-    return {"versions": versions, "devices": _devices(torch), "environment": environment}
+    xla_versions, xla_devices = xla_facts()
+    return {
+        "versions": {**versions, **xla_versions},
+        "devices": _devices(torch) or xla_devices,
+        "environment": speed_environment(os.environ, redact=redact),
+    }
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Of this process: as torch.distributed says, else as the launcher's variables say, else (0, 1)."""
+    """Of this process: as torch.distributed or jax.distributed says, else the launcher's variables, else (0, 1)."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    processes = getattr(state, "num_processes", None)
+    if isinstance(processes, int) and processes > 1:
+        return int(getattr(state, "process_id", None) or 0), processes
     rank = _number("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
     size = _number("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
     return rank or 0, max(size or 1, (rank or 0) + 1)

@@ -165,8 +165,10 @@ def what_was_recorded(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -
         if with_traces or several:
             yield f"rank {', '.join(ranks)}: {problem}" if several else problem
     yield from dict.fromkeys(sentence for one in recordings for sentence in one.get("said") or ())
-    if any(one.get("own_profiler") for one in recordings):
-        yield "the program uses torch.profiler itself; only one can record at a time, and stepscope reads its traces"
+    own = next((one for one in recordings if one.get("own_profiler")), None)
+    if own is not None:
+        name = own.get("own_profiler_name", "torch.profiler")
+        yield f"the program uses {name} itself; only one can record at a time, and stepscope reads its traces"
 
 
 def _recorded(recordings: Sequence[dict[str, Any]]) -> str:
@@ -181,6 +183,8 @@ def _recorded(recordings: Sequence[dict[str, Any]]) -> str:
         "optimizer": ", seen by the optimizer",
         "loader": ", seen by the DataLoader because no optimizer stepped",
         "forward": ", seen by forward calls because there was neither optimizer nor DataLoader",
+        "annotation": ", marked by StepTraceAnnotation",
+        "jitted": ", seen by calls of a jitted function",
     }.get(str(first.get("source")), "")
     ranks = len({one["rank"] for one in recordings})
     return f"recorded {number}{span}{sign}{f', on {ranks} ranks' if ranks > 1 else ''}"
@@ -195,8 +199,13 @@ def _why_nothing(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> str
             ": torch was imported, but no step was seen, neither an optimizer's nor an iteration of a DataLoader nor "
             "a repeated forward call; mark the steps with stepscope.step()"
         )
+    if folder.was_seen("jax"):
+        return (
+            ": jax was imported, but no step was seen, neither a StepTraceAnnotation nor a repeated call of a jitted "
+            "function; mark the steps with stepscope.step()"
+        )
     if folder.was_seen("python"):
-        return ", because torch was never imported; recording needs it in the Python that runs the program"
+        return ", because neither torch nor jax was imported; recording needs one in the Python that runs the program"
     return ", because the program started no Python that reads PYTHONPATH"
 
 

@@ -1,6 +1,6 @@
 """Runs at the start of every Python process of a program that `stepscope run` started.
 
-Waits for the process to import torch, and costs next to nothing where it never does. The folder of this file is
+Waits for the process to import torch or JAX, and costs next to nothing where it never does. The folder of this file is
 taken out of `sys.path`, and the user's own `sitecustomize` runs as if this one were not there.
 """
 
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-class _TorchImport:
-    """Sees torch being imported, and has stepscope told when that is done."""
+class _Imports:
+    """Sees torch, JAX and PyTorch/XLA being imported, and has stepscope told when that is done."""
+
+    def __init__(self) -> None:
+        self._awaited = {"torch", "jax", "torch_xla.debug.profiler"}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "torch":
+        if name not in self._awaited:
             return None
-        sys.meta_path.remove(self)
-        found = (finder.find_spec(name, path, target) for finder in list(sys.meta_path))
+        found = (finder.find_spec(name, path, target) for finder in list(sys.meta_path) if finder is not self)
         spec: Any = next((each for each in found if each is not None), None)
         loader: Any = getattr(spec, "loader", None)
         if not hasattr(loader, "exec_module") or not hasattr(loader, "__dict__"):
@@ -34,20 +36,21 @@ class _TorchImport:
 
         def execute_and_tell(module: Any) -> None:
             del loader.exec_module
+            self._awaited.discard(name)  # not before: programs also ask for a spec to see whether a package is there
             execute(module)
-            _tell()
+            _tell(name)
 
         loader.exec_module = execute_and_tell
         return spec
 
 
-def _tell() -> None:
+def _tell(name: str) -> None:
     """Whatever is wrong with stepscope, the program is not to suffer."""
     try:
         _stepscope()
-        from stepscope.capture.bootstrap import torch_was_imported
+        from stepscope.capture.bootstrap import was_imported
 
-        torch_was_imported()
+        was_imported(name)
     except Exception as error:
         sys.stderr.write(f"stepscope: this process is not recorded: {error}\n")
 
@@ -88,5 +91,5 @@ def _run_users_own() -> None:
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
 if os.path.isfile(os.path.join(os.environ.get("STEPSCOPE_RUN", ""), "run.json")):
     _sign()
-    sys.meta_path.insert(0, _TorchImport())
+    sys.meta_path.insert(0, _Imports())
 _run_users_own()

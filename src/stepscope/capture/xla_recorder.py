@@ -1,0 +1,164 @@
+"""One recording by a profiler of XLA, from its warm-up to an `.xplane.pb` file: what `recorder` is for torch."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope.capture.options import RecordOptions
+from stepscope.capture.run_folder import xplane_name
+from stepscope.capture.xla_profilers import XlaProfiler
+from stepscope.errors import UsageError
+from stepscope.whole_files import whole_file
+
+_COPY_BYTES: Final = 1 << 20
+_NEW, _PREPARED, _RECORDING, _STOPPED = range(4)
+
+
+class XlaRecorder:
+    """Records what XLA's profiler sees: the host's events and the devices'.
+
+    Only `save` raises: whatever else goes wrong is told on stderr once, kept in `problem`, and leaves the program as it
+    was. Calls out of order do nothing. Any call may come from any thread.
+
+    Args:
+        profiler: of JAX, or of PyTorch/XLA.
+        options: what is recorded besides times; only `stacks` means anything here.
+        first_step: number of the first recorded step.
+        marks_steps: mark the steps; not where the program does so itself.
+
+    Attributes:
+        problem: what went wrong, in a sentence; None as long as nothing did.
+        step_number: number of the step that is recorded now, or next.
+    """
+
+    def __init__(
+        self, profiler: XlaProfiler, options: RecordOptions, *, first_step: int = 0, marks_steps: bool = True
+    ) -> None:
+        self.problem: str | None = None
+        self.step_number = first_step
+        self._profiler = profiler
+        self._options = options
+        self._marks_steps = marks_steps
+        self._state = _NEW
+        self._lock = threading.RLock()
+        self._folder: Path | None = None
+        self._mark: AbstractContextManager[Any] | None = None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether steps are being recorded now."""
+        return self._state == _RECORDING
+
+    def prepare(self) -> None:
+        """Start the profiler once and stop it, since its first start takes longest; nothing of that is kept."""
+        with self._lock, self._guarded("the profiler could not be prepared"):
+            if self._state == _NEW:
+                self._state = _STOPPED  # unless what follows succeeds
+                self._begin()
+                self._end()
+                self._state = _PREPARED
+
+    def start(self) -> None:
+        """Begin to record, with the step `step_number`."""
+        self.prepare()
+        with self._lock, self._guarded("the recording could not be started"):
+            if self._state == _PREPARED:
+                self._state = _STOPPED
+                self._begin()
+                self._state = _RECORDING
+                self._open_step()
+
+    def step(self) -> None:
+        """End the step that is recorded and begin the next."""
+        with self._lock, self._guarded("a step could not be marked"):
+            if self._state == _RECORDING:
+                self._close_step()
+                self.step_number += 1
+                self._open_step()
+
+    def stop(self) -> None:
+        """End the recording when the devices have done the recorded work; what was recorded can be saved."""
+        with self._lock:
+            if self._state == _RECORDING:
+                self._state = _STOPPED
+                with self._guarded("the last step could not be marked"):
+                    self._close_step()
+                with self._guarded("the devices could not be waited for"):
+                    self._profiler.wait()
+                with self._guarded("the profiler could not be stopped"):
+                    self._profiler.stop()
+
+    def save(self, path: Path) -> Path:
+        """Write the profile, complete or not at all, beside `path` with the ending .xplane.pb; returns where it is.
+
+        Raises:
+            UsageError: nothing was recorded, it was saved before, or the file cannot be written.
+        """
+        self.stop()
+        with self._lock:
+            found = sorted(self._folder.rglob("*.xplane.pb")) if self._folder is not None else []
+            if not found:
+                raise UsageError(self.problem or "nothing was recorded, so there is no trace to save")
+            place = xplane_name(path)
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with found[0].open("rb") as source, whole_file(place) as file:
+                    shutil.copyfileobj(source, file, _COPY_BYTES)
+            except OSError as error:
+                raise UsageError(f"the trace cannot be written to {place}: {error}") from error
+            self._remove_folder()
+            return place
+
+    def discard(self) -> None:
+        """Stop without keeping anything."""
+        with self._lock:
+            self.stop()
+            self._state = _STOPPED
+            self._remove_folder()
+
+    def _begin(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="stepscope-"))
+        try:
+            self._profiler.start(self._folder, self._options)
+        except BaseException:
+            self._remove_folder()
+            raise
+
+    def _end(self) -> None:
+        try:
+            self._profiler.stop()
+        finally:
+            self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _open_step(self) -> None:
+        if self._marks_steps:
+            self._mark = self._profiler.step(self.step_number)
+            self._mark.__enter__()
+
+    def _close_step(self) -> None:
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            mark.__exit__(None, None, None)
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Keep an error out of the training loop: tell it once."""
+        try:
+            yield
+        except Exception as error:
+            if self.problem is None:
+                self.problem = f"{what}: {error}"
+                print(f"stepscope: {self.problem}", file=sys.stderr)
