@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "export"
 HELP: Final = "Write the trace, with idle time by cause and the critical path, for Perfetto, or as flame graphs."
-FORMATS: Final = ("timeline", "speedscope", "folded")
+FORMATS: Final = ("timeline", "speedscope", "folded", "chrome")
 _EXAMPLES: Final = """\
 examples:
   stepscope export trace.json annotated.json                 then open it at https://ui.perfetto.dev
@@ -57,6 +57,10 @@ def _pieces(trace: Trace, arguments: argparse.Namespace) -> Iterator[bytes]:
         from stepscope.whatif.critical_path import critical_path
 
         return timeline(trace, path=critical_path(Experiment(trace, user_code=user_code_from(arguments))))
+    if arguments.format == "chrome":
+        from stepscope.report.exports.chrome import chrome
+
+        return chrome(trace)
     from stepscope.analysis.attribution import attribute
     from stepscope.analysis.flame_files import folded, speedscope
 

@@ -33,6 +33,7 @@ class Assembly:
         damage: takes what was repaired.
         origin_ns: what the file's clock shows at the start of the trace.
         window, steps: what is wanted of the file.
+        exact: the rows lack nothing that would follow from names, and stand in the order of their tables.
     """
 
     def __init__(
@@ -44,7 +45,10 @@ class Assembly:
         origin_ns: int,
         window: Window | None,
         steps: StepRange | None,
+        *,
+        exact: bool = False,
     ) -> None:
+        self._exact = exact
         self._strings = strings
         self._spill = spill
         self._writer = writer
@@ -71,6 +75,8 @@ class Assembly:
         self._write_table("counters", self._inside(self._take("counters")))
         self._write_table("memory", self._inside(self._take("memory")))
         self._write_table("frames", self._inside(self._take("frames")), self._describe_frames)
+        for table in ("lines", "modules"):
+            self._write_table(table, self._inside(self._take(table)))
         self._write_launches_and_work()
         if lanes:
             self._writer.write_part("lanes", conform("lanes", pl.DataFrame(lanes, infer_schema_length=None)))
@@ -87,7 +93,8 @@ class Assembly:
         if early:  # an instant or a flow just before the first slice
             self._damage["instant_before_start"] += early
             frame = frame.with_columns(pl.col("start_ns").clip(lower_bound=0))
-        return frame if linking.is_sorted(frame) else linking.in_order(frame)
+        is_sorted = frame["start_ns"].is_sorted() if self._exact else linking.is_sorted(frame)
+        return frame if is_sorted else linking.in_order(frame)
 
     def _inside(self, frame: pl.DataFrame) -> pl.DataFrame:
         return frame.filter(self._is_inside(frame)) if self.window and frame.width else frame
@@ -141,6 +148,9 @@ class Assembly:
         self, part: pl.DataFrame, schema: dict[str, type[pl.DataType]], function: Callable[[str], tuple[object, ...]]
     ) -> pl.DataFrame:
         """The part with columns that follow from the name where the file does not give them, by name once."""
+        if self._exact:
+            text = [name for name, dtype in schema.items() if dtype is pl.String]
+            return part.with_columns([self._strings.gather(part[name]).alias(name) for name in text])
         codes = part["name"].unique()
         rows = [function(name) for name in self._strings.gather(codes)]
         found = pl.DataFrame(rows, schema=schema, orient="row").with_columns(name=codes)

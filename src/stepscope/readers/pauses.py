@@ -20,7 +20,7 @@ CALLED_NAME: Final = "Garbage collection (gc.collect)"
 def join_pauses(writer: StoreWriter, metadata: Metadata) -> None:
     """Add the pauses to the annotations that `writer` has written, each on the thread that it stopped."""
     pauses = _pauses(writer, metadata)
-    if pauses.is_empty():
+    if pauses.is_empty() or _are_there(writer):  # a trace that was exported has them as annotations
         return
     rows = writer.scan("annotations").select(pl.len()).collect().item()
     if not rows:
@@ -35,6 +35,11 @@ def join_pauses(writer: StoreWriter, metadata: Metadata) -> None:
         return pl.concat([part, mine]).sort("start_ns", maintain_order=True)
 
     writer.change("annotations", merged)
+
+
+def _are_there(writer: StoreWriter) -> bool:
+    named = writer.scan("annotations").filter(pl.col("name").is_in([NAME, CALLED_NAME]))
+    return not named.head(1).collect().is_empty()
 
 
 def _pauses(writer: StoreWriter, metadata: Metadata) -> pl.DataFrame:

@@ -27,11 +27,11 @@ class _RawCodes(dict[bytes, "int | None"]):
         self._codes = codes
 
     def __missing__(self, raw: bytes) -> int:
-        code = self[raw] = self._codes[_one_spacing(raw).decode("utf-8", "replace")]
+        code = self[raw] = self._codes[one_spacing(raw).decode("utf-8", "replace")]
         return code
 
 
-def _one_spacing(raw: bytes) -> bytes:
+def one_spacing(raw: bytes) -> bytes:
     """JSON text with a space after each comma and colon: profilers write the same shapes in several ways."""
     try:
         return msgspec.json.format(raw, indent=0)

@@ -13,9 +13,11 @@ from stepscope.errors import UnreadableTraceError
 from stepscope.program_facts import KEY, from_header
 from stepscope.readers.assembly import Assembly
 from stepscope.readers.gathering import warnings
+from stepscope.readers.kineto import own
 from stepscope.readers.kineto.chunks import EventStream
 from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage
+from stepscope.readers.kineto.restoring import RestoringColumns
 from stepscope.readers.source import ByteSource
 from stepscope.readers.spill import Spill
 from stepscope.trace.model import Device, Metadata, TraceWarning
@@ -30,7 +32,16 @@ _RECORDED: Final = {
     "with_flops": "flops",
 }
 _WANTED: Final = frozenset(
-    {*_RECORDED, KEY, "traceEvents", "distributedInfo", "deviceProperties", "baseTimeNanoseconds", "host_name"}
+    {
+        *_RECORDED,
+        KEY,
+        own.HEADER,
+        "traceEvents",
+        "distributedInfo",
+        "deviceProperties",
+        "baseTimeNanoseconds",
+        "host_name",
+    }
 )
 _LONGEST_NAME: Final = 100
 _LENIENT_BYTES: Final = 2**21
@@ -85,25 +96,40 @@ def read(
         UsageError: steps were asked for that the trace does not have.
     """
     stream = EventStream(source)
-    columns = Columns(stream.damage, window.end_ns if window else 2**62)
+    columns = _columns(source.peek(), stream.damage, window, steps)
     spill = Spill(writer.directory)
     for events in stream.chunks():
         spill.add(columns.batch(events))
         if progress is not None:
             progress(source.read_bytes, source.total_bytes)
-    if not columns.complete_events:
+    if not columns.complete_events and not columns.exact:
         raise UnreadableTraceError(f"{source.name} is a trace without a single event that has a start and a duration")
     header = _header(stream.before, stream.after, stream.damage)
     spill.flush()
     origin_ns = columns.origin_ns or 0
-    assembly = Assembly(columns.pool.strings(), spill, writer, stream.damage, origin_ns, window, steps)
+    strings = columns.pool.strings()
+    assembly = Assembly(strings, spill, writer, stream.damage, origin_ns, window, steps, exact=columns.exact)
     assembly.write(columns.lane_rows())
     spill.clean()
+    if isinstance(columns, RestoringColumns):
+        columns.restore_rows(writer)
     if not _is_complete(stream):
         stream.damage["truncated"] += 1
     if source.damage:
         stream.damage[f"compressed_data:{source.damage}"] += 1
-    return _metadata(source.name, header, columns, assembly.window), warnings(stream.damage, EXPLANATIONS)
+    metadata = _metadata(source.name, header, columns, assembly.window)
+    if not columns.exact:
+        return metadata, warnings(stream.damage, EXPLANATIONS)
+    metadata, told = own.with_header(metadata, header.get(own.HEADER), stream.damage)
+    kinds = {"work_before_launch", *(warning.kind for warning in told)}  # clocks disagreed when it was first read
+    return metadata, (*told, *(each for each in warnings(stream.damage, EXPLANATIONS) if each.kind not in kinds))
+
+
+def _columns(head: bytes, damage: Damage, window: Window | None, steps: StepRange | None) -> Columns:
+    keep_until_ns = window.end_ns if window else 2**62
+    if own.is_own(head):
+        return RestoringColumns(damage, keep_until_ns, whole=window is None and steps is None)
+    return Columns(damage, keep_until_ns)
 
 
 def _is_complete(stream: EventStream) -> bool:

@@ -1,0 +1,237 @@
+"""A trace as Chrome-trace JSON in the PyTorch profiler's (Kineto's) conventions, which reads back to the same tables.
+
+Tools for such traces read it as one of the profiler's own. What Kineto has no word for stands under names that
+begin with "stepscope"; `stepscope.readers.kineto.own` says which.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+import polars as pl
+
+from stepscope.program_facts import KEY, to_json
+from stepscope.readers import linking
+from stepscope.readers.kineto import own
+from stepscope.report.exports import json_text
+from stepscope.report.exports.kineto_arguments import arguments_of, category_of
+from stepscope.trace import Metadata, Trace
+from stepscope.trace.tables import SLICE_TABLES
+
+_OWN_ROWS: Final = ("lines", "modules")
+"""Tables whose slices would stand across those of their thread: each gets a row of its own."""
+_ENTRIES: Final = 10_000
+_RECORDED: Final = {
+    "with_stack": "stacks",
+    "record_shapes": "shapes",
+    "profile_memory": "memory",
+    "with_modules": "modules",
+    "with_flops": "flops",
+}
+
+
+def chrome(trace: Trace) -> Iterator[bytes]:
+    """The pieces of the JSON document, in order."""
+    header = {own.HEADER: _own_header(trace), **_header(trace.metadata)}
+    yield b"{" + b"".join(json.dumps(key).encode() + b": " + value + b",\n" for key, value in header.items())
+    yield b'"traceEvents": [\n'
+    lanes = _Lanes(trace)
+    yield lanes.events()
+    for table in (*SLICE_TABLES, "memory", "counters"):
+        yield from _rows(trace, table, lanes)
+    yield from _flows(trace, lanes)
+    yield from _links(trace)
+    yield from _references(trace)
+    last = {"ph": "M", "name": "stepscope", "pid": 0, "tid": 0, "ts": 0, "args": {"table": ""}}
+    yield json.dumps(last).encode() + b"\n]}\n"
+
+
+def _own_header(trace: Trace) -> bytes:
+    metadata = replace(trace.metadata, path="", program=None)
+    return msgspec.json.encode(own.Header(own.VERSION, metadata, trace.warnings))
+
+
+def _header(metadata: Metadata) -> dict[str, bytes]:
+    """What Kineto says of a trace, as JSON."""
+    header: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
+    if metadata.origin_unix_ns is not None:
+        header["baseTimeNanoseconds"] = metadata.origin_unix_ns
+    header["deviceProperties"] = [
+        {
+            "id": json_text.identifier(device.device),
+            **({} if device.name is None else {"name": device.name}),
+            **({} if device.memory_bytes is None else {"totalGlobalMem": device.memory_bytes}),
+            **({} if device.multiprocessors is None else {"numSms": device.multiprocessors}),
+        }
+        for device in metadata.devices
+    ]
+    told = {"backend": metadata.backend, "rank": metadata.rank, "world_size": metadata.world_size}
+    if distributed := {key: value for key, value in told.items() if value is not None}:
+        header["distributedInfo"] = distributed
+    header |= {key: 1 for key, word in _RECORDED.items() if word in (metadata.recorded or ())}
+    if metadata.host is not None:
+        header["host_name"] = metadata.host
+    texts = {key: json.dumps(value).encode() for key, value in header.items()}
+    return texts | ({KEY: to_json(metadata.program).encode()} if metadata.program is not None else {})
+
+
+class _Lanes:
+    """Where a lane's rows stand: process and thread as JSON text, one pair a lane and pseudo-thread."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._rows = list(trace.lanes.iter_rows(named=True))
+        self._pairs = _pairs(self._rows)
+        self._own_rows = {table: trace.table(table)["lane"].unique().to_list() for table in _OWN_ROWS}
+        self.places = pl.DataFrame(
+            [(lane, json.dumps(process), json.dumps(thread)) for lane, (process, thread) in enumerate(self._pairs)],
+            schema={"lane": pl.Int32, "pid": pl.String, "tid": pl.String},
+            orient="row",
+        )
+
+    def events(self) -> bytes:
+        """The metadata events that name processes and threads."""
+        events: list[dict[str, Any]] = []
+        named: set[int | str] = set()
+        for row, (process, thread) in zip(self._rows, self._pairs, strict=True):
+            if process not in named:
+                named.add(process)
+                label = "CPU" if row["device"] is None else f"GPU {row['device']}"
+                name = row["process_name"]
+                events += [] if name is None else [_metadata_event("process_name", process, 0, {"name": name})]
+                events.append(_metadata_event("process_labels", process, 0, {"labels": label}))
+            told = {key: value for key, value in row.items() if key != "lane"}
+            events.append(_metadata_event("thread_name", process, thread, {"name": row["name"] or "", own.LANE: told}))
+        for table, lanes in self._own_rows.items():
+            for lane in lanes:
+                name = {"name": f"{self._rows[lane]['name'] or ''}: {table}", own.ROWS_OF: lane}
+                events.append(_metadata_event("thread_name", self._pairs[lane][0], f"{table} of lane {lane}", name))
+        return b"".join(json.dumps(event).encode() + b",\n" for event in events)
+
+    def placed(self, rows: pl.DataFrame, table: str, lane: str = "lane") -> pl.DataFrame:
+        """The rows with the columns pid and tid."""
+        placed = rows.join(self.places, left_on=lane, right_on="lane", how="left", maintain_order="left")
+        if table in _OWN_ROWS:
+            placed = placed.with_columns(tid=pl.format('"{} of lane {}"', pl.lit(table), lane))
+        return placed
+
+
+def _pairs(rows: list[dict[str, Any]]) -> list[tuple[int | str, int | str]]:
+    """Process and thread of each lane; a pair that another lane or pseudo-thread may have gets the lane's number."""
+    pairs: list[tuple[int | str, int | str]] = []
+    taken = set()
+    for row in rows:
+        process, thread = row["process"] or "", row["thread"] or ""
+        if (process, thread) in taken or " of lane " in thread:
+            thread = f"{thread} (lane {row['lane']})"
+        while (process, thread) in taken:
+            thread += "+"
+        taken.add((process, thread))
+        pairs.append((json_text.identifier(process), json_text.identifier(thread)))
+    return pairs
+
+
+def _metadata_event(name: str, process: int | str, thread: int | str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": process, "tid": thread, "ts": 0, "args": arguments}
+
+
+def _rows(trace: Trace, table: str, lanes: _Lanes) -> Iterator[bytes]:
+    height = trace.scan(table).select(pl.len()).collect().item()
+    for rows in json_text.parts(trace.scan(table), height):
+        kinds = rows["kind"] if "kind" in rows.columns else None
+        name = '"[memory]"' if table == "memory" else pl.col("name_text")
+        events = lanes.placed(rows, table).with_columns(args=arguments_of(table, rows))
+        if table != "memory":
+            events = events.with_columns(name_text=json_text.quoted(rows["name"].fill_null("")))
+        place = (', "name": ', name, ', "pid": ', pl.col("pid"), ', "tid": ', pl.col("tid"))
+        start = (', "ts": ', json_text.microseconds(pl.col("start_ns")))
+        end: tuple[str | pl.Expr, ...] = (', "args": ', pl.col("args"), "},\n")
+        if table in SLICE_TABLES:
+            events = events.with_columns(category=category_of(table, kinds, rows.height))
+            duration = (', "dur": ', json_text.microseconds(pl.col("duration_ns")))
+            yield json_text.lines(
+                events, '{"ph": "X", "cat": "', pl.col("category"), '"', *place, *start, *duration, *end
+            )
+        else:
+            head = '{"ph": "C"' if table == "counters" else '{"ph": "i", "cat": "cpu_instant_event", "s": "t"'
+            yield json_text.lines(events, head, *place, *start, *end)
+
+
+def _flows(trace: Trace, lanes: _Lanes) -> Iterator[bytes]:
+    """Arrows from launches to device work, by its row, and from forward to backward operators, by numbers beyond."""
+    calls = trace.scan("launches").select(call_ns="start_ns", call_lane="lane").with_row_index("launch").collect()
+    work = trace.scan("device_work").select("launch", "start_ns", "lane").with_row_index("id").collect()
+    launched = work.join(calls, on="launch", how="inner", maintain_order="left")
+    yield from _arrows(launched, "ac2g", lanes, ("call_ns", "call_lane"))
+    if trace.links.is_empty():
+        return
+    places = trace.scan("operators").select("start_ns", "lane").with_row_index("row").collect()
+    ends = places.rename({"start_ns": "call_ns", "lane": "call_lane"})
+    links = trace.links.with_row_index("id", offset=work.height).join(ends, left_on="source", right_on="row")
+    links = links.join(places, left_on="target", right_on="row").sort("id")
+    yield from _arrows(links, "fwdbwd", lanes, ("call_ns", "call_lane"))
+
+
+def _arrows(rows: pl.DataFrame, category: str, lanes: _Lanes, source: tuple[str, str]) -> Iterator[bytes]:
+    for first in range(0, rows.height, json_text.PART_ROWS):
+        part = rows.slice(first, json_text.PART_ROWS)
+        for phase, (time, lane) in (('"s"', source), ('"f", "bp": "e"', ("start_ns", "lane"))):
+            head = f'{{"ph": {phase}, "cat": "{category}", "name": "{category}", "id": '
+            yield json_text.lines(
+                lanes.placed(part, "", lane),
+                head,
+                pl.col("id").cast(pl.String),
+                ', "pid": ',
+                pl.col("pid"),
+                ', "tid": ',
+                pl.col("tid"),
+                ', "ts": ',
+                json_text.microseconds(pl.col(time)),
+                "},\n",
+            )
+
+
+def _links(trace: Trace) -> Iterator[bytes]:
+    for first in range(0, trace.links.height, _ENTRIES):
+        part = trace.links.slice(first, _ENTRIES)
+        rows = {"kinds": part["kind"], "sources": part["source"], "targets": part["target"]}
+        yield _entries({"table": "links", **{key: column.to_list() for key, column in rows.items()}})
+
+
+def _references(trace: Trace) -> Iterator[bytes]:
+    """Those numbers of rows that do not follow from times and correlation numbers."""
+    slices = ["lane", "start_ns", "duration_ns"]
+    operators = trace.scan("operators").select(*slices, "parent").collect()
+    parents = linking.parent_rows(operators)
+    yield from _different("operators", operators["parent"], parents)
+    frames = trace.scan("frames").select(*slices, "parent").collect()
+    yield from _different("frames", frames["parent"], linking.parent_rows(frames))
+    launches = trace.scan("launches").select(*slices, "kind", "correlation", "operator").collect()
+    nothing = pl.Series([None] * launches.height, dtype=pl.UInt32)
+    found = linking.operator_rows(launches, operators.with_columns(parent=parents)) if operators.height else nothing
+    yield from _different("launches", launches["operator"], found)
+    work = trace.scan("device_work").select("correlation", "launch").collect()
+    nothing = pl.Series([None] * work.height, dtype=pl.UInt32)
+    by_number = linking.launch_rows(work, launches, pl.DataFrame()) if launches.height else nothing
+    yield from _different("device_work", work["launch"], by_number)
+
+
+def _different(table: str, told: pl.Series, follows: pl.Series) -> Iterator[bytes]:
+    rows = told.ne_missing(follows).arg_true()
+    for first in range(0, len(rows), _ENTRIES):
+        part = rows.slice(first, _ENTRIES)
+        yield _entries(
+            {
+                "table": table,
+                "column": own.REFERENCES[table],
+                "rows": part.to_list(),
+                "targets": told.gather(part).to_list(),
+            }
+        )
+
+
+def _entries(arguments: dict[str, Any]) -> bytes:
+    return json.dumps(_metadata_event(own.EVENT, 0, 0, arguments)).encode() + b",\n"

@@ -1,0 +1,81 @@
+"""Round trip: what `export --format chrome` writes reads back to the same tables."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+
+from stepscope.readers import open_trace
+from stepscope.report.exports.chrome import chrome
+from stepscope.trace import Metadata, Trace
+from tests.property.random_tables import traces
+from tests.property.same_trace import assert_same
+from tests.simulator import Machine, write_kineto
+from tests.simulator.strategies import programs
+
+TRACES = Path(os.environ.get("STEPSCOPE_TRACES", "/nonexistent")) / "kineto"
+FILES = sorted(TRACES.rglob("*.json*"))
+
+
+def read_back(trace: Trace, folder: Path) -> Trace:
+    path = folder / "exported.json"
+    path.write_bytes(b"".join(chrome(trace)))
+    found = open_trace(path)
+    found.check()
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("chrome")
+
+
+def test_an_empty_trace(tmp_path: Path) -> None:
+    empty = Trace.from_tables({}, Metadata(format="kineto"))
+
+    assert_same(read_back(empty, tmp_path), empty)
+
+
+@given(traces())
+@settings(deadline=None, max_examples=40)
+def test_tables_of_anything_read_back_to_the_same(folder: Path, trace: Trace) -> None:
+    assert_same(read_back(trace, folder), trace)
+
+
+@given(programs())
+@settings(deadline=None, max_examples=25)
+def test_simulated_machines_read_back_to_the_same(folder: Path, machine: Machine) -> None:
+    try:
+        trace = open_trace(write_kineto(machine, folder / "simulated.json"))
+    except Exception as error:  # a program that did nothing leaves no trace
+        assert "without a single event" in str(error)  # noqa: PT017
+        return
+    assert_same(read_back(trace, folder), trace)
+
+
+@pytest.mark.traces
+@pytest.mark.skipif(not FILES, reason="STEPSCOPE_TRACES names no folder of traces")
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_real_traces_read_back_to_the_same(path: Path, tmp_path: Path) -> None:
+    trace = open_trace(path)
+
+    assert_same(read_back(trace, tmp_path), trace)
+
+
+def test_a_part_of_an_exported_trace_is_that_part_of_the_trace(tmp_path: Path) -> None:
+    from stepscope.trace import Window
+    from tests.simulator.programs import backward_thread
+
+    trace = open_trace(write_kineto(backward_thread(), tmp_path / "simulated.json"))
+    (tmp_path / "exported.json").write_bytes(b"".join(chrome(trace)))
+    window = Window(1_000_000, 2_000_000)
+    wanted, found = (open_trace(tmp_path / name, window=window) for name in ("simulated.json", "exported.json"))
+
+    for table in ("operators", "launches", "device_work", "frames", "annotations"):
+        assert found.table(table).equals(wanted.table(table)), table
+    assert found.operators["parent"].drop_nulls().len() > 0
+    assert found.operators.select(pl.col("start_ns").max()).item() < 2_000_000
