@@ -16,7 +16,9 @@ from stepscope.readers import open_trace
 from stepscope.trace import Trace
 from tests.property.test_idle_law import pieces
 from tests.simulator import IdlePiece, Machine, Truth, write_kineto
+from tests.simulator.nsight_systems import NsightOptions, write_nsight
 from tests.simulator.programs import PROGRAMS
+from tests.simulator.rocprof import HIP_NAMES, RocprofOptions, write_rocprof
 from tests.simulator.sight import Sight, by_name_alone, without_frames
 from tests.simulator.strategies import programs
 
@@ -52,6 +54,21 @@ FORMATS = (
         write_kineto,
         write_kineto,
         Sight(),
+    ),
+    Format(
+        "nsight_systems",
+        ".sqlite",
+        write_nsight,
+        lambda machine, path: write_nsight(machine, path, NsightOptions(shuffle_seed=5)),
+        Sight(without_frames),
+    ),
+    Format(
+        "rocprof",
+        "_results.json",
+        write_rocprof,
+        lambda machine, path: write_rocprof(machine, path, RocprofOptions(shuffle_seed=5)),
+        Sight(without_frames, overheads=False),
+        call_names=HIP_NAMES,
     ),
 )
 IDS = [each.name for each in FORMATS]

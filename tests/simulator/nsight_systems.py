@@ -20,7 +20,7 @@ from tests.simulator.host import Host
 from tests.simulator.machine import PROCESS_ID, Machine
 from tests.simulator.nsight_schema import ENUMERATIONS, TABLES, VERSIONED_CALLS
 from tests.simulator.sight import MARKS
-from tests.simulator.timeline import ANNOTATION, CALL, DRIVER_CALL, FRAME, OPERATOR, Slice
+from tests.simulator.timeline import ANNOTATION, CALL, DRIVER_CALL, FRAME, STEP_PREFIX, Slice
 
 PUSH_POP_RANGE = 59
 NO_ID = 2**32 - 1
@@ -94,7 +94,7 @@ class _Writer:
             self._add(
                 "PROFILER_OVERHEAD",
                 **self._times(start_ns, end_ns),
-                globalTid=global_number(PROCESS_ID, PROCESS_ID + 99),
+                globalTid=self._stopped_thread(),
                 nameId=self._string("CUPTI Buffer flush"),
                 overheadType=BUFFER_FLUSH,
             )
@@ -136,6 +136,12 @@ class _Writer:
                 flag=2,
             )
 
+    def _stopped_thread(self) -> int:
+        """The thread that the profiler flushes its buffers on: one of the program's, which it keeps from its work."""
+        recorded = (host for host in self.machine.hosts if any(slice_.category != FRAME for slice_ in host.slices))
+        host = next(recorded, self.machine.main)
+        return global_number(PROCESS_ID, host.thread_id if host else PROCESS_ID)
+
     def _device(self, device: int) -> None:
         self._add(
             "TARGET_INFO_GPU",
@@ -167,10 +173,10 @@ class _Writer:
 
     def _text(self, slice_: Slice) -> Row:
         """A range's text. What a program pushes for itself is a registered string in a domain of its own."""
+        if slice_.name.startswith(STEP_PREFIX):
+            return {"text": slice_.name, "domainId": 0}
         if slice_.category == ANNOTATION and not slice_.name.startswith(MARKS):
             return {"textId": self._string(slice_.name), "domainId": 1}
-        if slice_.category != OPERATOR:
-            return {"text": slice_.name, "domainId": 0}
         text = f"{slice_.name}, op_id = {next(self._operations)}"
         if slice_.shapes is not None:
             text += f", sizes = [{', '.join(str(list(shape)) for shape in slice_.shapes)}]"
@@ -244,7 +250,8 @@ class _Writer:
             launchType=1,
             cacheConfig=1,
             registersPerThread=32,
-            **{"gridX": 132, "gridY": 1, "gridZ": 1, "blockX": 128, "blockY": 1, "blockZ": 1},
+            **{f"grid{axis}": size for axis, size in (("X", 132), ("Y", 1), ("Z", 1))},
+            **{f"block{axis}": size for axis, size in (("X", 128), ("Y", 1), ("Z", 1))},
             staticSharedMemory=0,
             dynamicSharedMemory=0,
             localMemoryPerThread=0,

@@ -17,7 +17,8 @@ from typing import Any
 
 from tests.simulator.device import COPY, SET, Work
 from tests.simulator.machine import PROCESS_ID, Machine
-from tests.simulator.timeline import CALL, DRIVER_CALL, FRAME, OPERATOR, Slice
+from tests.simulator.sight import MARKS
+from tests.simulator.timeline import ANNOTATION, CALL, DRIVER_CALL, FRAME, STEP_PREFIX, Slice
 
 HIP_NAMES = {
     "cuLaunchKernel": "hipModuleLaunchKernel",
@@ -189,7 +190,9 @@ class _Writer:
                 yield self._call("MARKER_CORE_RANGE_API", "roctxThreadRangeA", number, host.thread_id, slice_)
 
     def _message(self, slice_: Slice) -> str:
-        if slice_.category != OPERATOR:
+        """PyTorch's own ranges have the number of the operation, what a program pushes for itself is as it is."""
+        own = slice_.category == ANNOTATION and not slice_.name.startswith(MARKS)
+        if own or slice_.name.startswith(STEP_PREFIX):
             return slice_.name
         text = f"{slice_.name}, op_id = {next(self._operations)}"
         if slice_.shapes is not None:

@@ -38,8 +38,10 @@ _HSA_KINDS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
 )
 _FILLS: Final = "__amd_rocclr_fillBuffer"
 _RUNTIME_KERNELS: Final = (_FILLS, "__amd_rocclr_copyBuffer", "__amd_rocclr_copyImage")
-_RANGE: Final = re.compile(r"(.*?)(?:, seq = (\d{1,18}))?(?:, sizes = (\[.*?\]))?(?:, input_op_ids = .*)?", re.DOTALL)
-_RANGE_ARGUMENTS: Final = (", seq = ", ", sizes = ")
+_RANGE: Final = re.compile(
+    r"(.*?)(?:, seq = (-?\d{1,18}))?(?:, op_id = \d{1,18})?(?:, sizes = (\[.*?\]))?(?:, input_op_ids = .*)?", re.DOTALL
+)
+_RANGE_ARGUMENTS: Final = (", seq = ", ", op_id = ", ", sizes = ")
 
 
 class Process:
@@ -113,11 +115,9 @@ class Process:
         for record in records:
             if text := self._messages.get(record.correlation_id.internal):
                 marked = _range(text)
-                table = names.host_slice_table(marked.name)
+                table = names.host_slice_table(marked.name) or ("operators" if marked.emitted else None)
                 kept = table in ("operators", "frames")
-                tables.setdefault(str(table) if kept else "annotations", []).append(
-                    (record, marked if kept else Range(text))
-                )
+                tables.setdefault(str(table) if kept else "annotations", []).append((record, marked))
         for table, marks in tables.items():
             columns: dict[str, list[Any]] = {}
             if table == "operators":
@@ -267,11 +267,12 @@ def _kernel_kind(name: str) -> str:
 
 
 class Range(NamedTuple):
-    """The text of a range, taken apart where torch's emit_nvtx wrote it."""
+    """The text of a range, taken apart where torch's emit_nvtx wrote it, which appends to every operator's name."""
 
     name: str
     sequence_number: int | None = None
     input_shapes: str | None = None
+    emitted: bool = False
 
 
 def _range(text: str) -> Range:
@@ -280,7 +281,7 @@ def _range(text: str) -> Range:
     found = _RANGE.fullmatch(text)
     if found is None:
         return Range(text)
-    return Range(found[1], None if found[2] is None else int(found[2]), found[3])
+    return Range(found[1], None if found[2] is None else int(found[2]), found[3], emitted=found[1] != text)
 
 
 def _device(number: str, agent: Agent) -> Device:
