@@ -10,21 +10,36 @@ from types import ModuleType
 from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
-from stepscope.readers import kineto, nsight_systems, rocprof, torch_snapshot
+from stepscope.readers import gaudi, kineto, nsight_systems, rocprof, torch_snapshot, xplane
 from stepscope.readers.lines import join_lines, variant_of
-from stepscope.readers.other_formats import what_it_is
+from stepscope.readers.other_formats import what_it_is, what_its_name_says
 from stepscope.readers.pauses import join_pauses
+from stepscope.readers.profile_folder import place_among_hosts, profile_files
 from stepscope.readers.source import ByteSource, is_regular_file
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
 from stepscope.trace.model import Metadata, Trace, TraceWarning
 from stepscope.trace.store import StoreWriter, is_store, open_store
 from stepscope.trace.window import StepRange, Window
 
-READERS: Final[tuple[ModuleType, ...]] = (nsight_systems, rocprof, torch_snapshot, kineto)
+READERS: Final[tuple[ModuleType, ...]] = (xplane, nsight_systems, rocprof, torch_snapshot, gaudi, kineto)
 """Every format, asked in this order whether a file is its own."""
 
 Progress = Callable[[int, "int | None"], None]
-_SUFFIXES: Final = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", ".pickle", ".pickle.gz", ".pickle.zst")
+_SUFFIXES: Final = (
+    ".json",
+    ".json.gz",
+    ".json.zst",
+    ".trace",
+    ".trace.gz",
+    ".pickle",
+    ".pickle.gz",
+    ".pickle.zst",
+    ".hltv",
+    ".hltv.gz",
+    ".sqlite",
+    ".sqlite.gz",
+    ".sqlite.zst",
+)
 
 
 def open_trace(
@@ -51,6 +66,16 @@ def open_trace(
     """
     if str(path) != "-" and os.path.isdir(path) and is_store(Path(path)):
         return open_store(Path(path))
+    return _of_its_host(_opened(path, window, steps, cache, progress), path)
+
+
+def _opened(
+    path: str | Path,
+    window: Window | None,
+    steps: StepRange | None,
+    cache: TraceCache | None,
+    progress: Progress | None,
+) -> Trace:
     if cache is None or window is not None or steps is not None or not _can_be_kept(path):
         return temporary_store(lambda writer: _read(path, writer, window, steps, progress))
     key = content_key(path, variant_of(path))
@@ -61,7 +86,7 @@ def open_trace(
 
 
 def trace_files(path: str | Path) -> list[Path]:
-    """The trace files a path stands for: itself, or those in a folder, sorted by name.
+    """The trace files a path stands for: itself, or those in a folder by name; of XLA's profiles those of the last run.
 
     Raises:
         UnreadableTraceError: a folder without trace files, or nothing at that path.
@@ -69,6 +94,8 @@ def trace_files(path: str | Path) -> list[Path]:
     place = Path(path)
     if str(path) == "-" or not os.path.isdir(path) or is_store(place):
         return [place]
+    if profiles := profile_files(place):
+        return profiles
     found = sorted(child for child in place.iterdir() if child.is_file() and child.name.endswith(_SUFFIXES))
     if not found:
         raise UnreadableTraceError(f"the folder {place} holds no trace file ({', '.join(_SUFFIXES)})")
@@ -88,6 +115,14 @@ def _renamed(trace: Trace, path: str) -> Trace:
     return trace if trace.metadata.path == path else replace(trace, metadata=replace(trace.metadata, path=path))
 
 
+def _of_its_host(trace: Trace, path: str | Path) -> Trace:
+    """The same trace with its rank, where it is one host's of a run and does not say itself which."""
+    place = place_among_hosts(Path(path)) if trace.metadata.rank is None else None
+    if place is None:
+        return trace
+    return replace(trace, metadata=replace(trace.metadata, rank=place[0], world_size=place[1]))
+
+
 def _read(
     path: str | Path,
     writer: StoreWriter,
@@ -100,7 +135,7 @@ def _read(
         head = source.peek()
         if not head and source.damage:
             raise UnreadableTraceError(f"{source.name} cannot be unpacked: {source.damage}")
-        known = what_it_is(head)
+        known = what_it_is(head) or what_its_name_says(source.name, head)
         if known is not None:
             raise NotATraceError(f"{source.name} is {known}")
         for reader in READERS:

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 HEAD_BYTES: Final = 65536
+_REPORTS_OF_NSIGHT_SYSTEMS: Final = (".nsys-rep", ".qdrep", ".qdstrm")
 
 _BY_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
     (b"PAR1", "a Parquet file, not a trace"),
@@ -44,3 +45,19 @@ def what_it_is(head: bytes) -> str | None:
     if b'"traceEvents"' in text:
         return None
     return next((name for pattern, name in _BY_TEXT if pattern.search(text)), None)
+
+
+def what_its_name_says(name: str, head: bytes) -> str | None:
+    """What a binary file is whose first bytes are nowhere described, by the end of its name; None for other names.
+
+    Args:
+        name: the file's path.
+        head: its first unpacked bytes.
+    """
+    ends = name.lower().endswith(_REPORTS_OF_NSIGHT_SYSTEMS)
+    if not ends or head.startswith(b"SQLite format 3\0") or head.lstrip()[:1] in (b"{", b"["):
+        return None
+    return (
+        "a report of Nsight Systems, which only that program reads: export it with "
+        "nsys export --type sqlite --output OUT.sqlite IN.nsys-rep, and give OUT.sqlite"
+    )

@@ -1,0 +1,333 @@
+"""Device planes of a profile: what each device did, on which queue, for which program, and what the device is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.readers.gathering import Gathering
+from stepscope.readers.xplane import names
+from stepscope.readers.xplane.content import Content
+from stepscope.readers.xplane.events import Batch, LineReader, Words
+from stepscope.readers.xplane.host import HostFacts, launch_number
+from stepscope.readers.xplane.meanings import NameRows, Pooled, column, nullable, role_table
+from stepscope.readers.xplane.nested import uncovered
+from stepscope.readers.xplane.origins import Origins
+from stepscope.readers.xplane.plane import EventName, Plane
+from stepscope.readers.xplane.programs import Programs, stack_of_text
+from stepscope.readers.xplane.wire import Mask, Positions, WireError, signed, text
+from stepscope.trace.model import Device
+
+ROLES: Final = (
+    "correlation_id", "kernel_details", "memcpy_details", "hlo_op", "hlo_module", "program_id", "_c", "run_id",
+    "core_type", "step_num", "group_id",
+)  # fmt: skip
+"""Statistics of device events that are read."""
+ROLE: Final = {name: place for place, name in enumerate(ROLES, 1)}
+_WORK_TEXT: Final = ("kind", "collective", "group", "message_type", "call_stack", "scope")
+_WORK_NUMBERS: Final = ("bytes", "group_size", "message_elements")
+
+
+def described(plane: Plane, device: str) -> Device:
+    """The device as its plane describes it."""
+    facts = plane.stats
+
+    def number(name: str, factor: float = 1.0) -> float | None:
+        value = facts.get(name)
+        return value * factor if isinstance(value, (int, float)) and 0 < value < 1e18 else None
+
+    name = facts.get("device_type_string") or facts.get("device_name") or facts.get("gpu_model")
+    major, minor = facts.get("compute_cap_major"), facts.get("compute_cap_minor")
+    units, memory = number("core_count"), number("memory_size")
+    return Device(
+        device=device,
+        name=name if isinstance(name, str) else None,
+        memory_bytes=None if memory is None else int(memory),
+        compute_capability=f"{major}.{minor}" if isinstance(major, int) and isinstance(minor, int) else None,
+        multiprocessors=None if units is None else int(units),
+        peak_flops_s=number("peak_teraflops_per_second", 1e12),
+        bandwidth_bytes_s=number("peak_hbm_bw_gigabytes_per_second", 1e9) or number("memory_bandwidth"),
+    )
+
+
+def device_of(plane_name: str) -> tuple[str, str]:
+    """Number or name of a plane's device, and which part of it the plane is, "" for all of it."""
+    match = names.DEVICE_PLANE.fullmatch(plane_name)
+    if match is None:
+        return plane_name, ""
+    return match["number"] or plane_name.removeprefix("/device:"), (match["part"] or "").strip()
+
+
+class DeviceReader:
+    """Reads the lines of device planes into a gathering."""
+
+    def __init__(self, content: Content, gathering: Gathering, programs: Programs, facts: HostFacts) -> None:
+        self._content = content
+        self._gathering = gathering
+        self._programs = programs
+        self._pooled = Pooled(gathering.pool)
+        self._facts = facts
+
+    def read(self, plane: Plane, found: dict[int, EventName]) -> None:
+        """Read every line of a plane; the programs' executions first, for the operations belong to them."""
+        device, part = device_of(plane.name)
+        words = Words(plane.stat_names)
+        rows = NameRows(found)
+        meanings = _Meanings(rows, self._pooled, self._programs)
+        origins = Origins(self._programs, self._pooled, words)
+        state = _Plane(plane.name, device, part, rows, meanings, words, origins, _Executions())
+        readers = []
+        for start, end in plane.lines:
+            reader = LineReader(self._content, start, end, role_table(plane, ROLES), self._gathering.damage)
+            try:
+                reader.read_head()
+            except WireError:
+                self._gathering.damage["damaged_line"] += 1
+                continue
+            readers.append((text(reader.head.get(11) or reader.head.get(2) or b""), reader))
+        has_streams = any(names.STREAM_LINE.match(name) for name, _ in readers)
+        for name, reader in sorted(readers, key=lambda line: line[0] != names.MODULES_LINE):
+            describes = names.DESCRIBING_LINES.fullmatch(name) or (has_streams and not names.STREAM_LINE.match(name))
+            try:
+                self._read_line(state, name, reader, is_work=not describes)
+            except WireError:
+                self._gathering.damage["damaged_line"] += 1
+
+    def _read_line(self, state: _Plane, name: str, reader: LineReader, *, is_work: bool) -> None:
+        number = reader.head.get(3)
+        origin_ns = signed(number) if isinstance(number, int) else 0
+        stream = names.STREAM_LINE.match(name)
+        queue = " ".join(each for each in (state.part, stream[1] if stream else name) if each)
+        nested: list[pl.DataFrame] = []
+        lane = None
+        for batch in reader.batches():
+            if lane is None:
+                lane = self._gathering.lane(
+                    (state.name, name, reader.head.get(1, 0)),
+                    kind="queue" if is_work else "other",
+                    process=state.name,
+                    thread=queue,
+                    name=name,
+                    device=state.device,
+                    queue=queue if is_work else None,
+                )
+            rows = self._rows(state, batch, origin_ns, lane)
+            if not is_work:
+                self._describe(state, name, batch, rows)
+            else:
+                work = self._work(state, batch, rows, queue)
+                if state.meanings.has_containers:
+                    nested.append(work)
+                else:
+                    self._gathering.add("device_work", work.drop("is_container"))
+        if nested:
+            self._gathering.add("device_work", uncovered(pl.concat(nested, how="diagonal")))
+
+    def _rows(self, state: _Plane, batch: Batch, origin_ns: int, lane: int) -> _Rows:
+        row, known = state.rows.of(batch.name)
+        if not known.all():
+            self._gathering.damage["unnamed_event"] += int((~known).sum())
+        mine = np.flatnonzero(known)
+        start = origin_ns + batch.offset_ps // 1000
+        duration = origin_ns + (batch.offset_ps + batch.duration_ps) // 1000 - start
+        return _Rows(mine, row, start, duration, lane)
+
+    def _describe(self, state: _Plane, line: str, batch: Batch, rows: _Rows) -> None:
+        """Rows of a line that says what the work is for, as annotations of the device."""
+        mine = rows.mine[batch.lasts[rows.mine]]
+        row = rows.row[mine]
+        if line == names.MODULES_LINE:
+            consumer, has = batch.integers(ROLE["_c"])
+            run, has_run = batch.integers(ROLE["run_id"])
+            core = batch.integers(ROLE["core_type"])[0]
+            device = int(state.device) if state.device.isdigit() else 0
+            number = np.where(has, consumer, launch_number(run, np.full(len(run), device), core))
+            state.executions.add(rows.start[mine], rows.duration[mine], number[mine], (has | has_run)[mine])
+        columns = {
+            **rows.columns(mine),
+            "name": column(state.meanings.name[row]),
+            "kind": self._pooled.constant("device", len(mine)),
+        }
+        if line == "Steps":
+            step, has_step = batch.integers(ROLE["step_num"])
+            named = state.meanings.number[row]
+            columns["step"] = nullable(np.where(has_step[mine], step[mine], named), has_step[mine] | (named >= 0))
+        self._gathering.add("annotations", pl.DataFrame(columns))
+
+    def _work(self, state: _Plane, batch: Batch, rows: _Rows, queue: str) -> pl.DataFrame:
+        """Rows of a queue."""
+        mine, row, meanings = rows.mine, rows.row[rows.mine], state.meanings
+        columns = {
+            **rows.columns(mine),
+            "name": column(meanings.name[row]),
+            "device": self._pooled.constant(state.device, len(mine)),
+            "queue": self._pooled.constant(queue, len(mine)),
+            "is_container": pl.Series(meanings.is_container[row]),
+            **{name: column(meanings.codes[name][row]) for name in _WORK_TEXT},
+            **{name: nullable(meanings.numbers[name][row], meanings.numbers[name][row] >= 0) for name in _WORK_NUMBERS},
+        }
+        calls, is_called = batch.integers(ROLE["correlation_id"])
+        if is_called.any():
+            columns["correlation"] = nullable(calls[mine], is_called[mine])
+            self._gpu_columns(state, batch, mine, columns, calls)
+        else:
+            columns["correlation"] = state.executions.around(rows.start[mine])
+        operation = batch.texts(ROLE["hlo_op"], state.words)
+        told = state.origins.columns(batch, mine, row, operation, ROLE)
+        for name, values in told.items():
+            columns[name] = pl.select(pl.coalesce(columns[name], values)).to_series()
+        return pl.DataFrame(columns)
+
+    def _gpu_columns(
+        self, state: _Plane, batch: Batch, mine: Positions, columns: dict[str, pl.Series], calls: Positions
+    ) -> None:
+        """What GPU profiles tell of each kernel and copy."""
+        details = batch.texts(ROLE["kernel_details"], state.words)[mine]
+        if (details != -1).any():
+            different, inverse = np.unique(details, return_inverse=True)
+            parsed = [names.kernel_details(state.words.of(number) or "") for number in different.tolist()]
+            table = pl.DataFrame(parsed, schema=dict(_KERNEL_COLUMNS), orient="row")
+            columns.update({name: table[name].gather(inverse.ravel()) for name in table.columns})
+        copies = batch.texts(ROLE["memcpy_details"], state.words)[mine]
+        kinds = columns["kind"]
+        changed: dict[int, str] = {}
+        sizes: dict[int, int] = {}
+        for place in np.flatnonzero(copies != -1).tolist():
+            told = state.words.of(int(copies[place])) or ""
+            kind, size = names.copied_kind(told), names.copied_bytes(told)
+            if kind is not None:
+                changed[place] = kind
+            if size is not None:
+                sizes[place] = size
+        unclear = state.meanings.is_unclear_copy[state.rows.of(batch.name[mine])[0]]
+        for place in np.flatnonzero(unclear).tolist():
+            kind = self._facts.copies.get(int(calls[mine[place]]))
+            if kind is not None:
+                changed.setdefault(place, kind)
+        if changed:
+            codes = pl.Series(self._pooled.codes(list(changed.values())))
+            columns["kind"] = kinds.clone().scatter(list(changed), codes)
+        if sizes:
+            columns["bytes"] = columns["bytes"].clone().scatter(list(sizes), list(sizes.values()))
+
+
+_KERNEL_COLUMNS: Final = {
+    "grid": pl.String, "block": pl.String, "registers": pl.Int32, "shared_memory_bytes": pl.Int64,
+    "occupancy": pl.Float64,
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Plane:
+    """What the lines of one plane are read with."""
+
+    name: str
+    device: str
+    part: str
+    rows: NameRows
+    meanings: _Meanings
+    words: Words
+    origins: Origins
+    executions: _Executions
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Events of a batch whose names are known: `mine`; the other arrays are of all."""
+
+    mine: Positions
+    row: Positions
+    start: Positions
+    duration: Positions
+    lane: int
+
+    def columns(self, mine: Positions) -> dict[str, pl.Series]:
+        """Time and lane of chosen events."""
+        return {
+            "start_ns": pl.Series(self.start[mine]),
+            "duration_ns": pl.Series(self.duration[mine]),
+            "lane": pl.repeat(self.lane, len(mine), dtype=pl.Int32, eager=True),
+        }
+
+
+class _Executions:
+    """When each execution of a program ran on a device, and by which call."""
+
+    def __init__(self) -> None:
+        nothing = np.zeros(0, np.int64)
+        self._start, self._end, self._number, self._has = nothing, nothing, nothing, np.zeros(0, np.bool_)
+
+    def add(self, start: Positions, duration: Positions, number: Positions, has: Mask) -> None:
+        """More executions."""
+        start = np.concatenate([self._start, start])
+        order = np.argsort(start, kind="stable")
+        self._start = start[order]
+        self._end = np.concatenate([self._end, self._start[:0], start[len(self._end) :] + duration])[order]
+        self._number = np.concatenate([self._number, number])[order]
+        self._has = np.concatenate([self._has, has])[order]
+
+    def around(self, times: Positions) -> pl.Series:
+        """The number of the execution that each time lies in; null for none."""
+        if not len(self._start):
+            return pl.repeat(None, len(times), dtype=pl.Int64, eager=True)
+        place = np.searchsorted(self._start, times, side="right") - 1
+        inside = (place >= 0) & (times <= self._end[place]) & self._has[place]
+        return nullable(self._number[place], inside)
+
+
+class _Meanings:
+    """What each name of a device's events tells; arrays by row."""
+
+    def __init__(self, rows: NameRows, pooled: Pooled, programs: Programs) -> None:
+        found = [_operation(name, programs) for name in rows.names]
+        shown = [name.display or name.name.removesuffix(".kd") for name in rows.names]
+        self.name = pooled.codes(shown)
+        self.number = np.array([int(each) if each.isdigit() and len(each) < 18 else -1 for each in shown], np.int64)
+        self.is_container = np.array([each.is_container for each, _ in found], np.bool_)
+        self.has_containers = bool(self.is_container.any())
+        self.is_unclear_copy = np.array(
+            [names.COPIED_BY_KERNEL.search(name.name) is not None for name in rows.names], np.bool_
+        )
+        text: dict[str, list[str | None]] = {
+            "kind": [each.kind for each, _ in found],
+            "collective": [each.collective for each, _ in found],
+            "group": [each.group for each, _ in found],
+            "message_type": [each.message_type for each, _ in found],
+            "call_stack": [told[0] for _, told in found],
+            "scope": [told[1] for _, told in found],
+        }
+        self.codes = {name: pooled.codes(values) for name, values in text.items()}
+        self.numbers = {
+            "bytes": _numbers([told[2] for _, told in found]),
+            "group_size": _numbers([each.group_size for each, _ in found]),
+            "message_elements": _numbers([each.message_elements for each, _ in found]),
+        }
+
+
+def _numbers(values: Sequence[int | None]) -> Positions:
+    return np.array([-1 if value is None else value for value in values], np.int64)
+
+
+def _operation(
+    name: EventName, programs: Programs
+) -> tuple[names.DeviceOperation, tuple[str | None, str | None, int | None]]:
+    """What the operation is; its call stack, scope and bytes."""
+    category = name.stats.get("hlo_category")
+    meaning = names.device_operation(name.name, category if isinstance(category, str) else "")
+    program = name.stats.get("program_id")
+    written = name.name[1:].partition(" = ")[0] if name.name.startswith("%") else name.display
+    known = programs.operation(program if isinstance(program, int) else None, None, written)
+    stack = known.call_stack
+    for stat in ("source_stack", "source"):
+        told = name.stats.get(stat)
+        if stack is None and isinstance(told, str):
+            stack = stack_of_text(told if told.count(":") > 1 else f"{told}:0")
+    scope = name.stats.get("tf_op")
+    scope = scope.rstrip(":") if isinstance(scope, str) and scope.rstrip(":") else known.scope
+    moved = name.stats.get("bytes_accessed")
+    is_copy = meaning.kind.startswith("copy") and "-done" not in name.display
+    return meaning, (stack, scope, moved if is_copy and isinstance(moved, int) and 0 < moved < 2**62 else None)

@@ -1,0 +1,366 @@
+"""The events of a line, many at a time: where each begins, and its fields as arrays.
+
+An event is a few numbers of changing length. Its beginning is known only once the one before is: all places that could
+be a beginning are found at once, then the true ones by following sixteen at a step. Fields are then read from all
+events together, the first of each, then the second.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from stepscope.readers.xplane.content import Content
+from stepscope.readers.xplane.wire import (
+    PADDING,
+    Bytes,
+    Mask,
+    Positions,
+    Values,
+    WireError,
+    fields,
+    varint,
+    varints,
+    words_at,
+)
+
+CHUNK_BYTES: Final = 2**19
+LONGEST_EVENT_BYTES: Final = 2**26
+_EVENT_TAG: Final = 0x22
+_STEPS: Final = 16
+_STAT_ID, _DOUBLE, _UNSIGNED, _SIGNED, _TEXT, _BYTES, _REFERENCE = 0x08, 0x11, 0x18, 0x20, 0x2A, 0x32, 0x38
+LATEST_PS: Final = 2**62
+MOST_WORDS: Final = 1_000_000
+
+
+class Words:
+    """Text that statistics stand for: names of the plane's table, or written out with an event."""
+
+    def __init__(self, table: dict[int, str]) -> None:
+        self._table = table
+        self._written: dict[str, int] = {}
+        self._order: list[str] = []
+
+    def number(self, word: str) -> int:
+        """The number of text that was written out: below -1; -1 once there is too much of it."""
+        known = self._written.get(word)
+        if known is None:
+            if len(self._order) >= MOST_WORDS:
+                return -1
+            known = self._written[word] = -2 - len(self._order)
+            self._order.append(word)
+        return known
+
+    def of(self, number: int) -> str | None:
+        """The text behind a number."""
+        if number >= 0:
+            return self._table.get(number)
+        return self._order[-2 - number] if number < -1 else None
+
+
+@dataclass(slots=True)
+class Stats:
+    """Values that stand with events, one row a value; of the wanted statistics only.
+
+    Attributes:
+        role: which of the wanted ones.
+        event: position of the event in its batch.
+        tag: how the value is written.
+        number: varints, or the bits of a double.
+        content: where text begins.
+    """
+
+    role: Positions
+    event: Positions
+    tag: Bytes
+    number: Values
+    content: Positions
+
+
+@dataclass(slots=True)
+class Batch:
+    """Some events of a line, in the file's order; arrays of shape (n,).
+
+    Attributes:
+        name: number of the event's metadata.
+        offset_ps, duration_ps: from the line's beginning.
+        lasts: whether a duration was given; instants have none.
+    """
+
+    name: Positions
+    offset_ps: Positions
+    duration_ps: Positions
+    lasts: Mask
+    stats: Stats
+    data: Bytes = field(repr=False)
+
+    def integers(self, role: int) -> tuple[Positions, Mask]:
+        """Each event's number of that role, and whether it has one; of text, where it is a number."""
+        result, has = np.zeros(len(self.name), np.int64), np.zeros(len(self.name), np.bool_)
+        rows = np.flatnonzero(self.stats.role == role)
+        tag = self.stats.tag[rows]
+        whole = rows[(tag == _UNSIGNED) | (tag == _SIGNED)]
+        result[self.stats.event[whole]] = self.stats.number[whole].astype(np.int64)
+        has[self.stats.event[whole]] = True
+        for row in rows[(tag == _TEXT)].tolist():
+            written = self._text(row)
+            if written.isascii() and written.isdigit() and len(written) < 19:
+                result[self.stats.event[row]], has[self.stats.event[row]] = int(written), True
+        return result, has
+
+    def texts(self, role: int, words: Words) -> Positions:
+        """Each event's text of that role, by its number in `words`; -1 for none."""
+        result = np.full(len(self.name), -1, np.int64)
+        rows = np.flatnonzero(self.stats.role == role)
+        tag = self.stats.tag[rows]
+        references = rows[tag == _REFERENCE]
+        numbers = np.minimum(self.stats.number[references], np.uint64(LATEST_PS)).astype(np.int64)
+        result[self.stats.event[references]] = numbers
+        for row in rows[tag == _TEXT].tolist():
+            result[self.stats.event[row]] = words.number(self._text(row))
+        return result
+
+    def _text(self, row: int) -> str:
+        start, length = int(self.stats.content[row]), int(self.stats.number[row])
+        return self.data[start : start + length].tobytes().decode("utf-8", "replace")
+
+
+class LineReader:
+    """Reads one line of a plane: its own fields, and its events in batches.
+
+    Attributes:
+        head: field number -> value of what is no event, complete once `batches` is at its end; what names the line
+            and its beginning comes before the events.
+        damage: takes what was skipped.
+    """
+
+    def __init__(self, content: Content, start: int, end: int, roles: Positions, damage: Counter[str]) -> None:
+        self.head: dict[int, int | bytes] = {}
+        self.damage = damage
+        self._content = content
+        self._at = start
+        self._end = end
+        self._roles = roles
+
+    def read_head(self) -> None:
+        """Read what comes before the events.
+
+        Raises:
+            WireError: it is no line.
+        """
+        for number, value, start, end in self._content.fields(self._at, self._end):
+            if number == 4:
+                return
+            if value is not None:
+                self.head[number] = value
+            self._at = max(start, end)
+        self._at = self._end
+
+    def batches(self) -> Iterator[Batch]:
+        """The events.
+
+        Raises:
+            WireError: from here on it is no line; what came before stands.
+        """
+        size = CHUNK_BYTES
+        while self._at < self._end:
+            raw = self._content.read(self._at, min(size, self._end - self._at))
+            data = np.frombuffer(raw + bytes(PADDING), np.uint8)
+            starts, ends, behind = event_bounds(data, len(raw))
+            if len(starts):
+                yield read_events(data, starts, ends, self._roles, self.damage)
+                self._at += behind
+                size = CHUNK_BYTES
+            elif raw[:1] != bytes([_EVENT_TAG]):
+                self._other_field(raw)
+            elif size > LONGEST_EVENT_BYTES or self._at + len(raw) >= self._end:
+                raise WireError("an event is longer than its line")
+            else:
+                size *= 4
+
+    def _other_field(self, raw: bytes) -> None:
+        for number, value, start, end in self._content.fields(self._at, self._end):
+            if value is not None:
+                self.head[number] = value
+            self._at = max(start, end)
+            return
+
+
+def event_bounds(data: Bytes, size: int) -> tuple[Positions, Positions, int]:
+    """Where the events lie that follow each other from the data's beginning: their starts and ends, and what is behind.
+
+    Args:
+        data: with PADDING behind its `size` bytes.
+    """
+    begin = np.flatnonzero(data[:size] == _EVENT_TAG)
+    nothing = np.zeros(0, np.int64)
+    if not len(begin) or begin[0] != 0:
+        return nothing, nothing, 0
+    first, second = (data[begin + number].astype(np.int64) for number in (1, 2))
+    length = np.where(first < 0x80, first, (first & 0x7F) | (second & 0x7F) << 7)
+    head = np.where(first < 0x80, 2, 3)
+    longer = np.flatnonzero((first >= 0x80) & (second >= 0x80))
+    for row in longer.tolist():
+        try:
+            number, behind = varint(data[begin[row] + 1 : begin[row] + 6].tobytes(), 0)
+        except WireError:
+            number, behind = size, 1
+        length[row], head[row] = number, behind + 1
+    follows = begin + head + length
+    inside = follows <= size
+    begin, follows, head = begin[inside], follows[inside], head[inside]
+    if not len(begin) or begin[0] != 0:
+        return nothing, nothing, 0
+    chain = _chain(begin, follows, size)
+    return begin[chain] + head[chain], follows[chain], int(follows[chain[-1]])
+
+
+def _chain(begin: Positions, follows: Positions, size: int) -> Positions:
+    """Which of the places that could begin an event are reached from the first one."""
+    count = len(begin)
+    number = np.full(size + 1, count, np.int64)
+    number[begin] = np.arange(count)
+    following = np.append(number[follows], count)
+    leap = following
+    for _ in range(4):  # sixteen at a step
+        leap = leap[leap]
+    anchors, item, at = [], leap.item, 0
+    while at != count:
+        anchors.append(at)
+        at = item(at)
+    reached = np.empty((_STEPS, len(anchors)), np.int64)
+    reached[0] = anchors
+    for step in range(1, _STEPS):
+        reached[step] = following[reached[step - 1]]
+    chain = reached.T.ravel()
+    result: Positions = chain[chain != count]
+    return result
+
+
+def read_events(data: Bytes, starts: Positions, ends: Positions, roles: Positions, damage: Counter[str]) -> Batch:
+    """The fields of events.
+
+    Args:
+        data: with PADDING behind the last event.
+        starts, ends: of their bytes.
+        roles: by number of a statistic, what it is wanted for, 0 for nothing.
+        damage: takes how many were skipped.
+    """
+    words = words_at(data)
+    at = starts.copy()
+    name, _ = _number(data, words, at, ends, 0x08)
+    offset, _ = _number(data, words, at, ends, 0x10)
+    duration, lasts = _number(data, words, at, ends, 0x18)
+    event, stat_start, stat_end = _stat_bounds(data, words, at, ends)
+    broken = at != ends
+    for row in np.flatnonzero(broken).tolist():  # fields in another order, or unknown ones
+        broken[row] = not _read_oddly(data, int(starts[row]), int(ends[row]), row, name, offset, duration, lasts)
+    impossible = (offset < 0) | (offset > LATEST_PS) | (duration < 0) | (duration > LATEST_PS)
+    broken |= impossible
+    stats = _read_stats(data, words, event, stat_start, stat_end, roles)
+    if broken.any():
+        damage["damaged_event"] += int(broken.sum())
+        kept = np.flatnonzero(~broken)
+        position = np.full(len(name), -1, np.int64)
+        position[kept] = np.arange(len(kept))
+        mine = position[stats.event] >= 0
+        stats = Stats(
+            stats.role[mine], position[stats.event[mine]], stats.tag[mine], stats.number[mine], stats.content[mine]
+        )
+        name, offset, duration, lasts = name[kept], offset[kept], duration[kept], lasts[kept]
+    return Batch(name, offset, duration, lasts, stats, data)
+
+
+def _number(data: Bytes, words: Values, at: Positions, ends: Positions, tag: int) -> tuple[Positions, Mask]:
+    """The number of the field that comes next where it has this tag, 0 elsewhere; `at` moves behind it."""
+    has = (data[at] == tag) & (at < ends)
+    if has.all():
+        value, length = varints(data, words, at + 1)
+        at += length + 1
+        return value.astype(np.int64), has
+    result = np.zeros(len(at), np.int64)
+    rows = np.flatnonzero(has)
+    value, length = varints(data, words, at[rows] + 1)
+    result[rows] = value.astype(np.int64)
+    at[rows] += length + 1
+    return result, has
+
+
+def _stat_bounds(data: Bytes, words: Values, at: Positions, ends: Positions) -> tuple[Positions, Positions, Positions]:
+    """Event, start and end of each statistic; `at` moves behind the last one."""
+    nothing = np.zeros(0, np.int64)
+    found: list[tuple[Positions, Positions, Positions]] = [(nothing, nothing, nothing)]
+    rows = np.flatnonzero((at < ends) & (data[at] == _EVENT_TAG))
+    while rows.size:
+        place, end = at[rows], ends[rows]
+        length = data[place + 1].astype(np.int64)
+        begin = place + 2
+        longer = np.flatnonzero(length >= 0x80)
+        if longer.size:
+            value, size = varints(data, words, place[longer] + 1)
+            length[longer] = np.minimum(value, np.uint64(2**40)).astype(np.int64)
+            begin[longer] = place[longer] + 1 + size
+        behind = begin + length
+        inside = behind <= end
+        if not inside.all():
+            rows, begin, behind, end = rows[inside], begin[inside], behind[inside], end[inside]
+        found.append((rows, begin, behind))
+        at[rows] = behind
+        rows = rows[(behind < end) & (data[behind] == _EVENT_TAG)]
+    event, begin, behind = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return event, begin, behind
+
+
+def _read_stats(
+    data: Bytes, words: Values, event: Positions, starts: Positions, ends: Positions, roles: Positions
+) -> Stats:
+    """The values of the wanted statistics."""
+    number = data[starts + 1].astype(np.int64)
+    at = starts + 2
+    longer = np.flatnonzero(number >= 0x80)
+    if longer.size:
+        value, length = varints(data, words, starts[longer] + 1)
+        number[longer] = np.minimum(value, np.uint64(len(roles))).astype(np.int64)
+        at[longer] = starts[longer] + 1 + length
+    known = (data[starts] == _STAT_ID) & (number < len(roles)) & (at < ends)
+    role = np.where(known, roles[np.where(known, number, 0)], 0)
+    rows = np.flatnonzero(role > 0)
+    event, at, role = event[rows], at[rows], role[rows]
+    tag = data[at]
+    values, length = varints(data, words, at + 1)
+    is_double = tag == _DOUBLE
+    values[is_double] = words[at[is_double] + 1]
+    end = at + 1 + np.where(is_double, 8, length)
+    text = (tag == _TEXT) | (tag == _BYTES)
+    whole = (end + np.where(text, np.minimum(values, np.uint64(2**40)).astype(np.int64), 0)) <= ends[rows]
+    whole &= is_double | (length > 0)
+    return Stats(role[whole], event[whole], tag[whole], values[whole], end[whole])
+
+
+def _read_oddly(
+    data: Bytes,
+    start: int,
+    end: int,
+    row: int,
+    name: Positions,
+    offset: Positions,
+    duration: Positions,
+    lasts: Mask,
+) -> bool:
+    """Read the numbers of one event field by field; False where it is none, or counts occurrences instead."""
+    known = {1: name, 2: offset, 3: duration}
+    try:
+        for number, _, value in fields(data[start:end].tobytes()):
+            if number == 5:
+                return False
+            if number in known and isinstance(value, int):
+                known[number][row] = min(value, LATEST_PS + 1)
+                if number == 3:
+                    lasts[row] = True
+    except WireError:
+        return False
+    return True

@@ -1,0 +1,194 @@
+"""Host threads of a profile: steps, marks, Python frames, operators, calls of device APIs, allocations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.readers import names as common
+from stepscope.readers.gathering import Gathering
+from stepscope.readers.xplane import names
+from stepscope.readers.xplane.content import Content
+from stepscope.readers.xplane.events import Batch, LineReader, Words
+from stepscope.readers.xplane.meanings import (
+    HOST_TABLES,
+    HostMeanings,
+    NameRows,
+    Pooled,
+    UnclearFiles,
+    column,
+    nullable,
+    role_table,
+)
+from stepscope.readers.xplane.memory import memory_rows
+from stepscope.readers.xplane.origins import Origins
+from stepscope.readers.xplane.plane import EventName, Plane
+from stepscope.readers.xplane.programs import Programs
+from stepscope.readers.xplane.wire import Mask, Positions, WireError, signed, text
+
+ROLES: Final = (
+    "step_num", "hlo_op", "hlo_module", "program_id", "correlation_id", "_p", "run_id", "device_ordinal", "core_type",
+    "memcpy_details", "size", "allocator_name", "index_on_host", "addr", "allocation_bytes", "requested_bytes",
+    "bytes_allocated",
+)  # fmt: skip
+"""Statistics of host events that are read."""
+ROLE: Final = {name: place for place, name in enumerate(ROLES, 1)}
+_OPERATORS, _LAUNCHES, _ANNOTATIONS, _FRAMES = range(len(HOST_TABLES))
+
+
+def launch_number(run: Positions, device: Positions, core: Positions) -> Positions:
+    """A number for one execution of a program on a device, from the numbers that host and device both give it."""
+    return (run << 16) + (device << 4) + core
+
+
+@dataclass(slots=True)
+class HostFacts:
+    """What the host's events tell that is used elsewhere.
+
+    Attributes:
+        copies: correlation number -> kind of the copy that this call asked for.
+        frames: whether Python's frames were recorded.
+        memory: allocations and releases, not yet paired.
+    """
+
+    copies: dict[int, str] = field(default_factory=dict)
+    frames: bool = False
+    memory: list[pl.DataFrame] = field(default_factory=list)
+
+
+class HostReader:
+    """Reads the lines of host planes into a gathering."""
+
+    def __init__(
+        self, content: Content, gathering: Gathering, programs: Programs, facts: HostFacts, host: str | None
+    ) -> None:
+        self._content = content
+        self._gathering = gathering
+        self._pooled = Pooled(gathering.pool)
+        self._programs = programs
+        self._files = UnclearFiles(programs.files())
+        self._facts = facts
+        self._host = host
+
+    def read(self, plane: Plane, found: dict[int, EventName]) -> None:
+        """Read every line of a plane."""
+        rows = NameRows(found)
+        process = str(plane.stats.get("process_id", "")) or plane.name
+        meanings = {flag: HostMeanings(rows, flag, self._pooled, self._files) for flag in (False, True)}
+        words = Words(plane.stat_names)
+        origins = Origins(self._programs, self._pooled, words)
+        roles = role_table(plane, ROLES)
+        for start, end in plane.lines:
+            reader = LineReader(self._content, start, end, roles, self._gathering.damage)
+            try:
+                reader.read_head()
+                name = text(reader.head.get(11) or reader.head.get(2) or b"")
+                on_python = names.PYTHON_THREADS.match(name) is not None
+                lane = None
+                for batch in reader.batches():
+                    if lane is None:
+                        lane = self._lane(plane, name, process, reader.head.get(1, 0), on_python)
+                    line = _Line(rows, meanings[on_python], words, origins, signed(_whole(reader.head.get(3))), lane)
+                    self._add(line, batch)
+            except WireError:
+                self._gathering.damage["damaged_line"] += 1
+
+    def _lane(self, plane: Plane, name: str, process: str, number: int | bytes, on_python: bool) -> int:
+        """The lane of a thread; Python's carries the process's number, as the main thread does."""
+        thread = process if on_python else str(number)
+        return self._gathering.lane(
+            (plane.name, number, name),
+            kind="host_thread",
+            process=process,
+            process_name=self._host,
+            thread=thread,
+            name=name.partition("/")[0] or thread,
+        )
+
+    def _add(self, line: _Line, batch: Batch) -> None:
+        row, known = line.rows.of(batch.name)
+        damage, meanings = self._gathering.damage, line.meanings
+        if not known.all():
+            damage["unnamed_event"] += int((~known).sum())
+            if not len(meanings.table):
+                return
+        start = line.origin_ns + batch.offset_ps // 1000
+        duration = line.origin_ns + (batch.offset_ps + batch.duration_ps) // 1000 - start
+        is_memory = known & meanings.is_memory[row]
+        if is_memory.any():
+            mine = np.flatnonzero(is_memory)
+            releases = meanings.is_release[row[mine]]
+            self._facts.memory.append(memory_rows(batch, mine, start, releases, line.words, line.lane, ROLE))
+        steps, is_step = batch.integers(ROLE["step_num"])
+        calls, is_call = batch.integers(ROLE["correlation_id"])
+        operation = batch.texts(ROLE["hlo_op"], line.words)
+        table = meanings.table[row]
+        table[operation != -1] = _OPERATORS
+        table[is_call] = _LAUNCHES
+        table[is_step] = _ANNOTATIONS
+        lasts = known & batch.lasts & ~is_memory
+        for code in np.unique(table[lasts]).tolist():
+            mine = np.flatnonzero(lasts & (table == code))
+            columns: dict[str, pl.Series] = {
+                "start_ns": pl.Series(start[mine]),
+                "duration_ns": pl.Series(duration[mine]),
+                "name": pl.Series(meanings.name[row[mine]]),
+                "lane": pl.repeat(line.lane, len(mine), dtype=pl.Int32, eager=True),
+            }
+            if code == _OPERATORS:
+                columns |= line.origins.columns(batch, mine, row, operation, ROLE)
+            elif code == _LAUNCHES:
+                columns |= self._call_columns(line, batch, mine, row, calls, is_call)
+            elif code == _ANNOTATIONS:
+                columns["kind"] = self._pooled.constant("host", len(mine))
+                columns["step"] = nullable(steps[mine], is_step[mine])
+            else:
+                self._facts.frames = True
+                columns["file"] = column(meanings.file[row[mine]])
+                columns["line"] = nullable(meanings.line[row[mine]], meanings.line[row[mine]] >= 0)
+                columns["function"] = column(meanings.function[row[mine]])
+            self._gathering.add(HOST_TABLES[code], pl.DataFrame(columns))
+
+    def _call_columns(
+        self, line: _Line, batch: Batch, mine: Positions, row: Positions, calls: Positions, is_call: Mask
+    ) -> dict[str, pl.Series]:
+        """Kind, correlation number and bytes of calls of a device's API."""
+        meanings = line.meanings
+        producer, has_producer = batch.integers(ROLE["_p"])
+        run, has_run = batch.integers(ROLE["run_id"])
+        device, core = batch.integers(ROLE["device_ordinal"])[0], batch.integers(ROLE["core_type"])[0]
+        number = np.where(is_call, calls, np.where(has_producer, producer, launch_number(run, device, core)))
+        has = is_call | (meanings.is_enqueue[row] & (has_producer | has_run))
+        size, has_size = batch.integers(ROLE["size"])
+        details = batch.texts(ROLE["memcpy_details"], line.words)
+        for event in mine[details[mine] != -1].tolist():
+            told = line.words.of(int(details[event])) or ""
+            kind = names.copied_kind(told) or common.copy_kind(meanings.texts[int(row[event])])
+            self._facts.copies[int(calls[event])] = kind
+            moved = names.copied_bytes(told)
+            if moved is not None:
+                size[event], has_size[event] = moved, True
+        return {
+            "kind": column(meanings.kind[row[mine]]),
+            "correlation": nullable(number[mine], has[mine]),
+            "bytes": nullable(size[mine], has_size[mine]),
+        }
+
+
+@dataclass(slots=True)
+class _Line:
+    """What the events of one line are read with."""
+
+    rows: NameRows
+    meanings: HostMeanings
+    words: Words
+    origins: Origins
+    origin_ns: int
+    lane: int
+
+
+def _whole(value: int | bytes | None) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,133 @@
+"""What each name of a plane's events means, worked out once for each name and looked up for many events at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.readers import names as common
+from stepscope.readers.pool import StringPool
+from stepscope.readers.xplane import names
+from stepscope.readers.xplane.library_files import LIBRARY_FILES
+from stepscope.readers.xplane.plane import EventName, Plane
+from stepscope.readers.xplane.wire import Mask, Positions
+
+HOST_TABLES: Final = ("operators", "launches", "annotations", "frames")
+MEMORY_EVENTS: Final = ("MemoryAllocation", "MemoryDeallocation")
+NO_CODE: Final = 2**32 - 1
+Codes = npt.NDArray[np.uint32]
+
+
+def role_table(plane: Plane, roles: Sequence[str]) -> Positions:
+    """By number of a statistic, its position among the wanted ones from 1 on, 0 for the others."""
+    wanted = {name: place for place, name in enumerate(roles, 1)}
+    found = {
+        number: wanted[name] for number, name in plane.stat_names.items() if name in wanted and 0 <= number < 2**22
+    }
+    table = np.zeros(max(found, default=0) + 1, np.int64)
+    for number, place in found.items():
+        table[number] = place
+    return table
+
+
+class NameRows:
+    """The names of a plane's events as rows 0 to n - 1.
+
+    Attributes:
+        names: by row.
+    """
+
+    def __init__(self, found: dict[int, EventName]) -> None:
+        order = sorted(found)
+        self._numbers = np.array(order, np.int64)
+        self.names = [found[number] for number in order]
+
+    def of(self, numbers: Positions) -> tuple[Positions, Mask]:
+        """The row of each number, and whether it has one."""
+        if not len(self._numbers):
+            return np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.bool_)
+        place = np.minimum(np.searchsorted(self._numbers, numbers), len(self._numbers) - 1)
+        return place, self._numbers[place] == numbers
+
+
+class Pooled:
+    """Text of a gathering's pool by number, null for None."""
+
+    def __init__(self, pool: StringPool) -> None:
+        self._pool = pool
+
+    def codes(self, words: Sequence[str | None]) -> Codes:
+        """The number of each word, NO_CODE for None."""
+        return self._pool.optional_codes(words).fill_null(NO_CODE).to_numpy()
+
+    def constant(self, word: str | None, count: int) -> pl.Series:
+        """A column of one word."""
+        return pl.repeat(word, count, dtype=pl.String, eager=True) if word is None else self._repeat(word, count)
+
+    def _repeat(self, word: str, count: int) -> pl.Series:
+        return pl.repeat(self._pool.codes([word])[0], count, dtype=pl.UInt32, eager=True)
+
+
+def column(codes: Codes) -> pl.Series:
+    """Numbers of words as a column, NO_CODE as null."""
+    series = pl.Series(codes)
+    return series if not len(codes) or codes.max() != NO_CODE else series.replace(NO_CODE, None)
+
+
+def nullable(values: npt.NDArray[np.int64] | npt.NDArray[np.float64], has: Mask) -> pl.Series:
+    """Values as a column, null where there are none."""
+    series = pl.Series(values)
+    return series if has.all() else pl.select(pl.when(pl.Series(has)).then(series)).to_series()
+
+
+class HostMeanings:
+    """Of each name: the table its events belong to, the name there, and what else follows.
+
+    Attributes:
+        table: index into HOST_TABLES.
+        name: number of the name in the pool.
+        kind: of launches.
+        is_enqueue: whether it gives a TPU a program.
+        is_memory, is_release: whether it is an allocation or a release, and which.
+        texts: the name itself.
+        file, line, function: of frames.
+    """
+
+    def __init__(self, rows: NameRows, on_python: bool, pooled: Pooled, unclear_files: UnclearFiles) -> None:
+        self.texts = [name.name or name.display for name in rows.names]
+        found = [names.host_name(text, on_python) for text in self.texts]
+        self.table = np.array([HOST_TABLES.index(each.table) for each in found], np.int8)
+        self.name = pooled.codes([each.name for each in found])
+        self.kind = pooled.codes([each.kind for each in found])
+        self.is_enqueue = np.array([names.is_enqueueing(text) for text in self.texts], np.bool_)
+        self.is_memory = np.array([text in MEMORY_EVENTS for text in self.texts], np.bool_)
+        self.is_release = np.array([text == MEMORY_EVENTS[1] for text in self.texts], np.bool_)
+        parts = [common.frame(each.name) if each.table == "frames" else None for each in found]
+        self.file = pooled.codes([unclear_files.told(each.file) if each else None for each in parts])
+        self.line = np.array([each.line or -1 if each else -1 for each in parts], np.int64)
+        self.function = pooled.codes([each.function if each else None for each in parts])
+
+
+class UnclearFiles:
+    """The files of Python frames, whose names JAX's tracer writes without the folder.
+
+    A name that a file of JAX's own has too can be either: it is left open, unless a program's source lines tell.
+    """
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self._paths: dict[str, set[str]] = {}
+        for path in files:
+            self._paths.setdefault(path.rpartition("/")[2], set()).add(path)
+
+    def told(self, file: str | None) -> str | None:
+        """The file as far as it is known."""
+        if file is None or "/" in file:
+            return file
+        paths = self._paths.get(file, set())
+        if len(paths) == 1:
+            return next(iter(paths))
+        return None if file in LIBRARY_FILES else file

@@ -1,0 +1,247 @@
+"""What the names in XLA's profiles mean: of planes, lines, host events and device operations."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from stepscope.readers import names as common
+
+HOST_PLANES: Final = re.compile(r"/host:(?!metadata)")
+METADATA_PLANE: Final = "/host:metadata"
+ENVIRONMENT_PLANE: Final = "Task Environment"
+DEVICE_PLANE: Final = re.compile(r"/device:(?P<what>[^:]+)(?::(?P<number>\d+))?(?P<part> .+)?", re.DOTALL)
+KNOWN_PLANE: Final = re.compile(rb"\x12[\x01-\x7f](?:/(?:host|device):|Task Environment)")
+
+PYTHON_THREADS: Final = re.compile(r"(?:python[\d.]*|main|MainThread)(?:/|$)")
+"""Names of lines on which programs put marks of their own among XLA's."""
+
+MODULES_LINE: Final = "XLA Modules"
+OPERATIONS_LINE: Final = "XLA Ops"
+STREAM_LINE: Final = re.compile(r"Stream #(\w+)")
+DESCRIBING_LINES: Final = re.compile(
+    r"Steps|XLA Modules|XLA TraceMe|Overlay|(?:Framework|TensorFlow) (?:Name Scope|Ops)|Source code|Source|Launch Stats"
+    r"|HLO Module|Kernel Launch|Megascale Trace|_counters_|Host Threads.*"
+)
+"""Lines of a device that say of its work what it is for; the work itself stands on other lines."""
+
+INSTANTS_LEFT_OUT: Final = "instants of the host, which take no time"
+
+_SYNCHRONISING: Final = re.compile(
+    r"np\.asarray\(jax\.Array\)$|(?:\w+::)*BlockHostUntilReady\b|block_until_ready$|(?:\w+::)*GetReadyFuture\b.*wait"
+    r"|\w*ComputationClient::(?:TransferFromDevice|TransferFromServer|WaitDeviceOps)$|TensorCollectionBarrier$"
+    r"|ThunkExecutor::Execute \(wait for completion\)$|(?:\w+::)*Await\b|XrtComputationClient::TransferFromServer$"
+)
+"""Calls in which the host waits until a device has come so far, often to fetch what it made."""
+_ENQUEUEING: Final = re.compile(r"DoEnqueueProgram$|EnqueueProgram$|TpuExecute|tpu::System::EnqueueProgram$")
+"""Calls that give a TPU a program."""
+_XLA: Final = re.compile(
+    r"\w+(?:::~?\w+)+|PjitFunction\(|PjRt|Pjrt|PJRT|Xla[A-Z]|XLA|Tfrt|StepMarker$|Sync(?:Live)?Tensors|CollectSyncTensors"
+    r"|ExtractIR|ScheduleSyncTensors|RunPostOrder$|ParseArguments$|DevicePut|Wait for |Handle (?:input|output)|Allocate"
+    r"|ExecuteReplicated|Execute|MemoryAllocation|MemoryDeallocation|shard_args$|cpp_pjit|backend_compile|backend_compile"
+    r"|lower_sharding_computation$|trace_to_jaxpr|ArrayImpl\.|PythonRefManager|ThenExecuteCallback|RecordUsage"
+    r"|BufferSequencing|Acquire semaphore|Release semaphore|LoadProgram|Codegen$|RunInvariantCheckers$|IrEmitter"
+    r"|ThreadpoolListener|[HD]2[HD] Dispatch|(?:De)?[Ll]inearize|MapDmaBuffer|jit_\w+:XLA|TensorCollectionBarrier$"
+    r"|TransferTo|TransferFrom|ReleaseGil|GilRelease|UnsafeReleaseBuffers|Iterator|InputPipeline"
+)
+"""How events of XLA, its clients and JAX begin; another name on a Python thread is a mark of the program."""
+
+
+class HostName(NamedTuple):
+    """Where a host event belongs.
+
+    Attributes:
+        kind: of launches.
+    """
+
+    table: str
+    name: str
+    kind: str | None = None
+
+
+@lru_cache(maxsize=65536)
+def host_name(name: str, on_python_thread: bool) -> HostName:
+    """The table of a host event, and its name there."""
+    if name.startswith("$"):
+        return HostName("frames", common.frame_name(name).removeprefix("$"))
+    if _SYNCHRONISING.match(name):
+        return HostName("launches", name, "synchronise")
+    if _ENQUEUEING.match(name):
+        return HostName("launches", name, "launch")
+    table = common.host_slice_table(name)
+    if table == "launches":
+        return HostName(table, name, common.launch_kind(name))
+    if table is not None and table != "operators":
+        return HostName(table, name)
+    if on_python_thread and not _XLA.match(name):
+        return HostName("annotations", name)
+    return HostName("operators", name)
+
+
+_COLLECTIVES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
+    (collective, re.compile(pattern, re.IGNORECASE))
+    for collective, pattern in (
+        ("allreduce", r"all-?_?reduce"),
+        ("allgather", r"all-?_?gather"),
+        ("reduce_scatter", r"reduce-?_?scatter"),
+        ("alltoall", r"all-?_?to-?_?all"),
+        ("broadcast", r"collective-?_?broadcast|nccl.*broadcast"),
+        ("collective_permute", r"collective-?_?permute"),
+        ("send", r"^(?:send|nccl.*send)(?:-done)?"),
+        ("recv", r"^(?:recv|nccl.*recv)(?:-done)?"),
+    )
+)
+_HOST_TRANSFERS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    ("copy_in", re.compile(r"infeed|host recv|^recv-?(?:done)? ?from host|MemcpyH2D|memcpyHtoD", re.IGNORECASE)),
+    ("copy_out", re.compile(r"outfeed|host send|MemcpyD2H|memcpyDtoH", re.IGNORECASE)),
+    ("copy_on_device", re.compile(r"MemcpyD2D|MemcpyP2P|MemcpyOther|memcpyDtoD|^copy$|__amd_rocclr_copyBuffer", re.I)),
+    ("set", re.compile(r"memset|__amd_rocclr_fillBuffer", re.IGNORECASE)),
+)
+COPIED_BY_KERNEL: Final = re.compile(r"__amd_rocclr_copyBuffer|MemcpyOther")
+"""Copies whose names do not tell the direction; the call that launched them does."""
+_ASYNCHRONOUS_COPY: Final = re.compile(r"(?:async-)?copy-(?:start|done)")
+_OPCODE: Final = re.compile(r"[ )}]([a-z][\w-]*)\(")
+_GROUPS: Final = re.compile(r"replica_groups=(\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)")
+_SHAPE: Final = re.compile(r"\b((?:pred|bf16|f8\w*|[fsuc]\d+))\[([\d,]*)\]")
+_HOST_MEMORY: Final = "S(5)"
+_TYPES: Final = {"f32": "Float", "bf16": "BFloat16", "f16": "Half", "f64": "Double", "s32": "Int", "s64": "Long"}
+
+
+class DeviceOperation(NamedTuple):
+    """What the name and category of a device's operation tell."""
+
+    kind: str
+    is_container: bool = False
+    collective: str | None = None
+    group: str | None = None
+    group_size: int | None = None
+    message_elements: int | None = None
+    message_type: str | None = None
+
+
+def device_operation(name: str, category: str) -> DeviceOperation:
+    """What an operation is.
+
+    Args:
+        name: of the operation, or its whole text in HLO.
+        category: XLA's, such as "loop fusion"; "" where it has none.
+    """
+    opcode = _opcode(name, category)
+    if opcode in ("while", "conditional", "call"):
+        return DeviceOperation("other", is_container=True)
+    if _ASYNCHRONOUS_COPY.match(opcode):
+        return DeviceOperation(_copy_direction(name))
+    if common.is_communication(opcode) or any(pattern.search(opcode) for _, pattern in _COLLECTIVES):
+        collective = next((word for word, pattern in _COLLECTIVES if pattern.search(opcode)), None)
+        if collective in ("send", "recv") and "is_host_transfer=true" in name:
+            return DeviceOperation("copy_out" if collective == "send" else "copy_in")
+        group, size = _group(name)
+        elements, number_type = _message(name)
+        return DeviceOperation("communication", False, collective, group, size, elements, number_type)
+    for kind, pattern in _HOST_TRANSFERS:
+        if pattern.search(opcode):
+            return DeviceOperation(kind)
+    return DeviceOperation("compute")
+
+
+def _opcode(name: str, category: str) -> str:
+    """What tells an operation's kind: the category, unless that is another word for fused or called code."""
+    if category and category not in ("custom-call", "async-start", "async-done") and "fusion" not in category:
+        return category
+    if name.startswith("%") and " = " in name:
+        match = _OPCODE.search(name, name.index(" = "))
+        written = match[1] if match else name
+        if written == "custom-call" or written.startswith("async"):
+            return name[1 : name.index(" = ")]
+        return category if "fusion" in category and "all-reduce" in category else written
+    return name.removeprefix("%")
+
+
+def _copy_direction(name: str) -> str:
+    """Direction of a TPU's asynchronous copy, which gives (target, source, context); S(5) is the host's memory."""
+    text = name.partition(" = ")[2]
+    if _HOST_MEMORY not in name:
+        return "copy_on_device"
+    shapes = _SHAPE.split(text)
+    # With two groups the pieces are: before, type, dimensions, what follows the first shape, ...
+    if "copy-start(" in name and len(shapes) > 3:
+        return "copy_out" if _HOST_MEMORY in shapes[3] else "copy_in"
+    return "copy_out" if len(shapes) > 3 and _HOST_MEMORY in shapes[3] else "copy_in"
+
+
+def _group(name: str) -> tuple[str | None, int | None]:
+    """Who takes part in a collective, and how many in each group."""
+    match = _GROUPS.search(name)
+    if match is None or match[1] == "{}":
+        return None, None
+    if match[1].startswith("["):
+        sizes = match[1][1 : match[1].index("]")].split(",")
+        return match[1], int(sizes[-1]) if len(sizes) == 2 and sizes[-1].isdigit() else None
+    return match[1][:1000], match[1][2:].partition("}")[0].count(",") + 1
+
+
+def _message(name: str) -> tuple[int | None, str | None]:
+    """How many numbers of which type a collective gives."""
+    match = _SHAPE.search(name)
+    if match is None:
+        return None, None
+    elements = 1
+    for size in match[2].split(","):
+        elements *= int(size) if size and len(size) < 10 else 1
+    return (elements if elements < 2**62 else None), _TYPES.get(match[1], match[1])
+
+
+class KernelDetails(NamedTuple):
+    """A GPU kernel's launch configuration as XLA writes it."""
+
+    grid: str | None
+    block: str | None
+    registers: int | None
+    shared_memory_bytes: int | None
+    occupancy: float | None
+
+
+_DETAIL: Final = re.compile(r"(\w+):(\S+)")
+
+
+def kernel_details(text: str) -> KernelDetails:
+    """From "regs:32 static_shared:0 dynamic_shared:0 grid:1,1,1 block:512,1,1 occ_pct:25"; what is missing is None."""
+    found = dict(_DETAIL.findall(text))
+    shared = [_whole(found[name]) for name in ("static_shared", "dynamic_shared", "group_mem") if name in found]
+    occupancy = found.get("occ_pct", "")
+    share = float(occupancy) / 100 if re.fullmatch(r"\d{1,3}(?:\.\d{1,12})?", occupancy) else 0.0
+    return KernelDetails(
+        found.get("grid"),
+        found.get("block"),
+        _whole(found.get("regs", "")),
+        sum(each or 0 for each in shared) if shared else None,
+        share if 0 < share <= 1 else None,  # 0 is written where it is not known
+    )
+
+
+def copied_bytes(text: str) -> int | None:
+    """Bytes from "kind_src:pageable kind_dst:device size:1024 dest:0 async:1"; None where no size is told."""
+    size = _whole(dict(_DETAIL.findall(text)).get("size", ""))
+    return size or None  # 0 is written where it is not known
+
+
+def copied_kind(text: str) -> str | None:
+    """Direction of the same text."""
+    found = dict(_DETAIL.findall(text))
+    source, target = found.get("kind_src", ""), found.get("kind_dst", "")
+    if not source or not target:
+        return None
+    host = ("pageable", "pinned", "registered")
+    if source in host:
+        return "copy_in"
+    return "copy_out" if target in host else "copy_on_device"
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def is_enqueueing(name: str) -> bool:
+    """Whether a host event gives a TPU a program."""
+    return _ENQUEUEING.match(name) is not None
