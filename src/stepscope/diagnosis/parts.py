@@ -109,7 +109,7 @@ PARTS: Final[dict[str, Part]] = {
         "the trace holds no input shapes",
         lambda trace: not _has("operators", "input_shapes")(trace),
         {
-            "": f"record with {PROFILE.format('record_shapes=True')}",
+            "": f"record with {PROFILE.format('record_shapes=True')}, or stepscope run --shapes",
             "nsight_systems": "nsys profile --pytorch=autograd-shapes-nvtx ..., or "
             "torch.autograd.profiler.emit_nvtx(record_shapes=True)",
             "rocprof": "torch.autograd.profiler.emit_nvtx(record_shapes=True), with rocprofv3 --marker-trace",

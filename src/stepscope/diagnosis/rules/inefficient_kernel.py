@@ -38,6 +38,7 @@ from stepscope.analysis.tensor_cores import is_eligible
 from stepscope.devices import USUAL_BEST_SHARE
 from stepscope.diagnosis.device_bound import alone_share, blocks, decides, multiprocessors
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, NotAnswered, Remedy, RuleResult
+from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import scaled_work_of
@@ -237,7 +238,7 @@ def _question(view: View, calls: pl.DataFrame) -> tuple[NotAnswered, ...]:
         return ()
     question = "How close do the kernels come to what the device allows?"
     if eligible["input_shapes"].null_count() == eligible.height:
-        how = "record with shapes: `stepscope run --shapes`, or record_shapes=True of torch.profiler.profile"
+        how = PARTS["shapes"].how_for(view.trace.metadata.format)
         return (NotAnswered(question, "the trace holds no shapes", how, ID),)
     if view.device is not None and device_peaks(view.trace, view.device) is None:
         name = next((one.name for one in view.trace.metadata.devices if one.device == view.device and one.name), None)

@@ -34,6 +34,7 @@ import numpy as np
 
 from stepscope.analysis.attention import WrittenOutAttention, written_out_attention
 from stepscope.diagnosis.finding import Evidence, Figure, Interval, NotAnswered, Remedy, RuleResult
+from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import scaled_operators
@@ -153,7 +154,7 @@ def _question(view: View) -> tuple[NotAnswered, ...]:
         NotAnswered(
             "Is attention written out, where a fused operator could compute it?",
             "the trace has no input shapes, by which the matrix products around a softmax are told",
-            "record with record_shapes=True",
+            PARTS["shapes"].how_for(view.trace.metadata.format),
             ID,
         ),
     )
