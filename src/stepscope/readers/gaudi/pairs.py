@@ -1,0 +1,77 @@
+"""Beginnings and ends (B and E) as complete events: the bridge's logs are written so."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from stepscope.readers.kineto.events import Damage, Event
+
+MOST_OPEN: Final = 1_000_000
+"""Beginnings that are remembered; a recording has a few on each thread."""
+_EMPTY: Final = (b"{}", b"null")
+
+
+class Pairs:
+    """Joins each end to the last beginning of its row that is open and has its name."""
+
+    def __init__(self, damage: Damage) -> None:
+        self._damage = damage
+        self._open: dict[tuple[Any, Any], list[Event]] = {}
+        self._count = 0
+
+    def closed(self, events: list[Event]) -> list[Event]:
+        """The events with each end as the complete event that it closes, and without beginnings."""
+        if not any(event.ph in ("B", "E") for event in events):
+            return events
+        result = []
+        for event in events:
+            if event.ph == "B":
+                self._begin(event)
+            elif event.ph != "E":
+                result.append(event)
+            elif (whole := self._end(event)) is not None:
+                result.append(whole)
+        return result
+
+    def finish(self) -> None:
+        """Count what was never closed."""
+        if self._count:
+            self._damage["unclosed"] += self._count
+
+    def _begin(self, event: Event) -> None:
+        if event.ts is None or self._count >= MOST_OPEN:
+            self._damage["incomplete_event"] += 1
+            return
+        self._open.setdefault((event.pid, event.tid), []).append(event)
+        self._count += 1
+
+    def _end(self, event: Event) -> Event | None:
+        stack = self._open.get((event.pid, event.tid), [])
+        place = len(stack) - 1
+        while event.name and place >= 0 and stack[place].name != event.name and len(stack) - place < 100:
+            place -= 1
+        if place < 0 or event.ts is None or (event.name and stack[place].name != event.name):
+            self._damage["unopened"] += 1
+            return None
+        begin = stack.pop(place)
+        self._count -= 1
+        begin.ph, begin.dur = "X", event.ts - begin.ts  # type: ignore[operator]
+        begin.cat = begin.cat or event.cat
+        begin.args = _joined(begin.args, event.args)
+        return begin
+
+
+def _joined(first: msgspec.Raw, second: msgspec.Raw) -> msgspec.Raw:
+    """The arguments of both, the end's where both have one; what cannot be read is the reader's to count."""
+    if bytes(second) in _EMPTY:
+        return first
+    if bytes(first) in _EMPTY:
+        return second
+    try:
+        values = msgspec.json.decode(first, type=dict[str, msgspec.Raw])
+        values.update(msgspec.json.decode(second, type=dict[str, msgspec.Raw]))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return second
+    return msgspec.Raw(msgspec.json.encode(values))

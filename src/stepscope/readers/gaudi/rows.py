@@ -1,0 +1,240 @@
+"""From the bridge's rows to the tables: what the device did, by engine, what the host called, which started which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from stepscope.readers.gaudi import names
+from stepscope.readers.gaudi.columns import HARDWARE, GaudiColumns
+from stepscope.readers.gaudi.recipes import with_launches
+from stepscope.readers.names import FORWARD_BACKWARD_FLOWS
+from stepscope.readers.spill import Spill
+
+_FEWEST_CALLS: Final = 3
+"""Of a row without a thread's number that must lie inside a thread's own calls to be taken for that thread."""
+_CALLING: Final = r"^(?:syn)?[Ll]aunch"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row of the timeline: a device's, with its engine where it has one, or a thread's."""
+
+    device: str | None
+    engine: str | None
+    queue: str | None
+
+
+class Sorting:
+    """Makes device_work, launches and operators of the table HARDWARE; call `sort` once, after the last batch."""
+
+    def __init__(self, columns: GaudiColumns, spill: Spill) -> None:
+        self._columns = columns
+        self._spill = spill
+        self._pool = columns.pool
+        self._keys = {lane: key for key, lane in columns.lanes.items()}
+
+    def sort(self) -> None:
+        """Move the rows to where they belong."""
+        rows = self._spill.take(HARDWARE)
+        if rows is None:
+            return
+        flows = self._spill.take("flows")
+        strings = self._pool.strings()
+        text = ("name", "category", "event", "device")
+        rows = rows.with_columns(strings.gather(rows[name]).alias(f"{name}_text") for name in text)
+        rows = rows.with_row_index("row")
+        places = self._places(rows)
+        on_device = pl.col("lane").is_in([lane for lane, place in places.items() if place.device is not None])
+        work, host = rows.filter(on_device), rows.filter(~on_device)
+        work = self._measured(self._on_engines(work, places))
+        calls = self._calls(host)
+        work, calls = with_launches(work, calls, self._ends_of_flows(flows, strings))
+        self._add("device_work", self._device_work(work))
+        self._add("launches", calls.filter(pl.col("call").is_not_null()).pipe(self._launches))
+        self._add("operators", calls.filter(pl.col("call").is_null()).select("start_ns", "duration_ns", "name", "lane"))
+        self._keep_forward_backward(flows, strings)
+
+    def _places(self, rows: pl.DataFrame) -> dict[int, _Row]:
+        """What each row of the timeline is."""
+        told = rows.group_by("lane").agg(
+            pl.col("event_text").drop_nulls().first(),
+            pl.col("device_text").drop_nulls().first(),
+            names=pl.col("name_text").unique().head(100),
+        )
+        return {row["lane"]: self._place(row) for row in told.iter_rows(named=True)}
+
+    def _place(self, told: dict[str, object]) -> _Row:
+        process, thread = self._keys[int(str(told["lane"]))]
+        title = self._columns.process_names.get(process) or self._columns.process_labels.get(process) or ""
+        row_name = self._columns.thread_names.get((process, thread), "")
+        is_device = names.DEVICE_PROCESS.search(title)
+        engine = names.engine_of_thread(row_name)
+        by_event = names.engine_of_event(str(told["event_text"] or ""))
+        if engine is None and (is_device or (process == "0" and not title)):
+            work = told["names"] if isinstance(told["names"], list) else []
+            by_number = names.engine_of_number(thread)
+            agree = by_number is not None and (by_event is None or by_number.endswith(by_event))
+            engine = by_number if agree else by_event or next(filter(None, map(names.engine_of_work, work)), None)
+        engine = engine or by_event
+        if engine is None and not is_device:
+            return _Row(None, None, None)
+        number = is_device[1] if is_device and is_device[1] else told["device_text"]
+        device = str(number) if number is not None else (process if process.isdecimal() else "0")
+        return _Row(device[:100], engine, engine or row_name or thread)
+
+    def _on_engines(self, work: pl.DataFrame, places: dict[int, _Row]) -> pl.DataFrame:
+        """The work with its device and engine; all of an engine's units stand on the lane of the first of them."""
+        columns = self._columns
+        first: dict[tuple[str, str], int] = {}
+        facts = []
+        for lane in sorted(work["lane"].unique().to_list()):
+            place = places[lane]
+            device, queue = str(place.device), str(place.queue)
+            home = first.setdefault((device, queue), lane)
+            if home == lane:
+                columns.queues[lane] = (device, queue)
+                columns.thread_names[self._keys[lane]] = queue
+            else:
+                columns.units.add(lane)
+            facts.append((lane, home, device, place.engine, queue))
+        schema = {"lane": pl.Int32, "home": pl.Int32, "on_device": pl.String, "engine": pl.String, "queue": pl.String}
+        return work.join(pl.DataFrame(facts, schema=schema, orient="row"), on="lane", how="left", maintain_order="left")
+
+    def _measured(self, work: pl.DataFrame) -> pl.DataFrame:
+        """Without hardware events that mark only a part of what another measures whole, where an engine has both."""
+        measured = pl.col("event_text").is_in(list(names.MEASURED))
+        measures = work.group_by("home").agg(some=measured.fill_null(False).any())
+        work = work.join(measures, on="home", how="left", maintain_order="left")
+        is_mark = pl.col("event_text").is_not_null() & pl.col("some") & ~measured
+        kept = work.filter(~is_mark)
+        if kept.height < work.height:
+            self._columns.damage["hardware_mark"] += work.height - kept.height
+        return kept
+
+    def _calls(self, host: pl.DataFrame) -> pl.DataFrame:
+        """The host's rows on the lanes of their real threads, with `call`, the kind of a call of the device's API."""
+        named = host["name_text"].unique().to_list()
+        kinds = pl.DataFrame(
+            {"name_text": named, "call": [names.call_kind(name) for name in named]},
+            schema={"name_text": pl.String, "call": pl.String},
+        )
+        host = host.join(kinds, on="name_text", how="left", maintain_order="left")
+        real = self._real_lanes(host)
+        lane = pl.col("lane").replace(list(real), list(real.values())) if real else pl.col("lane")
+        host = host.with_columns(written_lane=pl.col("lane"), lane=lane.cast(pl.Int32))
+        self._columns.host_lanes.update(host["lane"].unique().to_list())
+        return host
+
+    def _real_lanes(self, host: pl.DataFrame) -> dict[int, int]:
+        """Lane that was written -> lane of the real thread, where that is known."""
+        lanes = self._columns.lanes
+        processes = {process for process, _ in lanes}
+        threads: dict[str, set[int]] = {}
+        found: dict[int, int] = {}
+        for lane in host["lane"].unique().to_list():
+            process, thread = self._keys[lane]
+            offset = names.LOGGERS.get(self._columns.process_names.get(process, ""))
+            if offset is not None and process.isdecimal() and str(int(process) - offset) in processes:
+                found[lane] = lanes[str(int(process) - offset), thread]
+        for lane in self._columns.host_lanes | set(found.values()):
+            threads.setdefault({**self._keys, **{n: k for k, n in lanes.items()}}[lane][1], set()).add(lane)
+        calling = _calling(host, found)
+        for lane in host["lane"].unique().to_list():
+            match = names.SYNAPSE_THREAD.match(self._columns.thread_names.get(self._keys[lane], ""))
+            if match is None or lane in found:
+                continue
+            same = [only for word in match[1].split() if word.isdecimal() for only in threads.get(word, ())]
+            inside = _inside(host.filter(pl.col("lane") == lane), calling)
+            if len(set(same)) == 1 or inside is not None:
+                found[lane] = same[0] if len(set(same)) == 1 else inside  # type: ignore[assignment]
+        return found
+
+    def _ends_of_flows(self, flows: pl.DataFrame | None, strings: pl.Series) -> pl.DataFrame:
+        """The flows from a call to work: flow, source_lane, source_ns, target_lane, target_ns."""
+        if flows is None:
+            return pl.DataFrame()
+        others = flows.filter(~strings.gather(flows["category"]).is_in(list(FORWARD_BACKWARD_FLOWS)))
+        end = strings.gather(others["end"])
+        ends = {
+            word: others.filter(end == word)
+            .unique("flow", keep="first", maintain_order=True)
+            .select("flow", pl.col("lane").alias(f"{word}_lane"), pl.col("start_ns").alias(f"{word}_ns"))
+            for word in ("source", "target")
+        }
+        return ends["source"].join(ends["target"], on="flow", maintain_order="left")
+
+    def _device_work(self, work: pl.DataFrame) -> pl.DataFrame:
+        """What the device did; a computation is named with the type of its numbers, as a kernel's name has it."""
+        kinds = [
+            names.work_kind(engine, category, name)
+            for engine, category, name in work.select("engine", "category_text", "name_text").iter_rows()
+        ]
+        types = self._pool.strings().gather(work["data_type"])
+        typed = [
+            name if kind != "compute" or data_type is None or data_type in name.lower() else f"{name} ({data_type})"
+            for name, kind, data_type in zip(work["name_text"], kinds, types, strict=True)
+        ]
+        return work.select(
+            "start_ns",
+            "duration_ns",
+            pl.col("home").alias("lane"),
+            name=self._pool.codes(typed),
+            kind=self._pool.codes(kinds),
+            device=self._pool.codes(work["on_device"].to_list()),
+            queue=self._pool.codes(work["queue"].to_list()),
+            correlation=pl.col("correlation"),
+            bytes=pl.col("bytes"),
+        )
+
+    def _launches(self, calls: pl.DataFrame) -> pl.DataFrame:
+        """The calls; one that starts a recipe is named with it."""
+        recipe = self._pool.strings().gather(calls["recipe_name"])
+        starts = (calls["call"] == "graph_launch") & recipe.is_not_null()
+        both = calls["name_text"] + pl.lit(" (") + recipe.fill_null("") + pl.lit(")")
+        named = calls.with_columns(full=pl.when(starts).then(both).otherwise(pl.col("name_text")))
+        return named.select(
+            "start_ns",
+            "duration_ns",
+            "lane",
+            "correlation",
+            "bytes",
+            name=self._pool.codes(named["full"].to_list()),
+            kind=self._pool.codes(named["call"].to_list()),
+        )
+
+    def _add(self, table: str, frame: pl.DataFrame) -> None:
+        """Put rows beside those that torch's own events made."""
+        if frame.is_empty():
+            return
+        torch = self._spill.take(table)
+        self._spill.add({table: frame if torch is None else pl.concat([torch, frame], how="diagonal")})
+
+    def _keep_forward_backward(self, flows: pl.DataFrame | None, strings: pl.Series) -> None:
+        if flows is not None:
+            kept = flows.filter(strings.gather(flows["category"]).is_in(list(FORWARD_BACKWARD_FLOWS)))
+            self._spill.add({"flows": kept})
+
+
+def _calling(host: pl.DataFrame, found: dict[int, int]) -> pl.DataFrame:
+    """The calls by which real threads launch: lane, start_ns, end_ns."""
+    known = list(found)
+    calls = host.filter(pl.col("lane").is_in(known) & pl.col("name_text").str.contains(_CALLING))
+    lane = pl.col("lane").replace(known, [found[one] for one in known]) if known else pl.col("lane")
+    return calls.select(lane=lane, start_ns="start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+
+
+def _inside(calls: pl.DataFrame, calling: pl.DataFrame) -> int | None:
+    """The one thread inside whose own launching calls all launches of a row happen; None if there is no such one."""
+    starts = calls.filter(pl.col("call") == "graph_launch").select("start_ns").sort("start_ns")
+    if starts.height < _FEWEST_CALLS:
+        return None
+    around = []
+    for (lane,), mine in calling.group_by("lane"):
+        spans = mine.sort("start_ns").with_columns(pl.col("end_ns").cum_max())
+        nearest = starts.join_asof(spans.select("start_ns", "end_ns"), on="start_ns")
+        if nearest["end_ns"].is_not_null().all() and (nearest["end_ns"] >= nearest["start_ns"]).all():
+            around.append(int(str(lane)))
+    return around[0] if len(around) == 1 else None
