@@ -12,6 +12,7 @@ from stepscope.readers.assembly import Assembly
 from stepscope.readers.gathering import warnings
 from stepscope.readers.gaudi.columns import GaudiColumns
 from stepscope.readers.gaudi.rows import Sorting
+from stepscope.readers.kineto import own
 from stepscope.readers.kineto import reader as kineto
 from stepscope.readers.kineto.chunks import EventStream
 from stepscope.readers.source import ByteSource
@@ -38,7 +39,9 @@ _IS_TRACE: Final = re.compile(rb'"traceEvents"\s*:|"ph"\s*:')
 
 def recognises(head: bytes) -> bool:
     """Whether decompressed text is that of a Chrome trace in which Intel's bridge or its hardware tracer wrote."""
-    return kineto.recognises(head) and _IS_TRACE.search(head) is not None and _SIGNS.search(head) is not None
+    if not kineto.recognises(head) or own.is_own(head):  # a trace of this kind that stepscope itself wrote
+        return False
+    return _IS_TRACE.search(head) is not None and _SIGNS.search(head) is not None
 
 
 def read(
@@ -66,18 +69,15 @@ def read(
     columns.pairs.finish()
     if not columns.complete_events:
         raise UnreadableTraceError(f"{source.name} is a trace without a single event that has a start and a duration")
-    header = kineto._header(stream.before, stream.after, stream.damage)
+    header = kineto.header_of(stream)
     Sorting(columns, spill).sort()
     spill.flush()
     origin_ns, strings = columns.origin_ns or 0, columns.pool.strings()
     assembly = Assembly(strings, spill, writer, stream.damage, origin_ns, window, steps)
     assembly.write(columns.lane_rows())
     spill.clean()
-    if not kineto._is_complete(stream):
-        stream.damage["truncated"] += 1
-    if source.damage:
-        stream.damage[f"compressed_data:{source.damage}"] += 1
-    metadata = kineto._metadata(source.name, header, columns, assembly.window)
+    kineto.count_endings(stream, source)
+    metadata = kineto.metadata_of(source.name, header, columns, assembly.window)
     devices = _devices(header.get("deviceProperties"), columns) or metadata.devices
     return replace(metadata, format="gaudi", devices=devices), warnings(stream.damage, EXPLANATIONS)
 

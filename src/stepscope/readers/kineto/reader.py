@@ -104,7 +104,7 @@ def read(
             progress(source.read_bytes, source.total_bytes)
     if not columns.complete_events and not columns.exact:
         raise UnreadableTraceError(f"{source.name} is a trace without a single event that has a start and a duration")
-    header = _header(stream.before, stream.after, stream.damage)
+    header = header_of(stream)
     spill.flush()
     origin_ns = columns.origin_ns or 0
     strings = columns.pool.strings()
@@ -113,11 +113,8 @@ def read(
     spill.clean()
     if isinstance(columns, RestoringColumns):
         columns.restore_rows(writer)
-    if not _is_complete(stream):
-        stream.damage["truncated"] += 1
-    if source.damage:
-        stream.damage[f"compressed_data:{source.damage}"] += 1
-    metadata = _metadata(source.name, header, columns, assembly.window)
+    count_endings(stream, source)
+    metadata = metadata_of(source.name, header, columns, assembly.window)
     if not columns.exact:
         return metadata, warnings(stream.damage, EXPLANATIONS)
     metadata, told = own.with_header(metadata, header.get(own.HEADER), stream.damage)
@@ -132,13 +129,17 @@ def _columns(head: bytes, damage: Damage, window: Window | None, steps: StepRang
     return Columns(damage, keep_until_ns)
 
 
-def _is_complete(stream: EventStream) -> bool:
-    """Whether the list of events ends, and the document around it."""
-    return stream.closed and (not stream.before or stream.after.rstrip(_BLANK).endswith(b"}"))
+def count_endings(stream: EventStream, source: ByteSource) -> None:
+    """Count among the damage where the list of events, the document around it or the packed data ends early."""
+    if not (stream.closed and (not stream.before or stream.after.rstrip(_BLANK).endswith(b"}"))):
+        stream.damage["truncated"] += 1
+    if source.damage:
+        stream.damage[f"compressed_data:{source.damage}"] += 1
 
 
-def _header(before: bytes, after: bytes, damage: Damage) -> dict[str, Any]:
+def header_of(stream: EventStream) -> dict[str, Any]:
     """The document's keys other than the events, of those that are wanted; the first of a repeated key counts."""
+    before, after, damage = stream.before, stream.after, stream.damage
     found: dict[str, Any] = {}
     texts = []
     if opened := before.strip().rstrip(b",").strip().removeprefix(b"{").strip():
@@ -171,7 +172,8 @@ def _values(text: bytes, damage: Damage) -> dict[str, Any]:
     return {key: item for key, item in value.items() if key in _WANTED}
 
 
-def _metadata(path: str, header: dict[str, Any], columns: Columns, window: Window | None) -> Metadata:
+def metadata_of(path: str, header: dict[str, Any], columns: Columns, window: Window | None) -> Metadata:
+    """What the header and the events tell of the trace."""
     distributed = header.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     recorded = tuple(word for key, word in _RECORDED.items() if header.get(key))
