@@ -115,7 +115,8 @@ class Activities:
     def _placed(self, table: str, batch: pl.DataFrame, *, of_context: bool = False) -> pl.DataFrame:
         correlation = self._places.correlations(batch["globalPid"], batch["correlationId"])
         batch = batch.drop("correlationId").with_columns(correlation.alias("correlation"))
-        return self._selection.complete(table, self._places.streams(batch, of_context=of_context))
+        needed = () if of_context else ("device", "queue")
+        return self._selection.complete(table, self._places.streams(batch, of_context=of_context), *needed)
 
     def _kernels(self, batch: pl.DataFrame) -> pl.DataFrame:
         name = batch.select(pl.coalesce("demangledName", "shortName")).to_series()

@@ -20,6 +20,8 @@ import polars as pl
 from stepscope.errors import NotATraceError, UnreadableTraceError
 
 MAGIC: Final = b"SQLite format 3\0"
+ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
+"""What reading a database can end in; Python cannot decode every message about a damaged one."""
 LONGEST_TEXT: Final = 4000
 """Characters that are kept of a name."""
 BATCH_ROWS: Final = 50_000
@@ -33,6 +35,13 @@ _STEPS_PER_BYTE: Final = 100
 _LEAST_STEPS: Final = 10**8
 _PLAIN_NAME: Final = re.compile(r"\w+")
 _LOOKED_UP: Final = 500
+_LEAST_ROW_BYTES: Final = 6
+"""What a row takes at least: its place in the page, its length, its number, a byte for each column and their count."""
+NEVER_READ: Final = frozenset({"META_DATA_CAPTURE", "TARGET_INFO_SYSTEM_ENV", "ProcessStreams", "ANALYSIS_FILE"})
+"""They hold the recorded process's environment, and what it printed."""
+_ACTIONS: Final = frozenset(
+    {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_PRAGMA}
+)
 _Values = Sequence[Any]
 _PYTHON_TYPES: Final[Mapping[type[pl.DataType], tuple[type, ...]]] = {
     pl.Int64: (int,),
@@ -57,12 +66,14 @@ class Database:
         self.name = name
         self._damage = damage
         self._rows = 0
-        self._budget = _STEPS_PER_BYTE * path.stat().st_size + _LEAST_STEPS
+        size = path.stat().st_size
+        self._most_rows = size // _LEAST_ROW_BYTES
+        self._budget = _STEPS_PER_BYTE * size + _LEAST_STEPS
         self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         try:
             self._guard()
             self.tables: Mapping[str, Mapping[str, bool]] = self._tables()
-        except sqlite3.Error as error:
+        except ERRORS as error:
             self.close()
             raise NotATraceError(f"{name} begins like an SQLite database, but cannot be read: {error}") from None
 
@@ -86,6 +97,7 @@ class Database:
         if hasattr(connection, "setlimit"):  # from Python 3.11
             connection.setlimit(_LIMIT_LENGTH, _LARGEST_CELL_BYTES)
         connection.set_progress_handler(self._spend, _STEPS_BETWEEN)
+        connection.set_authorizer(_may)
 
     def _spend(self) -> int:
         self._budget -= _STEPS_BETWEEN
@@ -122,7 +134,7 @@ class Database:
             return (
                 self.has(table) and self._connection.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone() is not None
             )
-        except sqlite3.Error:
+        except ERRORS:
             return False
 
     def batches(
@@ -146,17 +158,21 @@ class Database:
             return
         selected = ", ".join(_expression(name, dtype, self.tables[table]) for name, dtype in columns.items())
         condition = f" WHERE {where}" if where else ""
+        height = 0
         try:
             cursor = self._connection.execute(f'SELECT {selected} FROM "{table}"{condition}', parameters)
             while rows := cursor.fetchmany(BATCH_ROWS):
                 self._rows += len(rows)
+                height += len(rows)
+                if height > self._most_rows:
+                    raise self._endless()
                 yield pl.DataFrame(
                     [
                         self._column(table, name, dtype, values)
                         for (name, dtype), values in zip(columns.items(), zip(*rows, strict=True), strict=True)
                     ]
                 )
-        except sqlite3.Error as error:
+        except ERRORS as error:
             self._refuse_endless(error)
             self._damage[f"damaged_table:{table} ({error})"] += 1
 
@@ -178,7 +194,7 @@ class Database:
             if self.has(table, column):
                 sense = f'typeof("{column}") = \'integer\' AND abs("{column}" / 2) < {_LARGEST // 2}'
                 query = f'SELECT {function}("{column}") FROM "{table}" WHERE {sense}'
-                with suppress(sqlite3.Error):  # a damaged table is told of when it is read
+                with suppress(*ERRORS):  # a damaged table is told of when it is read
                     found.append(self._connection.execute(query).fetchone()[0])
         return {"min": min, "max": max}[function]((value for value in found if isinstance(value, int)), default=None)
 
@@ -198,16 +214,19 @@ class Database:
                 marks = ", ".join("?" * len(part))
                 rows = self._connection.execute(f'{select} WHERE "{key}" IN ({marks})', part)
                 found.update((number, text) for number, text in rows if isinstance(text, str))
-        except sqlite3.Error as error:
+        except ERRORS as error:
             self._refuse_endless(error)
             self._damage[f"damaged_table:{table} ({error})"] += 1
         return found
 
-    def _refuse_endless(self, error: sqlite3.Error) -> None:
+    def _refuse_endless(self, error: Exception) -> None:
         if self._budget < 0:
-            raise UnreadableTraceError(
-                f"{self.name} is a damaged database: reading it takes far longer than a file of its size can"
-            ) from error
+            raise self._endless() from error
+
+    def _endless(self) -> UnreadableTraceError:
+        return UnreadableTraceError(
+            f"{self.name} is a damaged database: its tables go on for longer than a file of its size can hold"
+        )
 
     def _column(self, table: str, name: str, dtype: type[pl.DataType], values: _Values) -> pl.Series:
         """The values in their type; those of another one are left out and counted."""
@@ -219,6 +238,12 @@ class Database:
             lost = len(values) - values.count(None) - (len(kept) - kept.count(None))
             self._damage[f"wrong_type:{table}.{name}"] += lost
             return pl.Series(name, kept, dtype=dtype, strict=False)
+
+
+def _may(action: int, table: str | None, column: str | None, database: str | None, view: str | None) -> int:
+    """What a query may do: read real tables, but for those that hold the environment of the recorded process."""
+    allowed = action in _ACTIONS and view is None and not (action == sqlite3.SQLITE_READ and table in NEVER_READ)
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
 def _expression(name: str, dtype: type[pl.DataType], columns: Mapping[str, bool]) -> str:

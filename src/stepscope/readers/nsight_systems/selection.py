@@ -85,9 +85,9 @@ class Selection:
             where += f' OR "textId" IN (SELECT "id" FROM "StringIds" WHERE {like})'
         return where, parameters
 
-    def complete(self, table: str, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows with a time and a lane, with `start_ns` and `duration_ns` for their start and end."""
-        whole = frame.filter(pl.all_horizontal(pl.col("start", "end", "lane").is_not_null()))
+    def complete(self, table: str, frame: pl.DataFrame, *needed: str) -> pl.DataFrame:
+        """The rows with a time, a lane and what is `needed`, with `start_ns` and `duration_ns` for start and end."""
+        whole = frame.drop_nulls(["start", "end", "lane", *needed])
         if whole.height < frame.height:
             self._damage[f"incomplete_row:{table}"] += frame.height - whole.height
         return whole.with_columns(start_ns=pl.col("start"), duration_ns=pl.col("end") - pl.col("start")).drop(
