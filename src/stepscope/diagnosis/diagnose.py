@@ -16,7 +16,7 @@ from stepscope.analysis.operators import operator_table
 from stepscope.analysis.summary import device_uses, host_use
 from stepscope.diagnosis.diagnosis import Afterwards, DeviceSummary, Diagnosis, Together
 from stepscope.diagnosis.finding import Finding, NotAnswered
-from stepscope.diagnosis.parts import PARTS
+from stepscope.diagnosis.parts import PARTS, needs_of
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
@@ -84,7 +84,10 @@ def asked(view: View, rules: Sequence[ModuleType]) -> tuple[list[Finding], list[
     """Everything that these rules find, and what they cannot answer, in the rules' order."""
     findings: list[Finding] = []
     questions: list[NotAnswered] = []
+    without_operators = PARTS["operators"].is_missing(view.trace)
     for rule in rules:
+        if without_operators and "operators" in needs_of(rule):
+            continue  # other frameworks' operators are not what it knows; the report says that it could not look
         result = rule.check(view)
         findings.extend(result.findings)
         questions.extend(_with_those_concerned(question) for question in result.not_answered)
@@ -94,7 +97,7 @@ def asked(view: View, rules: Sequence[ModuleType]) -> tuple[list[Finding], list[
 def _with_those_concerned(question: NotAnswered) -> NotAnswered:
     """The question with the rules that need the part of the recording that is missing."""
     part = next((name for name, part in PARTS.items() if part.question == question.question), None)
-    concerned = tuple(rule.ID for rule in RULES if part in getattr(rule, "NEEDS", ()))
+    concerned = tuple(rule.ID for rule in RULES if part in needs_of(rule))
     return replace(question, rules=concerned) if concerned else question
 
 

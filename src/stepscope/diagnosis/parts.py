@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Final
 
 from stepscope.diagnosis.view import View
@@ -148,5 +149,11 @@ def missing(view: View) -> list[str]:
     """The parts that the view's trace lacks; shapes of operators only where there are operators."""
     absent = [name for name, part in PARTS.items() if part.is_missing(view.trace)]
     if "operators" in absent:
-        absent.remove("shapes")
+        absent = [name for name in absent if name != "shapes"]
     return [*(["steps"] if view.summary.source == "none" else []), *absent]
+
+
+def needs_of(rule: ModuleType) -> tuple[str, ...]:
+    """The parts without which a rule cannot look at all."""
+    needs: tuple[str, ...] = getattr(rule, "NEEDS", ())
+    return needs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
 from stepscope.diagnosis.diagnose import diagnose
@@ -12,10 +13,12 @@ from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.rules import trace_health as rule
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.tables import SCHEMAS
 from tests.simulator import Machine
 from tests.simulator.device import Queue
 from tests.simulator.host import Host
 from tests.unit.recording import Recording
+from tests.unit.rules import test_loop_in_step
 from tests.unit.rules.cases import (
     US,
     Cases,
@@ -195,3 +198,12 @@ def test_questions_name_the_rules_that_could_not_look() -> None:
 def test_what_rules_need_is_a_part_of_a_recording() -> None:
     for each in RULES:
         assert set(getattr(each, "NEEDS", ())) <= set(PARTS), each.ID
+
+
+def test_rules_that_know_pytorchs_operators_are_not_asked_of_others() -> None:
+    ours = next(iter(test_loop_in_step.FIRES.values()))()
+    renamed = ours.operators.with_columns(pl.col("name").str.replace("^aten::", "tpu::"))
+    theirs = Trace.from_tables({**{name: ours.table(name) for name in SCHEMAS}, "operators": renamed})
+
+    assert "loop-in-step" in [each.rule for each in diagnose(ours).findings]
+    assert "loop-in-step" not in [each.rule for each in diagnose(theirs).findings]
