@@ -98,7 +98,6 @@ def test_gzip_members_of_any_size_are_joined(tmp_path: Path, size: int) -> None:
         (b'{"schema": "1.0.2-chakra.0.0.4", "nodes": []}', "execution trace"),
         (b"[[-1, 1, 37888, 7], [-1, 1, 512, 7]]", "memory timeline"),
         (b'{"$schema": "https://www.speedscope.app/file-format-schema.json"}', "speedscope"),
-        (b'{"rocprofiler-sdk-tool": []}', "rocprofv3"),
         (b'{"cells": []}', "notebook"),
         (b"step,loss\n1,2\n", "neither a JSON object nor a list"),
         (b'{"loss": [1, 2]}', "no list of trace events"),

@@ -132,14 +132,32 @@ class Gathering:
             self.damage["time_out_of_range"] += frame.height - kept.height
         return kept
 
-    def write(self, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Window | None:
+    def add_flows(self, frame: pl.DataFrame) -> None:
+        """Add ends of flows, which link rows where correlation numbers do not.
+
+        Args:
+            frame: flow (text), category, end ("source" or "target"), and lane and start_ns of the slice it is at.
+        """
+        text = [self.pool.codes(frame[name].to_list()).alias(name) for name in ("end", "category", "flow")]
+        self._spill.add(
+            {"flows": frame.select(pl.col("start_ns").cast(pl.Int64), pl.col("lane").cast(pl.Int32), *text)}
+        )
+
+    def write(
+        self, writer: StoreWriter, window: Window | None, steps: StepRange | None, *, exact: bool = False
+    ) -> Window | None:
         """Write every table; the stretch that was asked for is returned.
+
+        Args:
+            exact: the rows lack nothing that would follow from names, and stand in the order of their tables.
 
         Raises:
             UsageError: steps were asked for that the trace does not have.
         """
         self._spill.flush()
-        assembly = Assembly(self.pool.strings(), self._spill, writer, self.damage, self.origin_ns or 0, window, steps)
+        origin_ns = self.origin_ns or 0
+        strings = self.pool.strings()
+        assembly = Assembly(strings, self._spill, writer, self.damage, origin_ns, window, steps, exact=exact)
         assembly.write(list(self._lanes.values()))
         self._spill.clean()
         return assembly.window

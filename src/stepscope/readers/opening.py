@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
-from stepscope.readers import gaudi, kineto, nsight_systems, rocprof, torch_snapshot, xplane
+from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xplane
 from stepscope.readers.lines import join_lines, variant_of
 from stepscope.readers.other_formats import what_it_is, what_its_name_says
 from stepscope.readers.pauses import join_pauses
@@ -21,7 +21,7 @@ from stepscope.trace.model import Metadata, Trace, TraceWarning
 from stepscope.trace.store import StoreWriter, is_store, open_store
 from stepscope.trace.window import StepRange, Window
 
-READERS: Final[tuple[ModuleType, ...]] = (xplane, nsight_systems, rocprof, torch_snapshot, gaudi, kineto)
+READERS: Final[tuple[ModuleType, ...]] = (perfetto, xplane, nsight_systems, rocprof, torch_snapshot, gaudi, kineto)
 """Every format, asked in this order whether a file is its own."""
 
 Progress = Callable[[int, "int | None"], None]
@@ -39,6 +39,10 @@ _SUFFIXES: Final = (
     ".sqlite",
     ".sqlite.gz",
     ".sqlite.zst",
+    ".pftrace",
+    ".pftrace.gz",
+    ".perfetto-trace",
+    ".perfetto-trace.gz",
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from stepscope.readers.kineto.events import Damage, Event
 from stepscope.readers.kineto.names import ANNOTATION_CATEGORIES, device_work_kind
 from stepscope.readers.kineto.times import nanoseconds
 from stepscope.trace.store import StoreWriter
-from stepscope.trace.tables import LANE_KINDS, LINK_KINDS, REFERENCES, SCHEMAS, VOCABULARY
+from stepscope.trace.tables import LANE_KINDS, LINK_KINDS, REFERENCES, SCHEMAS, VOCABULARY, empty
 
 _MARK: Final = own.PREFIX.encode()
 _MOST_ROWS: Final = 2**32
@@ -174,19 +174,23 @@ class RestoringColumns(Columns):
 
     def restore_rows(self, writer: StoreWriter) -> None:
         """Write the links, and set the references between rows that the file tells, in the tables that were written."""
-        if not self._whole:
-            return
-        heights = {table: writer.scan(table).select(pl.len()).collect().item() for table in own.REFERENCES}
-        links = [_links(rows, heights["operators"]) for rows in self._rows if rows.table == "links"]
-        for part in links:
-            if part is None:
-                self.damage["damaged_arguments"] += 1
-            elif part.height:
-                writer.write_part("links", part)
-        for table, column in own.REFERENCES.items():
-            told = [rows for rows in self._rows if rows.table == table and rows.column == column]
-            if told:
-                _set_references(writer, table, column, told, heights[_TARGETS[table, column]])
+        if self._whole:
+            restore_rows(writer, self._rows, self.damage)
+
+
+def restore_rows(writer: StoreWriter, told: list[own.Rows], damage: Counter[str]) -> None:
+    """Write the links that were told, and set references between rows, in the tables that were written."""
+    heights = {table: writer.scan(table).select(pl.len()).collect().item() for table in own.REFERENCES}
+    for rows in told:
+        part = _links(rows, heights["operators"]) if rows.table == "links" else empty("links")
+        if part is None:
+            damage["damaged_arguments"] += 1
+        elif part.height:
+            writer.write_part("links", part)
+    for table, column in own.REFERENCES.items():
+        mine = [rows for rows in told if rows.table == table and rows.column == column]
+        if mine:
+            _set_references(writer, table, column, mine, heights[_TARGETS[table, column]])
 
 
 def _first_value(event: Event) -> tuple[str | None, float | None]:
@@ -203,7 +207,7 @@ class _Lanes(dict[tuple[Any, Any], int]):
 
     def tell(self, process: int | str, thread: int | str, lane: own.Lane) -> int:
         number = self[process, thread] = len(self.rows)
-        self.rows.append({"lane": number, **_lane(lane)})
+        self.rows.append({"lane": number, **lane_columns(lane)})
         return number
 
     def __missing__(self, key: tuple[Any, Any]) -> int:
@@ -227,7 +231,8 @@ def _columns(table: str) -> list[str]:
     return [column for column in SCHEMAS[table] if column not in own.UNWRITTEN]
 
 
-def _lane(lane: own.Lane) -> dict[str, Any]:
+def lane_columns(lane: own.Lane) -> dict[str, Any]:
+    """The columns of `lanes` that an export tells of a lane, but for its number."""
     kind = lane.kind if lane.kind in (*LANE_KINDS, None) else "other"
     rank = lane.rank if lane.rank is not None and abs(lane.rank) < 2**31 else None
     return {

@@ -54,6 +54,7 @@ ANNOTATIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "source_file": "source_file",
         "source_line": "source_line",
         "source_function": "source_function",
+        "scope": "scope",
     },
     "launches": {
         "kind": "kind",
@@ -79,6 +80,8 @@ ANNOTATIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "group_size": "Group size",
         "message_elements": "In msg nelems",
         "message_type": "dtype",
+        "call_stack": "Call stack",
+        "scope": "scope",
     },
     "frames": {
         "python_id": "Python id",

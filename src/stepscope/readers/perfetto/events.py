@@ -1,0 +1,301 @@
+"""Rows of the trace's tables from track events; slices wait for their ends, which may stand anywhere."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.readers.gathering import Gathering
+from stepscope.readers.perfetto import meaning
+from stepscope.readers.perfetto.own import OwnFile
+from stepscope.readers.perfetto.sequences import Sequence
+from stepscope.readers.perfetto.slices import UNKNOWN_NS, Ends
+from stepscope.readers.perfetto.tracks import Tracks
+from stepscope.readers.perfetto.vocabulary import MEMORY_NAME
+from stepscope.readers.spill import Spill
+from stepscope.trace.tables import SCHEMAS, VOCABULARY
+
+if TYPE_CHECKING:
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
+
+_BATCH_ROWS: Final = 50_000
+_BEGIN, _END, _INSTANT, _COUNTER, _COMPLETE = 1, 2, 3, 4, 100
+_PHASES: Final = {
+    ord("B"): _BEGIN,
+    ord("E"): _END,
+    ord("X"): _COMPLETE,
+    ord("I"): _INSTANT,
+    ord("i"): _INSTANT,
+    ord("R"): _INSTANT,
+}
+_HOST_TABLES: Final = frozenset({"operators", "launches", "frames"})
+
+
+class Events:
+    """The events of a file: rows without lanes and durations first, and the finished ones once all were seen."""
+
+    def __init__(self, gathering: Gathering, tracks: Tracks, own: OwnFile, directory: Path) -> None:
+        self._gathering = gathering
+        self._damage: Counter[str] = gathering.damage
+        self._tracks = tracks
+        self._own = own
+        self._ends = Ends()
+        self._spill = Spill(directory)
+        self._held: dict[str, list[tuple[int, int, str, int, dict[str, Any]]]] = {}
+        self._host_tracks: set[int] = set()
+        self._totals: dict[int, float] = {}
+        self._flows = (array("Q"), array("q"), array("b"))  # flow, slice, whether it ends there
+        self._tables: list[str] = []
+        self._table_of_slice = array("b")
+
+    # Taking events
+
+    def add(self, event: TrackEvent, sequence: Sequence, time_ns: int) -> None:
+        """Take one event."""
+        kind = event.type or _PHASES.get(event.legacy_event.phase, 0)
+        place = self._place(event, sequence)
+        if kind == _END:
+            self._ends.end(self._tracks.code(place), time_ns)
+        elif kind in (_BEGIN, _COMPLETE):
+            self._add_slice(event, sequence, self._tracks.code(place), time_ns)
+            if kind == _COMPLETE:
+                duration_ns = max(0, event.legacy_event.duration_us) * 1000
+                self._ends.end(self._tracks.code(place), time_ns + duration_ns)
+        elif kind == _COUNTER:
+            self._add_counter(event, self._tracks.code(place), time_ns)
+        elif kind == _INSTANT:
+            self._add_instant(event, sequence, self._tracks.code(place), time_ns)
+        else:
+            self._damage["unknown_event"] += 1
+
+    def _place(self, event: TrackEvent, sequence: Sequence) -> int | tuple[int, int]:
+        """The event's track, or (process, thread) in files without tracks."""
+        if event.HasField("track_uuid"):
+            return int(event.track_uuid)
+        if event.legacy_event.pid_override or event.legacy_event.tid_override:
+            process, thread = sequence.thread or (0, 0)
+            return event.legacy_event.pid_override or process, event.legacy_event.tid_override or thread
+        if sequence.track is not None:
+            return sequence.track
+        return sequence.thread or 0
+
+    def _add_slice(self, event: TrackEvent, sequence: Sequence, track: int, time_ns: int) -> None:
+        name, category = sequence.name(event), sequence.category(event)
+        if name is None:
+            self._damage["lost_name"] += 1
+            name = ""
+        if self._own.is_own:
+            table, columns = self._own.table_of(category), {}
+            arguments = meaning.OWN_ARGUMENTS
+        else:
+            table, kind = meaning.table_of(category, name)
+            columns = {} if kind is None else {"kind": kind}
+            arguments = meaning.ARGUMENTS
+            if not meaning.is_known(category):
+                self._damage[f"unknown_category:{category[:40]}"] += 1
+        self._read_arguments(event, sequence, table, arguments[table], columns)
+        number = self._ends.begin(track, time_ns)
+        self._note_table(table)
+        self._note_flows(event, number)
+        if table in _HOST_TABLES:
+            self._host_tracks.add(track)
+        elif table == "device_work" and not self._own.is_own:
+            self._tracks.works_for(track, meaning.text(columns.get("device")), meaning.text(columns.get("queue")))
+        self._hold(table, number, time_ns, name, track, columns)
+
+    def _read_arguments(
+        self, event: TrackEvent, sequence: Sequence, table: str, wanted: dict[str, str], columns: dict[str, Any]
+    ) -> None:
+        for annotation in event.debug_annotations:
+            name = sequence.annotation_name(annotation)
+            column = wanted.get(name)
+            if column is None:
+                continue
+            value = sequence.value(annotation)
+            if self._own.is_own:
+                columns[column] = value
+                continue
+            change = meaning.CHANGES.get((table, name))
+            value = value if change is None else change(value)
+            if value is not None and not (column == "kind" and table != "synchronisations"):
+                columns[column] = value
+
+    def _add_instant(self, event: TrackEvent, sequence: Sequence, track: int, time_ns: int) -> None:
+        name = sequence.name(event)
+        if self._own.take(name, lambda: self._first_text(event, sequence)):
+            return
+        if name != MEMORY_NAME:
+            self._damage["unused_instant"] += 1
+            return
+        columns: dict[str, Any] = {}
+        arguments = meaning.OWN_ARGUMENTS if self._own.is_own else meaning.ARGUMENTS
+        self._read_arguments(event, sequence, "memory", arguments["memory"], columns)
+        self._hold("memory", -1, time_ns, "", track, columns)
+
+    @staticmethod
+    def _first_text(event: TrackEvent, sequence: Sequence) -> str:
+        return next((str(sequence.value(each)) for each in event.debug_annotations), "")
+
+    def _add_counter(self, event: TrackEvent, track: int, time_ns: int) -> None:
+        name, is_incremental, unit = self._tracks.counter(track)
+        value = (
+            event.double_counter_value if event.HasField("double_counter_value") else float(event.counter_value)
+        ) * unit
+        if is_incremental:
+            value = self._totals[track] = self._totals.get(track, 0.0) + value
+        columns = {"series": None, "value": value}
+        self._hold("counters", -1, time_ns, name, track, columns)
+
+    def _note_table(self, table: str) -> None:
+        if table not in self._tables:
+            self._tables.append(table)
+        self._table_of_slice.append(self._tables.index(table))
+
+    def _note_flows(self, event: TrackEvent, number: int) -> None:
+        flows, slices, ends = self._flows
+        for terminating, numbers in (
+            (0, event.flow_ids),
+            (0, event.flow_ids_old),
+            (1, event.terminating_flow_ids),
+            (1, event.terminating_flow_ids_old),
+        ):
+            for flow in numbers:
+                flows.append(flow)
+                slices.append(number)
+                ends.append(terminating)
+
+    def _hold(self, table: str, number: int, time_ns: int, name: str, track: int, columns: dict[str, Any]) -> None:
+        rows = self._held.setdefault(table, [])
+        rows.append((number, time_ns, name, track, columns))
+        if len(rows) >= _BATCH_ROWS:
+            self._set_aside(table)
+
+    def _set_aside(self, table: str) -> None:
+        """Turn the held rows of a table into columns."""
+        rows = self._held.pop(table, [])
+        pool = self._gathering.pool
+        series: dict[str, pl.Series] = {
+            "slice": pl.Series([row[0] for row in rows], dtype=pl.Int64),
+            "start_ns": pl.Series([row[1] for row in rows], dtype=pl.Int64),
+            "track": pl.Series([row[3] for row in rows], dtype=pl.Int64),
+        }
+        if "name" in SCHEMAS[table]:
+            series["name"] = pool.codes([row[2] for row in rows])
+        for column in _told_columns(table):
+            values = [row[4].get(column) for row in rows]
+            dtype = SCHEMAS[table][column]
+            if dtype is pl.String:
+                known = VOCABULARY.get((table, column))
+                texts = [meaning.text(value) for value in values]
+                series[column] = pool.optional_codes(
+                    texts if known is None else [text if text in known else None for text in texts]
+                )
+            elif dtype is pl.Float64:
+                series[column] = pl.Series([meaning.number(value) for value in values], dtype=pl.Float64)
+            else:
+                wide = pl.Series([meaning.integer(value) for value in values], dtype=pl.Int64)
+                series[column] = wide.cast(dtype, strict=False)
+        self._spill.add({table: pl.DataFrame(series)})
+
+    # Finishing
+
+    def finish(self) -> None:
+        """Give every row its lane and its duration, and hand it to the gathering."""
+        for table in list(self._held):
+            self._set_aside(table)
+        durations = self._ends.durations()
+        self._damage["unmatched_end"] += self._ends.unmatched
+        self._damage["unclosed_slice"] += self._ends.unclosed
+        lanes: dict[int, int] = {}
+        starts = np.zeros(len(durations), np.int64)
+        lane_of_slice = np.full(len(durations), -1, np.int64)
+        for table in (*self._tables, "memory", "counters"):
+            rows = self._spill.take(table)
+            if rows is None:
+                continue
+            codes = rows["track"].unique().sort().to_list()
+            lanes |= {code: self._lane(code) for code in codes if code not in lanes}
+            rows = rows.with_columns(lane=rows["track"].replace_strict(lanes, return_dtype=pl.Int32))
+            if table in ("memory", "counters"):
+                self._gathering.add(table, self._finished(table, rows))
+                continue
+            numbers = rows["slice"].to_numpy()
+            starts[numbers], lane_of_slice[numbers] = rows["start_ns"].to_numpy(), rows["lane"].to_numpy()
+            rows = rows.with_columns(duration_ns=pl.Series(durations[numbers], dtype=pl.Int64))
+            self._gathering.add(table, self._finished(table, rows.filter(pl.col("duration_ns") != UNKNOWN_NS)))
+        self._spill.clean()
+        self._add_flows(starts, lane_of_slice)
+
+    def _lane(self, code: int) -> int:
+        lane = self._own.lane(self._tracks.place(code))
+        if lane is not None:
+            return lane
+        return self._tracks.lane(code, self._gathering, is_host=code in self._host_tracks)
+
+    def _finished(self, table: str, rows: pl.DataFrame) -> pl.DataFrame:
+        if table == "counters" and self._own.is_own:
+            rows = self._own.with_counters(rows, self._tracks, self._gathering.pool)
+        if table == "device_work" and not self._own.is_own:
+            rows = self._with_queues(rows)
+        if not self._own.is_own:  # what is missing of these follows from the names
+            worked_out = {"frames": ["file", "line", "function", "module"], "annotations": ["step"]}
+            rows = rows.drop(name for name in worked_out.get(table, []) if rows[name].null_count() == rows.height)
+        return rows.drop("slice", "track")
+
+    def _with_queues(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Device work with the device and the queue of its track, where its own arguments do not tell."""
+        codes = rows["track"].unique().to_list()
+        places = [self._tracks.queue(code) for code in codes]
+        pool = self._gathering.pool
+        told = pl.DataFrame(
+            {
+                "track": pl.Series(codes, dtype=pl.Int64),
+                "device_of_track": pool.codes([device for device, _ in places]),
+                "queue_of_track": pool.codes([queue for _, queue in places]),
+            }
+        )
+        rows = rows.join(told, on="track", how="left", maintain_order="left")
+        return rows.with_columns(
+            device=pl.col("device").fill_null(pl.col("device_of_track")),
+            queue=pl.col("queue").fill_null(pl.col("queue_of_track")),
+        ).drop("device_of_track", "queue_of_track")
+
+    def _add_flows(self, starts: npt.NDArray[np.int64], lanes: npt.NDArray[np.int64]) -> None:
+        """Flows from operator to operator lead to the backward, others from a call to its device work."""
+        if self._own.is_whole or not len(self._flows[0]):
+            return
+        flows, slices, ends = (pl.Series(each) for each in self._flows)
+        numbers = slices.to_numpy()
+        tables = np.frombuffer(self._table_of_slice, np.int8)[numbers]
+        found = pl.DataFrame(
+            {
+                "flow": flows,
+                "ends": ends,
+                "start_ns": starts[numbers],
+                "lane": lanes[numbers],
+                "table": pl.Series(tables),
+            }
+        ).filter(pl.col("lane") >= 0)
+        found = found.sort("flow", "ends", "start_ns", maintain_order=True)
+        first = pl.int_range(pl.len()).over("flow") == 0
+        of = {table: number for number, table in enumerate(self._tables)}
+        operators = (pl.col("table") == of.get("operators", -1)).all().over("flow")
+        rows = found.with_columns(
+            end=pl.when(first).then(pl.lit("source")).otherwise(pl.lit("target")),
+            category=pl.when(operators).then(pl.lit("fwdbwd")).otherwise(pl.lit("launch")),
+            flow=pl.col("flow").cast(pl.String),
+        )
+        self._gathering.add_flows(rows.select("start_ns", "lane", "end", "category", "flow"))
+
+
+def _told_columns(table: str) -> Iterator[str]:
+    """The columns that an event's arguments can tell."""
+    left_out = {"start_ns", "duration_ns", "name", "lane", "parent", "operator", "launch"}
+    return (column for column in SCHEMAS[table] if column not in left_out)

@@ -1,0 +1,238 @@
+"""A Perfetto file as packets: found in the stream by their lengths, unpacked where they are compressed, decoded."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import zstandard
+
+from stepscope.errors import NotATraceError
+from stepscope.readers.perfetto.messages import trace_message
+from stepscope.readers.source import ByteSource
+
+if TYPE_CHECKING:
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
+
+LARGEST_PACKET_BYTES: Final = 8 * 2**20
+"""Packets are hundreds of bytes; one of this size made of nothing but empty messages takes some hundred MB."""
+LARGEST_UNPACKED_BYTES: Final = 64 * 2**20
+"""Of one compressed packet."""
+_BOMB_BYTES: Final = 2**30
+_BOMB_RATIO: Final = 150
+_TOGETHER_BYTES: Final = 2**18
+_PACKET_TAG: Final = 0x0A
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_TELLING_FIELDS: Final = frozenset(
+    {
+        (3, _VARINT),  # trusted_uid
+        (8, _VARINT),  # timestamp
+        (10, _VARINT),  # trusted_packet_sequence_id
+        (11, _BYTES),  # track_event
+        (12, _BYTES),  # interned_data
+        (13, _VARINT),  # sequence_flags
+        (33, _BYTES),  # trace_config
+        (36, _BYTES),  # synchronization_marker
+        (41, _VARINT),  # incremental_state_cleared
+        (50, _BYTES),  # compressed_packets
+        (58, _VARINT),  # timestamp_clock_id
+        (59, _BYTES),  # trace_packet_defaults
+        (60, _BYTES),  # track_descriptor
+        (89, _BYTES),  # trace_uuid
+        (133, _BYTES),  # zstd_compressed_packets
+    }
+)
+"""Fields of a packet that no other protobuf file with a message in its first field has; XLA's planes have 1 to 6."""
+_MOST_FIELDS: Final = 64
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file begins with a packet of a Perfetto trace."""
+    if head[:1] != bytes([_PACKET_TAG]):
+        return False
+    length, position = _varint(head, 1)
+    if length is None or length > 2**32:
+        return False
+    end = position + length
+    for _ in range(_MOST_FIELDS):
+        tag, position = _varint(head, position)
+        if tag is None or position >= end or not tag >> 3:
+            return False
+        if (tag >> 3, tag & 7) in _TELLING_FIELDS:
+            return True
+        skipped = _after(head, position, tag & 7)
+        if skipped is None or skipped > end:
+            return False
+        position = skipped
+    return False
+
+
+class Packets:
+    """The packets of a file, in order.
+
+    Attributes:
+        damage: takes what could not be read.
+    """
+
+    def __init__(self, source: ByteSource, damage: Counter[str]) -> None:
+        self._source = source
+        self._damage = damage
+        self._unpacked = 0
+
+    def __iter__(self) -> Iterator[TracePacket]:
+        """Decoded one by one, those in compressed packets too.
+
+        Raises:
+            NotATraceError: compressed packets unpack to far more than any trace does.
+            UsageError: the package with the messages' definitions is not installed.
+        """
+        trace = trace_message()
+        for text in self._framed():
+            for packet in self._decoded(text, trace):
+                inner = self._inner(packet)
+                if inner is None:
+                    yield packet
+                    continue
+                for each in self._decoded(inner, trace):
+                    if each.WhichOneof("data") in ("compressed_packets", "zstd_compressed_packets"):
+                        self._damage["damaged_packet"] += 1
+                    else:
+                        yield each
+
+    def _framed(self) -> Iterator[bytes]:
+        """Whole packets with their tags and lengths, several at a time."""
+        rest, skip = b"", 0
+        for block in self._source.blocks():
+            if skip >= len(block):
+                skip -= len(block)
+                continue
+            data = rest + block[skip:]
+            skip = begin = position = 0
+            while True:
+                end = _end_of_packet(data, position)
+                if end is None:  # the bytes are no packets any more
+                    self._damage["not_packets"] += 1
+                    if position > begin:
+                        yield data[begin:position]
+                    return
+                if end - position > LARGEST_PACKET_BYTES:
+                    self._damage["oversized_packet"] += 1
+                    if position > begin:
+                        yield data[begin:position]
+                    begin = position = min(end, len(data))
+                    skip = end - position
+                    if skip:
+                        break
+                    continue
+                if not end or end > len(data):
+                    break
+                position = end
+                if position - begin >= _TOGETHER_BYTES:
+                    yield data[begin:position]
+                    begin = position
+            if position > begin:
+                yield data[begin:position]
+            rest = data[position:]
+        if rest or skip:
+            self._damage["truncated"] += 1
+
+    def _decoded(self, text: bytes, trace: type[Trace]) -> Iterator[TracePacket]:
+        """The packets of a serialised trace; those that cannot be decoded are left out."""
+        from google.protobuf.message import DecodeError
+
+        try:
+            yield from trace.FromString(text).packet
+            return
+        except DecodeError:
+            pass
+        position = 0
+        while position < len(text):
+            end = _end_of_packet(text, position)
+            if not end or end > len(text):
+                self._damage["damaged_packet"] += 1
+                return
+            try:
+                yield from trace.FromString(text[position:end]).packet
+            except DecodeError:
+                self._damage["damaged_packet"] += 1
+            position = end
+
+    def _inner(self, packet: TracePacket) -> bytes | None:
+        """What a compressed packet holds: a serialised trace; None of others."""
+        kind = packet.WhichOneof("data")
+        if kind not in ("compressed_packets", "zstd_compressed_packets"):
+            return None
+        try:
+            if kind == "compressed_packets":
+                unpacked = zlib.decompressobj().decompress(packet.compressed_packets, LARGEST_UNPACKED_BYTES)
+            else:
+                unpacked = (
+                    zstandard.ZstdDecompressor()
+                    .decompressobj(read_across_frames=False)
+                    .decompress(_bounded(packet.zstd_compressed_packets))
+                )
+        except (zlib.error, zstandard.ZstdError, MemoryError):
+            self._damage["damaged_packet"] += 1
+            return b""
+        self._unpacked += len(unpacked)
+        if self._unpacked > _BOMB_BYTES and self._unpacked > _BOMB_RATIO * self._source.read_bytes:
+            raise NotATraceError(
+                f"{self._source.name} unpacks to more than {_BOMB_RATIO} times its size, which no trace does: not read"
+            )
+        return unpacked
+
+
+def _bounded(data: bytes) -> bytes:
+    """Packed data that says it unpacks to no more than may be.
+
+    Raises:
+        zstandard.ZstdError: it does not.
+    """
+    size = zstandard.frame_content_size(data)
+    if not 0 <= size <= LARGEST_UNPACKED_BYTES:
+        raise zstandard.ZstdError("the size is not told, or too large")
+    return data
+
+
+def _end_of_packet(data: bytes, position: int) -> int | None:
+    """Where the field that begins at `position` ends, perhaps beyond the data; 0: not yet known; None: no packet."""
+    tag, after_tag = _varint(data, position)
+    if tag is None:
+        return 0 if len(data) - position < 10 else None
+    if tag >> 3 == 0 or tag >> 3 > 2**29 - 1:
+        return None
+    if tag & 7 == _BYTES:
+        length, after_length = _varint(data, after_tag)
+        if length is None:
+            return 0 if len(data) - after_tag < 10 else None
+        return after_length + length if length < 2**40 else None
+    if tag & 7 == _VARINT:
+        value, end = _varint(data, after_tag)
+        return end if value is not None else (0 if len(data) - after_tag < 10 else None)
+    size = {_FIXED64: 8, _FIXED32: 4}.get(tag & 7)
+    return None if size is None else after_tag + size
+
+
+def _varint(data: bytes, position: int) -> tuple[int | None, int]:
+    """A number and where it ends; None if it does not end in the data, or after ten bytes."""
+    value = shift = 0
+    for place in range(position, min(position + 10, len(data))):
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place + 1
+        shift += 7
+    return None, position
+
+
+def _after(data: bytes, position: int, wire_type: int) -> int | None:
+    """Where a field's value ends; None for types that do not exist."""
+    if wire_type == _BYTES:
+        length, begin = _varint(data, position)
+        return None if length is None else begin + length
+    if wire_type == _VARINT:
+        value, end = _varint(data, position)
+        return None if value is None else end
+    return {_FIXED64: position + 8, _FIXED32: position + 4}.get(wire_type)
