@@ -5,10 +5,11 @@ stack. What runs inside a backward node belongs to the forward operator that mad
 runs inside the node (a hook, the backward of an own autograd function). A node that no forward operator of the trace
 made, such as one that accumulates gradients, belongs to the line that called the backward pass, and so does what an
 autograd thread does outside of nodes. Work of the optimizer belongs to the line that called its step. A piece of device
-work belongs to the call that launched it.
+work belongs to the call that launched it, or, where the compiler kept what it was written as, to that line.
 
 A module is named by the path to it: its qualified name behind the class of the outermost module ("GPT2.blocks.0") where
-stepscope recorded it, else by class and number as profilers count instances ("GPT2_0.Block_1.Linear_3").
+stepscope recorded it, else by class and number as profilers count instances ("GPT2_0.Block_1.Linear_3"), in compiled
+code by the scopes that it was written under (see `stepscope.analysis.scopes`).
 
 Phases: "backward" is what autograd's nodes do, also what they compute again of the forward; "optimizer" is the
 optimizer's step and clearing gradients; "input" is loading data, and copying to the device outside of modules;
@@ -32,7 +33,7 @@ from stepscope.analysis.host import TABLES, HostActivity, host_activity
 from stepscope.analysis.module_paths import own_modules
 from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.analysis.per_slice import Numbering, at, own_values
-from stepscope.analysis.phases import FORWARD, INPUT, OTHER, PHASES, engine_lanes, phases
+from stepscope.analysis.phases import FORWARD, INPUT, OTHER, PHASES, engine_lanes, phases, phases_of_scopes
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows, inherit
 
@@ -73,6 +74,9 @@ class Attribution:
         stack: index of the slice whose call stack gives the place, -1 where the place comes from elsewhere.
         caused: whether the slice is of the backward of a forward operator.
         line_place: index into `places` for each row of `lines`, -1 for none.
+        own_work_place: index into `places` for each row of `device_work` by its own call stack, -1 for none.
+        own_work_module: index into `modules` for each row of `device_work` by its own scope, -1 for none.
+        own_work_phase: index into PHASES for each row of `device_work` by its own scope, -1 for none.
     """
 
     trace: Trace
@@ -87,6 +91,19 @@ class Attribution:
     stack: Rows
     caused: npt.NDArray[np.bool_]
     line_place: Rows
+    own_work_place: Rows
+    own_work_module: Rows
+    own_work_phase: Rows
+
+    @cached_property
+    def work_place(self) -> Rows:
+        """For each row of `device_work` the index of its place, -1 for none."""
+        return np.where(self.own_work_place >= 0, self.own_work_place, at(self.place, self.work_slices))
+
+    @cached_property
+    def work_module(self) -> Rows:
+        """For each row of `device_work` the index of its module, -1 for none."""
+        return np.where(self.own_work_module >= 0, self.own_work_module, at(self.module, self.work_slices))
 
     @cached_property
     def operator_slices(self) -> Rows:
@@ -109,9 +126,9 @@ class Attribution:
     @cached_property
     def work_phase(self) -> npt.NDArray[np.int8]:
         """For each row of `device_work`, the index of its phase."""
-        phase = self._phase_of(self.work_slices)
+        phase = np.where(self.own_work_phase >= 0, self.own_work_phase, self._phase_of(self.work_slices))
         copied = (self.trace.device_work["kind"] == "copy_in").fill_null(False).to_numpy()
-        outside = at(self.module, self.work_slices) < 0
+        outside = self.work_module < 0
         is_input = copied & outside & ((phase == OTHER) | (phase == FORWARD))
         return np.where(is_input, INPUT, phase).astype(np.int8)
 
@@ -122,15 +139,16 @@ class Attribution:
 
     def operators(self) -> pl.DataFrame:
         """Place, module and phase of each row of `operators`, in order; columns as in ATTRIBUTION_SCHEMA."""
-        return self._frame(self.operator_slices, self._phase_of(self.operator_slices))
+        slices = self.operator_slices
+        return self._frame(at(self.place, slices), at(self.module, slices), self._phase_of(slices))
 
     def device_work(self) -> pl.DataFrame:
         """Place, module and phase of each row of `device_work`, in order; columns as in ATTRIBUTION_SCHEMA."""
-        return self._frame(self.work_slices, self.work_phase)
+        return self._frame(self.work_place, self.work_module, self.work_phase)
 
-    def _frame(self, slices: Rows, phase: npt.NDArray[np.int8]) -> pl.DataFrame:
+    def _frame(self, place_of: Rows, module_of: Rows, phase: npt.NDArray[np.int8]) -> pl.DataFrame:
         places = pl.DataFrame(self.places, schema=dict(list(ATTRIBUTION_SCHEMA.items())[:4]), orient="row")
-        place, module = _nullable(at(self.place, slices)), _nullable(at(self.module, slices))
+        place, module = _nullable(place_of), _nullable(module_of)
         columns = [places[name].gather(place).alias(name) for name in places.columns]
         modules = pl.Series(self.modules, dtype=pl.String).gather(module).alias("module")
         phases = pl.Series(PHASES, dtype=pl.String).gather(phase.astype(np.int64)).alias("phase")
@@ -153,8 +171,9 @@ def attribute(
     line_place = _numbered(trace.lines.select("file", "line", "function"), activity, places)
     frame = _user_frames(trace, activity, places)
     stack = _call_stacks(trace, activity, places)
+    own_work_place = _stack_places(trace.device_work["call_stack"], activity, places)
     place, frame_slice, stack_slice = _places(activity, redirected, line, frame, stack)
-    modules, own_module, module_parents = own_modules(trace, activity)
+    modules, own_module, module_parents, own_work_module = own_modules(trace, activity)
     phase = phases(trace, activity, sources, own_module)
     place = _or_of_the_line(trace, activity, place, line_place)
     place = _or_of_the_main_thread(trace, activity, place)
@@ -172,6 +191,9 @@ def attribute(
         stack=stack_slice,
         caused=caused,
         line_place=line_place,
+        own_work_place=own_work_place,
+        own_work_module=own_work_module,
+        own_work_phase=phases_of_scopes(trace.device_work["scope"]),
     )
 
 
@@ -254,17 +276,23 @@ def _call_stacks(trace: Trace, activity: HostActivity, places: Numbering[SourceP
     """The place of each slice that has a call stack with an entry of the user's, -1 for none."""
     result = np.full(len(activity.row), -1, np.int64)
     for code in (_OPERATORS, _ANNOTATIONS):
-        table = trace.table(TABLES[code])
-        different = table["call_stack"].drop_nulls().unique(maintain_order=True)
-        if different.is_empty():
-            continue
-        numbers = []
-        for call_stack in different:
-            entries = user_entries(call_stack, activity.user_code)
-            entry = parse(entries[0]) if entries else None
-            numbers.append(-1 if entry is None else places[SourcePlace(*entry, True)])
-        place = table["call_stack"].replace_strict(different, numbers, default=-1, return_dtype=pl.Int64)
-        result = np.maximum(result, own_values(activity, code, place.fill_null(-1).to_numpy()))
+        place = _stack_places(trace.table(TABLES[code])["call_stack"], activity, places)
+        result = np.maximum(result, own_values(activity, code, place))
+    return result
+
+
+def _stack_places(call_stacks: pl.Series, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
+    """The place of the user's innermost entry of each call stack, -1 for none."""
+    different = call_stacks.drop_nulls().unique(maintain_order=True)
+    if different.is_empty():
+        return np.full(len(call_stacks), -1, np.int64)
+    numbers = []
+    for call_stack in different:
+        entries = user_entries(call_stack, activity.user_code)
+        entry = parse(entries[0]) if entries else None
+        numbers.append(-1 if entry is None else places[SourcePlace(*entry, True)])
+    found = call_stacks.replace_strict(different, numbers, default=-1, return_dtype=pl.Int64).fill_null(-1)
+    result: Rows = found.to_numpy()
     return result
 
 

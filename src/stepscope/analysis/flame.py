@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.attribution import Attribution, attribute
+from stepscope.analysis.attribution import Attribution, attribute, parse, user_entries
 from stepscope.analysis.host import TABLES, HostActivity
+from stepscope.analysis.naming import UserCode
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.per_slice import at
 from stepscope.analysis.phases import FORWARD, PHASES
@@ -86,14 +88,16 @@ def user_stacks(trace: Trace, attribution: Attribution | None = None) -> list[Fl
         slices = attribution.work_slices
         operators = _operators_of(attribution, slices)
         keys = zip(slices.tolist(), operators.tolist(), attribution.work_phase.tolist(), strict=True)
+        written = trace.device_work["call_stack"].to_list()
     else:
         leaves = [""] * trace.operators.height
         costs = operator_costs(trace)["host_self_ns"].to_list()
         slices, operators = attribution.operator_slices, np.arange(trace.operators.height)
         phase = np.where(slices >= 0, at(attribution.phase.astype(np.int64), slices), len(PHASES) - 1)
         keys = zip(slices.tolist(), operators.tolist(), phase.tolist(), strict=True)
-    for (row, operator, phase_number), leaf, ns in zip(keys, leaves, costs, strict=True):
-        frames = stacks.frames(row, operator, phase_number)
+        written = [None] * len(leaves)
+    for (row, operator, phase_number), origin, leaf, ns in zip(keys, written, leaves, costs, strict=True):
+        frames = stacks.written(origin, phase_number) or stacks.frames(row, operator, phase_number)
         stack = (*frames, leaf) if leaf else frames
         sums[stack] = sums.get(stack, 0) + ns
     return [FlameStack(frames, ns) for frames, ns in sums.items() if ns > 0]
@@ -191,6 +195,13 @@ class _Stacks:
         within = () if phase == FORWARD else (PHASES[phase],)
         return (*self._user(row), *within, *self._chain(operator))
 
+    def written(self, call_stack: str | None, phase: int) -> tuple[str, ...]:
+        """The frames of compiled work by where it was written; none where that is not known, or not the user's."""
+        if call_stack is None:
+            return ()
+        within = () if phase == FORWARD else (PHASES[phase],)
+        return (*_written(call_stack, self._attribution.activity.user_code), *within)
+
     def _user(self, row: int) -> tuple[str, ...]:
         """The user's functions or the modules, then the line; the same for slices of one place, module and frame."""
         attribution = self._attribution
@@ -225,6 +236,13 @@ class _Stacks:
             chain = (*chain, self._names[number])[:DEEPEST]
             self._chains[number] = chain
         return chain
+
+
+@lru_cache(maxsize=4096)
+def _written(call_stack: str, user_code: UserCode) -> tuple[str, ...]:
+    """The user's part of a call stack, outermost first."""
+    parsed = [parse(entry) for entry in reversed(user_entries(call_stack, user_code))]
+    return tuple(_cut(f"{entry[0]}:{entry[1]} {entry[2]}") for entry in parsed if entry is not None)
 
 
 def _operators_of(attribution: Attribution, slices: Rows) -> Rows:

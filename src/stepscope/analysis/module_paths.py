@@ -9,16 +9,20 @@ import polars as pl
 
 from stepscope.analysis.host import TABLES, HostActivity
 from stepscope.analysis.per_slice import Numbering, at, own_values
+from stepscope.analysis.scopes import parsed_scope
 from stepscope.line_records import DEEPEST_MODULE, LONGEST_MODULE
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows, inherit, innermost_at
 from stepscope.trace.nesting import parents as parents_of
 
-_FRAMES = TABLES.index("frames")
+_FRAMES, _OPERATORS = TABLES.index("frames"), TABLES.index("operators")
 
 
-def own_modules(trace: Trace, activity: HostActivity) -> tuple[tuple[str, ...], Rows, Rows]:
-    """The module paths, the path of each slice that is a call of a module or whose module was recorded, the parents."""
+def own_modules(trace: Trace, activity: HostActivity) -> tuple[tuple[str, ...], Rows, Rows, Rows]:
+    """The module paths, that of each slice that is a call of a module or whose module was recorded, and their parents.
+
+    The last array has, for each row of `device_work`, the path that its own scope gives.
+    """
     paths = Numbering[str]()
     parents: dict[int, int] = {}
     own = np.full(len(activity.row), -1, np.int64)
@@ -29,7 +33,23 @@ def own_modules(trace: Trace, activity: HostActivity) -> tuple[tuple[str, ...], 
         own = _recorded_modules(calls, activity, pl.Series(paths.words, dtype=pl.String))
     elif trace.frames.height:
         _add_module_frames(trace, activity, own, paths, parents)
-    return paths.words, own, np.array([parents.get(number, -1) for number in range(len(paths.words))], np.int64)
+    own = np.where(
+        own >= 0, own, own_values(activity, _OPERATORS, _of_scopes(trace.operators["scope"], paths, parents))
+    )
+    of_work = _of_scopes(trace.device_work["scope"], paths, parents)
+    around = np.array([parents.get(number, -1) for number in range(len(paths.words))], np.int64)
+    return paths.words, own, around, of_work
+
+
+def _of_scopes(scopes: pl.Series, paths: Numbering[str], parents: dict[int, int]) -> Rows:
+    """The innermost module of each scope of compiled code, -1 for none."""
+    different = scopes.drop_nulls().unique(maintain_order=True)
+    if different.is_empty():
+        return np.full(len(scopes), -1, np.int64)
+    numbers = [_number_of_path(parsed_scope(scope).modules, paths, parents) for scope in different]
+    found = scopes.replace_strict(different, numbers, default=-1, return_dtype=pl.Int64)
+    result: Rows = found.fill_null(-1).to_numpy()
+    return result
 
 
 def _recorded_modules(calls: pl.DataFrame, activity: HostActivity, paths: pl.Series) -> Rows:
@@ -40,13 +60,15 @@ def _recorded_modules(calls: pl.DataFrame, activity: HostActivity, paths: pl.Ser
     return at(names.to_numpy(), call)
 
 
-def _number_of_path(parts: Iterable[str], paths: Numbering[str], parents: dict[int, int]) -> None:
+def _number_of_path(parts: Iterable[str], paths: Numbering[str], parents: dict[int, int]) -> int:
+    """The number of a path, made with those around it; -1 for an empty one."""
     around, path = -1, ""
     for position, part in enumerate(parts):
         path = f"{path}.{part}" if position else part
         number = paths[path]
         parents.setdefault(number, around)
         around = number
+    return around
 
 
 def _add_module_frames(

@@ -14,6 +14,7 @@ from stepscope.analysis.backward import BACKWARD_NAME
 from stepscope.analysis.host import TABLES, HostActivity
 from stepscope.analysis.naming import cause_of_name
 from stepscope.analysis.per_slice import own_values
+from stepscope.analysis.scopes import parsed_scope
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows, inherit
 
@@ -51,9 +52,22 @@ def phases(trace: Trace, activity: HostActivity, sources: Rows, own_module: Rows
     return np.where(on_engine & (phase == OTHER), BACKWARD, phase).astype(np.int8)
 
 
+def phases_of_scopes(scopes: pl.Series) -> Rows:
+    """The phase of each scope of compiled code, -1 for none; all is forward where nothing is differentiated."""
+    different = scopes.drop_nulls().unique(maintain_order=True)
+    if different.is_empty():
+        return np.full(len(scopes), -1, np.int64)
+    directions = [parsed_scope(scope).direction for scope in different]
+    code = {"backward": BACKWARD, "forward": FORWARD, None: -1 if any(directions) else FORWARD}
+    found = scopes.replace_strict(different, [code[each] for each in directions], default=-1, return_dtype=pl.Int64)
+    result: Rows = found.fill_null(-1).to_numpy()
+    return result
+
+
 def _phases_by_name(trace: Trace, activity: HostActivity) -> Rows:
     """The phase that each slice's own name gives away, -1 for none."""
     result = np.full(len(activity.row), -1, np.int64)
+    result = np.maximum(result, own_values(activity, _OPERATORS, phases_of_scopes(trace.operators["scope"])))
     for code in (_ANNOTATIONS, _FRAMES, _OPERATORS):
         names = trace.table(TABLES[code])["name"]
         different = names.unique()

@@ -114,11 +114,11 @@ def cost_sums(costs: PlaceCosts, by: str) -> pl.DataFrame:
     return sums.with_columns(unknown).select(by, *columns)
 
 
-def _records(attribution: Attribution, slices: Rows, **columns: Rows) -> pl.DataFrame:
+def _records(place: Rows, module: Rows, **columns: Rows) -> pl.DataFrame:
     return pl.DataFrame(
         {
-            "place": at(attribution.place, slices),
-            "module": at(attribution.module, slices),
+            "place": place,
+            "module": module,
             **{name: values.astype(np.int64) for name, values in columns.items()},
         }
     )
@@ -129,8 +129,8 @@ def _work(trace: Trace, attribution: Attribution, window: Window) -> pl.DataFram
     launched = trace.launches["start_ns"].gather(work["launch"])
     start = pl.select(pl.coalesce(launched, work["start_ns"])).to_series().to_numpy()
     rows = _records(
-        attribution,
-        attribution.work_slices,
+        attribution.work_place,
+        attribution.work_module,
         phase=attribution.work_phase.astype(np.int64),
         ns=work["duration_ns"].to_numpy(),
     )
@@ -143,8 +143,8 @@ def _operators(trace: Trace, attribution: Attribution, window: Window, *, count_
     own = costs["host_self_ns"].to_numpy()
     phase = np.where(slices >= 0, at(attribution.phase.astype(np.int64), slices), OTHER)
     rows = _records(
-        attribution,
-        slices,
+        at(attribution.place, slices),
+        at(attribution.module, slices),
         phase=phase,
         ns=own if count_time else np.zeros(len(own), np.int64),
         host_ns=own,
@@ -175,7 +175,10 @@ def _idle(attribution: Attribution, window: Window, pieces: pl.DataFrame) -> pl.
     launch = pieces["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
     launching = at(attribution.activity.slices_of("launches"), launch)
     rows = _records(
-        attribution, slices, phase=np.full(len(slices), OTHER), idle_ns=pieces["ns"].to_numpy()
+        at(attribution.place, slices),
+        at(attribution.module, slices),
+        phase=np.full(len(slices), OTHER),
+        idle_ns=pieces["ns"].to_numpy(),
     ).with_columns(
         line=pl.Series(_lines(attribution, pieces)), launch_place=pl.Series(at(attribution.place, launching))
     )

@@ -296,14 +296,14 @@ def scaled(pattern: str, factor: float) -> Change:
         trace = experiment.trace
         operators = _rows_named(trace.operators["name"], matches)
         work = _rows_named(trace.device_work["name"], matches)
-        places = _slices_at(experiment, pattern, matches)
-        if not len(operators) and not len(work) and not places.any():
+        places, written = _at_place(experiment, pattern, matches)
+        if not len(operators) and not len(work) and not places.any() and not len(written):
             raise UsageError(f"the trace has no operator, kernel, module or line {pattern!r}")
         inside = _slices_inside(experiment, operators)
         places &= ~inside  # what has several such names counts once
         told = np.append(inside | places, False)[experiment.attribution.work_slices]
         changed = scaled_operators(operators, factor)(experiment, graph) if len(operators) else graph
-        changed = changed.with_work(work[~told[work]], factor)
+        changed = changed.with_work(np.union1d(work[~told[work]], written[~told[written]]), factor)
         return _scaled_innermost(experiment, changed, places, factor) if places.any() else changed
 
     return apply
@@ -324,15 +324,14 @@ def _rows_named(names: pl.Series, matches: Matcher) -> Rows:
     return np.flatnonzero(names.is_in(chosen).fill_null(False).to_numpy())
 
 
-def _slices_at(experiment: Experiment, pattern: str, matches: Matcher) -> npt.NDArray[np.bool_]:
-    """Which slices stand in a module or at a line of that name."""
+def _at_place(experiment: Experiment, pattern: str, matches: Matcher) -> tuple[npt.NDArray[np.bool_], Rows]:
+    """Which slices stand in a module or at a line of that name, and which rows of `device_work` were written there."""
     attribution = experiment.attribution
-    result = np.zeros(len(attribution.place), np.bool_)
     modules = [number for number, path in enumerate(attribution.modules) if matches(path)]
     for number, above in enumerate(attribution.module_parents.tolist()):
         if above in modules and number not in modules:
             modules.append(number)
-    result |= np.isin(attribution.module, modules) & (attribution.module >= 0)
+    places: list[int] = []
     line = _LINE.fullmatch(pattern)
     if line is not None:
         wanted, number = line["file"], int(line["line"])
@@ -341,8 +340,9 @@ def _slices_at(experiment: Experiment, pattern: str, matches: Matcher) -> npt.ND
             for index, place in enumerate(attribution.places)
             if place.line == number and (place.file == wanted or place.file.endswith("/" + wanted))
         ]
-        result |= np.isin(attribution.place, places) & (attribution.place >= 0)
-    return result
+    slices = np.isin(attribution.module, modules) | np.isin(attribution.place, places)
+    written = np.isin(attribution.own_work_module, modules) | np.isin(attribution.own_work_place, places)
+    return slices, np.flatnonzero(written).astype(np.int64)
 
 
 def _scaled_innermost(experiment: Experiment, graph: Graph, chosen: npt.NDArray[np.bool_], factor: float) -> Graph:
