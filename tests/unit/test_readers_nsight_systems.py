@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.analysis.backward import node_source
 from stepscope.analysis.device_time import device_time
 from stepscope.analysis.steps import step_table
 from stepscope.readers import open_trace
@@ -240,6 +241,22 @@ class TestHost:
             (None, "model.py", 12),
         ]
         assert rows(trace, "launches", "name") == []
+
+    def test_sequence_numbers_join_forward_and_backward_of_each_process(self, tmp_path: Path) -> None:
+        events = []
+        for number, of_process in enumerate((100, 200)):
+            where = {"globalTid": thread(of_process, of_process)}
+            events += [in_range(10 + number, 20, "aten::mul, seq = 5", **where)]
+            events += [in_range(30 + number, 40, "MulBackward0, seq = 5", **where)]
+        trace = opened(tmp_path, NVTX_EVENTS=events)
+
+        assert rows(trace, "operators", "start_ns", "name") == [
+            (0, "aten::mul"),
+            (1, "aten::mul"),
+            (20, "MulBackward0"),
+            (21, "MulBackward0"),
+        ]
+        assert node_source(trace).tolist() == [-1, -1, 0, 1]
 
     def test_registered_names_marks_open_ranges_and_rows_that_only_name_things(self, tmp_path: Path) -> None:
         trace = opened(
