@@ -50,7 +50,7 @@ EXPLANATIONS: Final = {
     "oversized_packet": "packets of more than 8 MiB were skipped",
     "damaged_header": "what stepscope wrote about the trace could not be read",
     "damaged_arguments": "what stepscope wrote about rows could not be read",
-    "invalid_utf8": "events whose text is no UTF-8 were skipped",
+    "invalid_utf8": "bytes that are no UTF-8 were replaced",
     "lost_name": "events have no name, because the packet that holds it is lost",
     "lost_packets": "the recorder says that packets before others were lost",
     "unknown_category": "slices of a category that tells nothing here were kept by their names: {}",
@@ -116,7 +116,7 @@ class _Content:
         self._damage: Counter[str] = gathering.damage
         self._sequences: dict[int, Sequence] = {}
         self._clocks = Clocks()
-        self._tracks = Tracks()
+        self._tracks = Tracks(self._damage)
         self._events = Events(gathering, self._tracks, own, aside)
 
     def take(self, packet: TracePacket) -> None:
@@ -127,13 +127,7 @@ class _Content:
             if len(self._sequences) >= _MOST_SEQUENCES:
                 self._damage["too_many_sequences"] += 1
                 return
-            sequence = self._sequences[number] = Sequence(number)
-        try:
-            self._take(packet, sequence)
-        except UnicodeDecodeError:
-            self._damage["invalid_utf8"] += 1
-
-    def _take(self, packet: TracePacket, sequence: Sequence) -> None:
+            sequence = self._sequences[number] = Sequence(number, self._damage)
         sequence.learn(packet)
         self._damage["lost_packets"] += packet.previous_packet_dropped and bool(packet.HasField("timestamp"))
         kind = packet.WhichOneof("data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from stepscope.readers.perfetto.clocks import BOOTTIME
@@ -10,6 +11,23 @@ if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, TracePacket, TrackEvent
 
 _CLEARED = 1
+
+
+def plain(text: str | bytes, damage: Counter[str]) -> str:
+    """Text of a message with what was no UTF-8 replaced: protobuf gives that as bytes, or as what no table can hold."""
+    if isinstance(text, str) and (text.isascii() or _can_be_kept(text)):
+        return text
+    damage["invalid_utf8"] += 1
+    found = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+    return found.decode("utf-8", "replace")
+
+
+def _can_be_kept(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class Sequence:
@@ -23,8 +41,9 @@ class Sequence:
         time_us: of the last event in files whose events have their own times, in microseconds.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, damage: Counter[str]) -> None:
         self.number = number
+        self._damage = damage
         self.clear()
         self.thread: tuple[int, int] | None = None
         self.time_us: int | None = None
@@ -56,11 +75,11 @@ class Sequence:
         if packet.HasField("interned_data"):
             data = packet.interned_data
             for entry in data.event_names:
-                self._names[entry.iid] = entry.name
+                self._names[entry.iid] = plain(entry.name, self._damage)
             for entry in data.event_categories:
-                self._categories[entry.iid] = entry.name
+                self._categories[entry.iid] = plain(entry.name, self._damage)
             for entry in data.debug_annotation_names:
-                self._annotation_names[entry.iid] = entry.name
+                self._annotation_names[entry.iid] = plain(entry.name, self._damage)
             for text in data.debug_annotation_string_values:
                 self._strings[text.iid] = text.str.decode("utf-8", "replace")
 
@@ -69,18 +88,20 @@ class Sequence:
         if event.name_iid:
             return self._names.get(event.name_iid)
         if event.name or not event.legacy_event.name_iid:
-            return str(event.name)
+            return plain(event.name, self._damage)
         return self._names.get(event.legacy_event.name_iid)
 
     def category(self, event: TrackEvent) -> str:
         """The event's category; the first of several, empty without one."""
         if event.category_iids:
             return self._categories.get(event.category_iids[0], "")
-        return str(event.categories[0]) if event.categories else ""
+        return plain(event.categories[0], self._damage) if event.categories else ""
 
     def annotation_name(self, annotation: DebugAnnotation) -> str:
         """What an event's argument is called."""
-        return self._annotation_names.get(annotation.name_iid, "") if annotation.name_iid else str(annotation.name)
+        if annotation.name_iid:
+            return self._annotation_names.get(annotation.name_iid, "")
+        return plain(annotation.name, self._damage)
 
     def value(self, annotation: DebugAnnotation, depth: int = 0) -> Any:
         """An argument's value: a number, text, a list or a dictionary; None for what is none of these."""
@@ -88,7 +109,8 @@ class Sequence:
         if kind == "string_value_iid":
             return self._strings.get(annotation.string_value_iid)
         if kind is not None and kind in _PLAIN:
-            return getattr(annotation, kind)
+            value = getattr(annotation, kind)
+            return plain(value, self._damage) if isinstance(value, (str, bytes)) else value
         if depth > _DEEPEST:
             return None
         if annotation.array_values:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from stepscope.readers.gathering import Gathering
+from stepscope.readers.perfetto.sequences import plain
 
 if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor
@@ -35,7 +37,8 @@ class Tracks:
     A queue is a track on which a device worked; its device and number are those of its first work, else of its names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, damage: Counter[str]) -> None:
+        self._damage = damage
         self._tracks: dict[int, Track] = {}
         self._codes: dict[int | tuple[int, int], int] = {}
         self._places: list[int | tuple[int, int]] = []
@@ -62,26 +65,30 @@ class Tracks:
             self._describe_track(packet.track_descriptor)
         elif kind == "thread_descriptor":
             thread = packet.thread_descriptor
-            self._thread_names.setdefault((thread.pid, thread.tid), thread.thread_name)
+            self._thread_names.setdefault((thread.pid, thread.tid), self._plain(thread.thread_name))
         elif kind == "process_descriptor":
-            self._process_names.setdefault(packet.process_descriptor.pid, packet.process_descriptor.process_name)
+            process = packet.process_descriptor
+            self._process_names.setdefault(process.pid, self._plain(process.process_name))
         elif kind == "process_tree":
-            for process in packet.process_tree.processes:
-                if process.cmdline:
-                    self._process_names.setdefault(process.pid, process.cmdline[0])
+            for each in packet.process_tree.processes:
+                if each.cmdline:
+                    self._process_names.setdefault(each.pid, self._plain(each.cmdline[0]))
             for each in packet.process_tree.threads:
-                self._thread_names.setdefault((each.tgid, each.tid), each.name)
+                self._thread_names.setdefault((each.tgid, each.tid), self._plain(each.name))
+
+    def _plain(self, text: str | bytes) -> str:
+        return plain(text, self._damage)
 
     def _describe_track(self, descriptor: TrackDescriptor) -> None:
         track = self._tracks.setdefault(descriptor.uuid, Track())
         track.parent = descriptor.parent_uuid or track.parent
-        track.name = descriptor.name or descriptor.static_name or descriptor.atrace_name or track.name
+        track.name = self._plain(descriptor.name or descriptor.static_name or descriptor.atrace_name) or track.name
         if descriptor.HasField("process"):
             track.process = descriptor.process.pid
-            track.process_name = descriptor.process.process_name or track.process_name
+            track.process_name = self._plain(descriptor.process.process_name) or track.process_name
         if descriptor.HasField("thread"):
             track.process, track.thread = descriptor.thread.pid, descriptor.thread.tid
-            track.name = descriptor.thread.thread_name or track.name
+            track.name = self._plain(descriptor.thread.thread_name) or track.name
         if descriptor.HasField("counter"):
             track.is_incremental = descriptor.counter.is_incremental
             track.unit = max(1, descriptor.counter.unit_multiplier)
