@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
+from stepscope.commands._evidence import add_evidence_options, side_files, with_evidence
 from stepscope.commands._parser import suggestion
 from stepscope.commands._reading import add_reading_options, local_names, readable_traces
 from stepscope.commands._tables import whole_number
@@ -39,6 +41,7 @@ examples:
   stepscope diagnose trace.json --fail-on 10%                in CI: exit 1 where a finding would save 10 % or more
   stepscope diagnose trace.json --json - | jq .findings      for programs
   stepscope diagnose trace.json --set input-bound.share=10%
+  stepscope diagnose host.xplane.pb --xla-metrics report.txt     with what else the run left
 """
 _TEXT_ROWS: Final = 5
 _REPORT_ROWS: Final = 20
@@ -84,6 +87,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     rules.add_argument(
         "--fail-on", metavar="SHARE", type=parsed_share, help="exit 1 where a finding saves this much: 10%%"
     )
+    add_evidence_options(parser)
     add_user_code_options(parser)
     add_reading_options(parser)
 
@@ -97,7 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
         rule_named(name)
     settings = dict(parsed_setting(text) for text in arguments.set)
     unreadable: list[Unreadable] = []
-    traces = readable_traces(arguments, arguments.paths, unreadable)
+    files = side_files(arguments)
+    several = len(arguments.paths) > 1 or os.path.isdir(arguments.paths[0])
+    traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
     results = [_diagnosed(arguments, trace, settings) for trace in traces]
     results.sort(key=lambda result: _order(result[0]))
     diagnoses = _without_answered([result[0] for result in results])

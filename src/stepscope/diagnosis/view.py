@@ -36,6 +36,7 @@ from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.wording import for_any_device, without_steps
 from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Trace, Window
+from stepscope.trace.evidence import Evidence as RunEvidence
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.whatif import Change, Experiment, Graph
 
@@ -74,6 +75,11 @@ class View:
     def program(self) -> ProgramFacts:
         """Settings of the program where the recording has them; otherwise all unknown."""
         return self.trace.metadata.program or ProgramFacts()
+
+    @cached_property
+    def evidence(self) -> RunEvidence:
+        """What other files of the run say where some were given; otherwise nothing."""
+        return self.trace.metadata.evidence or RunEvidence()
 
     @cached_property
     def activity(self) -> HostActivity:

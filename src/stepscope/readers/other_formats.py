@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 HEAD_BYTES: Final = 65536
+_TAR_AT: Final = 257
 _REPORTS_OF_NSIGHT_SYSTEMS: Final = (".nsys-rep", ".qdrep", ".qdstrm")
 
 _BY_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
@@ -32,6 +33,29 @@ _BY_TEXT: Final[tuple[tuple[re.Pattern[bytes], str], ...]] = (
     ),
     (re.compile(rb'"\$schema"\s*:\s*"https://www\.speedscope\.app'), "a speedscope profile, not a trace"),
     (re.compile(rb'\A\{\s*"nbformat"|\A\{\s*"cells"\s*:\s*\['), "a Jupyter notebook, not a trace"),
+    (
+        re.compile(rb'\A\[\s*\{\s*"metric_name"\s*:'),
+        "a metrics file of Intel Gaudi, not a trace: give it beside one, with "
+        "stepscope diagnose TRACE --gaudi-metrics FILE",
+    ),
+    (
+        re.compile(rb"^Metric: \w+\s*\n\s+TotalSamples: \d", re.MULTILINE),
+        "a metrics report of PyTorch/XLA, not a trace: give it beside one, with "
+        "stepscope diagnose TRACE --xla-metrics FILE",
+    ),
+    (
+        re.compile(rb"^(?:Compilation|Execution) Analysis: |^pt-xla-profiler: ", re.MULTILINE),
+        "debugging output of PyTorch/XLA, not a trace: give it beside one, with "
+        "stepscope diagnose TRACE --xla-debug-log FILE",
+    ),
+    (
+        re.compile(
+            rb"^[^\n\"{]{0,200}CPU fallback [\w:.]+ : |^Frequency of op and op name that were executed on CPU",
+            re.MULTILINE,
+        ),
+        "a log of operators that ran on the CPU, not a trace: give it beside one, with "
+        "stepscope diagnose TRACE --fallback-log FILE",
+    ),
     (re.compile(rb"\A<(?:!doctype|html|\?xml)", re.IGNORECASE), "a web page or XML document, not a trace"),
 )
 
@@ -41,6 +65,8 @@ def what_it_is(head: bytes) -> str | None:
     for magic, name in _BY_MAGIC:
         if head.startswith(magic):
             return name
+    if head[_TAR_AT : _TAR_AT + 5] == b"ustar":
+        return "a tar archive: unpack it and give the trace inside"
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if b'"traceEvents"' in text:
         return None

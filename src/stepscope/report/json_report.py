@@ -84,6 +84,7 @@ def _trace(diagnosis: Diagnosis) -> dict[str, Any]:
         "host": metadata.host,
         "window": _plain(metadata.window),
         "warnings": [_plain(warning) for warning in diagnosis.warnings],
+        **({"evidence": _plain(metadata.evidence)} if metadata.evidence is not None else {}),
     }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from stepscope.program_facts import ProgramFacts
+from stepscope.trace.evidence import Evidence
 from stepscope.trace.tables import SCHEMAS, conform, empty
 from stepscope.trace.window import Window
 
@@ -66,6 +67,7 @@ class Metadata:
             None where the file does not say.
         window: what was read, when only a part was asked for.
         program: settings of the program, where stepscope itself recorded it.
+        evidence: what other files of the run say, where some were given; never part of what is kept in the cache.
     """
 
     path: str = ""
@@ -81,6 +83,7 @@ class Metadata:
     recorded: tuple[str, ...] | None = None
     window: Window | None = None
     program: ProgramFacts | None = None
+    evidence: Evidence | None = None
 
 
 @dataclass(frozen=True)

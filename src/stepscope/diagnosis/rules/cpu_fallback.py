@@ -11,6 +11,10 @@ the same thread; or operators whose names say that they fell back to the CPU. Th
 the first copy to the end of the last and in the refill after them, and its time for the copies. The device's own time
 for the operators, which is not in the trace, remains and is not taken off.
 
+Files beside the trace (`--fallback-log`, `--gaudi-metrics`, `--xla-metrics`, `--xla-debug-log`) name the operators that
+the device could not run, and count them. Those that the trace holds are weighed by its times; of the others a note says
+how often they ran on the CPU, and claims no saving.
+
 # Known false positives
 Work that the device cannot do: then do it for many steps at once, or while the device works on something else.
 
@@ -18,7 +22,8 @@ Work that the device cannot do: then do it for many steps at once, or while the 
 Keep the tensors on the device; use an operator that it supports instead of the one that falls back.
 
 # Reference
-PyTorch documentation, `PYTORCH_ENABLE_MPS_FALLBACK`; Intel Gaudi documentation, "CPU fallback of operators".
+PyTorch documentation, `PYTORCH_ENABLE_MPS_FALLBACK`; Intel Gaudi documentation, "Placement of Ops on HPU"; PyTorch/XLA,
+"Troubleshoot": `aten::` counters.
 """
 
 from __future__ import annotations
@@ -28,10 +33,12 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Remedy, RuleResult
+from stepscope.diagnosis.rules._reported import named, note
 from stepscope.diagnosis.rules._round_trips import RoundTrip, cost_ns, round_trips, without_trips
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_operators
 
 ID: Final = "cpu-fallback"
@@ -39,22 +46,23 @@ TITLE: Final = "Operators run on the CPU in the middle of the device's work"
 THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost around operators on the CPU")}
 REPLACES: Final = ("exposed-copy", "host-synchronisation", "python-in-step")
 
+_MOST_COUNTED: Final = 10
 _FALLBACK: Final = r"(?i)_?cpu_?fallback"
 
 
 def check(view: View) -> RuleResult:
     """Weigh the round trips in which the host worked."""
     if view.device is None:
-        return RuleResult()
+        return RuleResult(_noted(view))
     trips = [trip for trip in round_trips(view) if trip.on_host]
     limit = view.threshold(ID, THRESHOLDS, "share")
     cost = cost_ns(view, trips) if trips else 0
-    named = view.operators.filter(pl.col("name").str.contains(_FALLBACK))["row"].to_numpy().astype(np.int64)
-    if len(named):
-        cost = max(cost, view.cost_ns(named))
+    fallen = _named(view)
+    if len(fallen):
+        cost = max(cost, view.cost_ns(fallen))
     if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
-    rows = np.array([row for trip in trips for row in trip.on_host] or named.tolist(), np.int64)
+        return RuleResult(_noted(view))
+    rows = np.array([row for trip in trips for row in trip.on_host] or fallen.tolist(), np.int64)
     durations = view.trace.operators["duration_ns"].to_numpy()[rows]
     names = view.trace.operators["name"].gather(rows).unique(maintain_order=True).to_list()
     finding = view.finding(
@@ -72,6 +80,7 @@ def check(view: View) -> RuleResult:
                 Figure("round trips per step", len(trips) / view.step_count, "count"),
                 Figure("time of operators on the CPU per step", view.per_step(int(durations.sum())), "ns"),
                 Figure("bytes copied per step", _bytes(trips) // view.step_count, "bytes"),
+                *_counts(view),
             ),
             tuple(Interval(trip.start_ns, trip.end_ns - trip.start_ns, "on the CPU") for trip in trips[:3]),
         ),
@@ -80,9 +89,60 @@ def check(view: View) -> RuleResult:
             "# instead of x.cpu() ... .to(device): the same operators on x itself\nresult = function(x)",
         ),
         where=view.locations_of(view.slices_of_operators(rows), np.maximum(durations, 1)),
-        change=without_trips(view, trips) if trips else scaled_operators(named, 0.0),
+        change=without_trips(view, trips) if trips else scaled_operators(fallen, 0.0),
     )
     return RuleResult((finding,))
+
+
+def _named(view: View) -> Rows:
+    """Rows of the operators that fell back, as their names say, or a file beside the trace and copies to the host."""
+    reported = {_base(each.operator) for each in view.evidence.fallbacks}
+    names = view.operators["name"].unique().to_list()
+    told = pl.col("name").is_in([name for name in names if _base(name) in reported])
+    told &= pl.col("row").is_in(pl.Series(_copying_out(view) if reported else []).cast(pl.Int64).implode())
+    rows: Rows = view.operators.filter(pl.col("name").str.contains(_FALLBACK) | told)["row"].to_numpy().astype(np.int64)
+    return rows
+
+
+def _copying_out(view: View) -> Rows:
+    """Operators in which something is copied to the host; those of the same name that stay on the device have none."""
+    work = view.trace.device_work.filter(pl.col("kind") == "copy_out")
+    parent = view.trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    rows = np.unique(view.trace.launches["operator"].gather(work["launch"].drop_nulls()).drop_nulls().to_numpy())
+    found = [rows.astype(np.int64)]
+    while (rows := np.unique(parent[found[-1]][parent[found[-1]] >= 0])).size:
+        found.append(rows)
+    return np.unique(np.concatenate(found))
+
+
+def _base(name: str) -> str:
+    """An operator without its overload: aten::add of aten::add.out."""
+    return name.split(".", 1)[0]
+
+
+def _counts(view: View) -> list[Figure]:
+    return [
+        Figure(f"times {each.operator} ran on the CPU in the whole run", each.count, "count")
+        for each in view.evidence.fallbacks[:_MOST_COUNTED]
+        if each.count is not None
+    ]
+
+
+def _noted(view: View) -> tuple[Finding, ...]:
+    """What only the files beside the trace tell."""
+    fallbacks = view.evidence.fallbacks
+    if not fallbacks:
+        return ()
+    times = sum(each.count or 0 for each in fallbacks)
+    often = f" {times:,} times in the whole run" if times else ""
+    verb = "runs" if len(fallbacks) == 1 else "run"
+    title = f"{named(fallbacks)} {verb} on the CPU{often}: the device cannot run {'it' if verb == 'runs' else 'them'}"
+    remedy = Remedy(
+        "Replace these operators, or the types of their inputs, by ones that the device can run; record a trace of "
+        "steps in which they occur to see what they cost."
+    )
+    types = next((f" (with {each.types})" for each in fallbacks if each.types), "")
+    return (note(view, ID, title + types, _counts(view), remedy),)
 
 
 def _bytes(trips: list[RoundTrip]) -> int:

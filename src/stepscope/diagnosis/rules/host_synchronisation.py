@@ -14,6 +14,9 @@ or logging a tensor, a value read between the backward pass and the optimizer's 
 norms) or by the optimizer, `.item()`, indexing with a mask, other sizes that depend on values, copies,
 `torch.cuda.synchronize()`, or waiting for a queue or an event.
 
+Files beside the trace (`--xla-metrics`, `--xla-debug-log`) tell how often values were read from the device in the
+whole run, and by which lines. Where that is more than once in two steps and the trace shows no cost, a note says so.
+
 Without a device there is nothing to wait for. Calls that would wait for a GPU are then counted, and where a step has
 some, a note says so that claims no saving. Calls by the optimizer and the data loader are left out.
 
@@ -44,6 +47,7 @@ import polars as pl
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
 from stepscope.diagnosis.logging_calls import BACKWARD_NODE, every_steps
+from stepscope.diagnosis.rules._reported import figures_of, note, places_of
 from stepscope.diagnosis.rules._synchronisation_kinds import KINDS, kinds_of
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
@@ -68,6 +72,8 @@ _TOLD_ELSEWHERE: Final = (
     "communication", "profiler_overhead",
 )  # fmt: skip
 """Causes of idle time after a wait that other rules charge."""
+_ACCESS: Final = "trying to access tensor value"
+"""Of what PyTorch/XLA says of a graph that had to be run early for a value in it."""
 _FREQUENT: Final = 0.01
 """Share of the step that a wait may cost at the advised frequency."""
 _FRAMEWORKS_OWN: Final = ("optimizer", "input", "checkpoint", "profiler_overhead")
@@ -77,7 +83,7 @@ _FRAMEWORKS_OWN: Final = ("optimizer", "input", "checkpoint", "profiler_overhead
 def check(view: View) -> RuleResult:
     """Charge late idle time to the synchronising calls that caused it, by kind; without a device, count the calls."""
     if view.device is None:
-        return RuleResult(tuple(_notes(view)))
+        return RuleResult((*_notes(view), *_reported(view)))
     charged = charged_waits(view)
     limit = view.threshold(ID, THRESHOLDS, "share")
     findings = []
@@ -86,7 +92,30 @@ def check(view: View) -> RuleResult:
         cost = int(mine["charged_ns"].sum())
         if cost > 0 and view.share(cost) >= limit:
             findings.append(_finding(view, key, mine, cost, limit))
-    return RuleResult(tuple(findings))
+    return RuleResult(tuple(findings) or tuple(_reported(view)))
+
+
+def _reported(view: View) -> Iterator[Finding]:
+    """What only the files beside the trace tell of reading values from the device."""
+    evidence = view.evidence
+    reads, accesses = evidence.transfers_out, [each for each in evidence.execute_triggers if _ACCESS in each.cause]
+    if evidence.reads_too_often and reads is not None:
+        single = f", {evidence.scalar_reads:,} of them single values" if evidence.scalar_reads else ""
+        title = f"Values are read from the device {reads.count:,} times in {evidence.steps:,} steps of the run{single}"
+    elif accesses:
+        times = sum(each.count for each in accesses)
+        title = f"Reading values ends graphs early: {times:,} times in the whole run"
+    else:
+        return
+    item = KINDS["item"].remedy
+    remedy = Remedy(item.text.replace("{every}", "100"), item.code.replace("{every}", "100"))
+    yield note(view, ID, title, _read_figures(view), remedy, places_of(view, accesses))
+
+
+def _read_figures(view: View) -> tuple[Figure, ...]:
+    scalars = view.evidence.scalar_reads
+    single = () if scalars is None else (Figure("reads of single values in the whole run", scalars, "count"),)
+    return (*figures_of("reads from the device", view.evidence.transfers_out), *single)
 
 
 def _notes(view: View) -> Iterator[Finding]:
@@ -199,6 +228,7 @@ def _finding(view: View, key: str, calls: pl.DataFrame, cost: int, limit: float)
                 Figure("waits per step", per_step, "count"),
                 Figure("time the host waited per step", view.per_step(waited), "ns"),
                 Figure("idle time after one wait", cost // calls.height, "ns"),
+                *_read_figures(view),
             ),
             tuple(
                 view.longest(

@@ -16,6 +16,11 @@ torch's limit allows (8 times, unless the program set another) is not compiled a
 note says so.
 Compilations of stepscope's own functions are left out of the reasons.
 
+Files beside the trace (`--xla-metrics`, `--xla-debug-log`, `--gaudi-metrics`) add the compilations of the whole run
+and the lines that triggered them. Where they tell of graphs compiled in more than half of the steps once ten have
+passed, of one that took longer than 300 s to compile or 30 s to run, and the trace shows no cost, a note says so: these
+are the limits of torch_xla's own analysis.
+
 # Known false positives
 A recording of the first steps shows compilation that never comes back; the finding says how many steps compiled.
 
@@ -23,13 +28,13 @@ A recording of the first steps shows compilation that never comes back; the find
 Pad inputs to few shapes, mark dynamic dimensions, pass numbers that change as tensors instead of Python numbers.
 
 # Reference
-PyTorch, "Dealing with recompilations" (`TORCH_LOGS=recompiles`).
+PyTorch, "Dealing with recompilations" (`TORCH_LOGS=recompiles`); PyTorch/XLA, metrics_analysis.cc.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -37,10 +42,12 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy, RuleResult
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, NotAnswered, Remedy, RuleResult
 from stepscope.diagnosis.rules._guards import VaryingGuard, varying_guards
+from stepscope.diagnosis.rules._reported import figures_of, note, places_of
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
+from stepscope.trace.evidence import WARM_UP_STEPS
 from stepscope.trace.intervals import Times
 from stepscope.whatif.changes import without_cause
 
@@ -49,8 +56,21 @@ TITLE: Final = "Code is compiled during the steps"
 THRESHOLDS: Final = {
     "share": Threshold(0.01, "share", "share of the time lost to compiling"),
     "limit": Threshold(8, "count", "compilations of one function after which torch runs it uncompiled"),
+    "longest_compilation": Threshold(
+        300_000_000_000, "ns", "one graph's compilation, as a file beside the trace tells"
+    ),
+    "longest_execution": Threshold(30_000_000_000, "ns", "one graph's execution, as a file beside the trace tells"),
 }
 
+_KEEP_GRAPHS: Final = Remedy(
+    "See what changes from step to step, then pad to few shapes and keep Python numbers that change out of the graph.",
+    "PT_XLA_DEBUG_LEVEL=2 python train.py        # PyTorch/XLA: tells the line that made a new graph\n"
+    "PT_HPU_METRICS_FILE=metrics.json PT_HPU_METRICS_DUMP_TRIGGERS=process_exit,mark_step python train.py    # Gaudi",
+)
+_SMALLER_GRAPHS: Final = Remedy(
+    "Mark the ends of steps, so that each graph holds one step, and keep loops of many rounds out of it.",
+    "torch_xla.sync()                            # PyTorch/XLA; htcore.mark_step() on Intel Gaudi",
+)
 _REGION: Final = r"^Torch-Compiled Region|^CompiledFunction$"
 
 
@@ -63,7 +83,7 @@ def check(view: View) -> RuleResult:
     cost += _unseen_ns(view, cost)
     limit = view.threshold(ID, THRESHOLDS, "share")
     if cost == 0 or view.share(cost) < limit:
-        return RuleResult(tuple(_note(view, guard) for guard in full))
+        return RuleResult((*_reported(view), *(_note(view, guard) for guard in full)), _open_question(view))
     count, steps = _compilations(view)
     # A function that is not compiled any more is the reason only where there is no other.
     worst = next((guard for guard in varying if guard not in full), varying[0] if varying else None)
@@ -85,6 +105,7 @@ def check(view: View) -> RuleResult:
                 Figure("steps that compiled", steps, "count"),
                 *(Figure(f"compilations because {guard.what}", guard.count, "count") for guard in varying[:3]),
                 *([Figure("different input shapes of compiled code", shapes, "count")] if shapes > 1 else []),
+                *figures_of("compilations of graphs", view.evidence.compilations),
             ),
             view.longest(pieces, "compiling"),
         ),
@@ -94,7 +115,7 @@ def check(view: View) -> RuleResult:
             "See what changes with TORCH_LOGS=recompiles, then pad to few shapes or mark the dimension dynamic.",
             "torch._dynamo.mark_dynamic(batch, 1)          # or pad: length = -(-length // 64) * 64",
         ),
-        where=_place(worst) or view.locations(pieces),
+        where=_place(worst) or places_of(view, view.evidence.compile_triggers) or view.locations(pieces),
         change=without_cause("compilation"),
     )
     return RuleResult((finding, *(_note(view, guard) for guard in full if guard is not worst)))
@@ -134,6 +155,42 @@ def _note(view: View, guard: VaryingGuard) -> Finding:
         where=_place(guard),
     )
     return replace(found, severity="note")
+
+
+def _reported(view: View) -> Iterator[Finding]:
+    """What the files beside the trace tell of compiling, where the trace shows no cost of it."""
+    evidence = view.evidence
+    compilations, executions = evidence.compilations, evidence.executions
+    figures = figures_of("compilations of graphs", compilations)
+    where = places_of(view, evidence.compile_triggers)
+    if evidence.compiles_too_often and compilations is not None:
+        what = f"Graphs were compiled {compilations.count:,} times in {evidence.steps:,} steps of the whole run"
+        if evidence.late_compilations is not None:
+            what += f", {evidence.late_compilations:,} of them after the first {WARM_UP_STEPS}"
+        yield note(view, ID, what, figures, _KEEP_GRAPHS, where)
+    longest = view.threshold(ID, THRESHOLDS, "longest_compilation")
+    if compilations is not None and (compilations.longest_ns or 0) > longest:
+        figure = Figure("longest of the compilations of graphs", compilations.longest_ns or 0, "ns", longest)
+        yield note(view, ID, "One graph took very long to compile", [figure], _SMALLER_GRAPHS, where)
+    longest = view.threshold(ID, THRESHOLDS, "longest_execution")
+    if executions is not None and (executions.longest_ns or 0) > longest:
+        figure = Figure("longest of the executions of graphs", executions.longest_ns or 0, "ns", longest)
+        yield note(view, ID, "One graph took very long to run", [figure], _SMALLER_GRAPHS)
+
+
+def _open_question(view: View) -> tuple[NotAnswered, ...]:
+    """Whether graphs go on being compiled, where a file counts them and not the steps."""
+    compilations = view.evidence.compilations
+    if compilations is None or compilations.count < 2 or view.evidence.steps is not None:
+        return ()
+    return (
+        NotAnswered(
+            "Are graphs still compiled once training runs steadily?",
+            f"A file beside the trace counts {compilations.count:,} compilations in the whole run, not in which steps.",
+            "record steps that are not the first, or set PT_HPU_METRICS_DUMP_TRIGGERS=process_exit,mark_step on Gaudi",
+            ID,
+        ),
+    )
 
 
 def _place(guard: VaryingGuard | None) -> tuple[Location, ...]:
