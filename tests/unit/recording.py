@@ -26,9 +26,9 @@ class Recording:
     def __post_init__(self) -> None:
         self.thread("1")
 
-    def thread(self, thread: str, process: str = "1") -> int:
+    def thread(self, thread: str, process: str = "1", name: str = "") -> int:
         """A further host thread's lane."""
-        return self._lane(kind="host_thread", process=process, thread=thread, name=f"thread {thread}")
+        return self._lane(kind="host_thread", process=process, thread=thread, name=name or f"thread {thread}")
 
     def queue(self, queue: str = "7", device: str = "0") -> int:
         """A device queue's lane, made at its first mention."""

@@ -147,3 +147,43 @@ def test_while_the_host_runs_a_collective_a_silent_thread_waits_for_it() -> None
         (70, 20, "python"),
         (90, 10, "compute"),
     ]
+
+
+def test_waiting_for_what_xla_computes_on_other_threads_of_the_cpu_is_computing() -> None:
+    recording = Recording()
+    recording.annotation(0, 100, "train", step=1)
+    recording.launch(20, 60, 5, name="np.asarray(jax.Array)", kind="synchronise")
+    lane = recording.thread("7", name="tf_XLAEigen")
+    recording.operator(30, 20, "fusion", lane)
+    recording.operator(60, 10, "dot", lane)
+    recording.operator(70, 5, "compile", recording.thread("8", name="tf_xla-cpu-codegen"))
+
+    assert pieces_of(recording.trace()) == [
+        (0, 20, "untraced"),
+        (20, 10, "synchronisation"),
+        (30, 20, "compute"),
+        (50, 10, "synchronisation"),
+        (60, 10, "compute"),
+        (70, 10, "synchronisation"),
+        (80, 20, "untraced"),
+    ]
+
+
+def test_marks_of_a_program_that_runs_lazily_are_tracing_until_a_step_marker() -> None:
+    recording = Recording()
+    recording.annotation(0, 100, "train_step", step=1)
+    recording.annotation(10, 30, "forward")
+    recording.annotation(40, 5, "data")
+    recording.operator(60, 30, "StepMarker")
+    recording.operator(65, 10, "XLAGraphExecutor::Compile")
+
+    assert pieces_of(recording.trace()) == [
+        (0, 10, "graph_tracing"),
+        (10, 30, "graph_tracing"),
+        (40, 5, "input"),
+        (45, 15, "graph_tracing"),
+        (60, 5, "step_marker"),
+        (65, 10, "compilation"),
+        (75, 15, "step_marker"),
+        (90, 10, "graph_tracing"),
+    ]

@@ -33,6 +33,22 @@ NAMES: dict[str, tuple[str, ...]] = {
         "_compile.compile_inner (dynamo_timed)",
         "entire_frame_compile (dynamo_timed)",
     ),
+    "graph_tracing": (
+        "trace_to_jaxpr_dynamic",
+        "partial_eval.py(2345): trace_to_jaxpr_dynamic",
+        "jax/_src/pjit.py(9): _infer_params",
+    ),
+    "step_marker": ("StepMarker", "SyncLiveTensorsGraph", "SyncTensorsGraphInternal", "CollectSyncTensors"),
+    "host_to_device_copy": (
+        "PjRtComputationClient::TransferToDevice",
+        "tpu::System::TransferToDevice=>IssueEvent",
+        "TransferToServer",
+        "DevicePut",
+        "DevicePutWithSharding",
+        "shard_args",
+        "TfrtTpuClient::BufferFromHostBuffer::TfrtTpuBuffer",
+        "pxla.py(112): shard_args",
+    ),
     "garbage_collection": ("<built-in function collect>", "<built-in function gc.collect>", "gc.collect"),
     "checkpoint": (
         "torch/serialization.py(850): save",

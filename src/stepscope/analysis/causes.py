@@ -7,6 +7,8 @@ from typing import Final
 CAUSES: Final[dict[str, str]] = {
     "input": "the host was loading data",
     "synchronisation": "the host waited for a value from the device, or for the device to finish",
+    "graph_tracing": "the host ran the program only to record the graph of what to compute",
+    "step_marker": "the host prepared a recorded graph at a step marker, before it runs",
     "compilation": "code was being compiled",
     "host_to_device_copy": "the host was copying data to the device",
     "allocation": "device memory was being allocated or freed",

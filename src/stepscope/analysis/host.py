@@ -15,7 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.causes import CAUSES
-from stepscope.analysis.naming import DEFAULT_USER_CODE, HOST_BACKEND, UserCode, cause_of_name
+from stepscope.analysis.naming import DEFAULT_USER_CODE, HOST_BACKEND, LAZY_EXECUTION, UserCode, cause_of_name
 from stepscope.trace import Trace
 from stepscope.trace.intervals import Times, union
 from stepscope.trace.nesting import Rows, enclosing, inherit, open_after, parents
@@ -279,12 +279,21 @@ def _causes(trace: Trace, slices: pl.DataFrame, table: npt.NDArray[np.int8], aro
     definite = inherit(own, around)
     inside_operator = inherit(np.where((table == _OPERATOR) | (table == _LAUNCH), 1, -1), around) > 0
     inside_frame = inherit(np.where(table == _FRAME, 1, -1), around) > 0
-    fallback = np.where(
-        inside_operator,
-        CAUSE_CODES["dispatch"],
-        np.where(inside_frame, CAUSE_CODES["python"], CAUSE_CODES["untraced"]),
-    )
+    silent = np.where(_traces_graphs(slices, table, around), CAUSE_CODES["graph_tracing"], CAUSE_CODES["untraced"])
+    fallback = np.where(inside_operator, CAUSE_CODES["dispatch"], np.where(inside_frame, CAUSE_CODES["python"], silent))
     return np.where(definite >= 0, definite, fallback).astype(np.int16)
+
+
+def _traces_graphs(slices: pl.DataFrame, table: npt.NDArray[np.int8], around: Rows) -> npt.NDArray[np.bool_]:
+    """Which slices are inside marks of a program on a thread that runs it lazily.
+
+    There PyTorch/XLA only records what operators are called with; a step marker then runs the graph.
+    """
+    lazy = slices.filter(pl.col("name").str.contains(LAZY_EXECUTION))["lane"].unique()
+    if lazy.is_empty():
+        return np.zeros(len(table), np.bool_)
+    on_lazy = slices["lane"].is_in(lazy.implode()).to_numpy()
+    return on_lazy & (inherit(np.where(table == _ANNOTATION, 1, -1), around) > 0)
 
 
 def _launch_causes(trace: Trace) -> Rows:

@@ -8,8 +8,14 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.causes import CAUSES
-from stepscope.analysis.host import HostActivity, host_activity, slice_columns
+from stepscope.analysis.host import HostActivity, Timeline, host_activity, slice_columns
 from stepscope.trace import Trace, Window
+from stepscope.trace.intervals import IntervalSet, union
+
+XLA_THREADS: Final = r"^tf_XLA"
+"""Threads on which XLA runs compiled code on the CPU; others compile."""
+WAITING: Final = ("synchronisation", "untraced")
+"""Causes of a main thread that may be waiting for what other threads compute."""
 
 HOST_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "start_ns": pl.Int64,
@@ -54,8 +60,6 @@ def host_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
         window = Window(start_ns, max(min(int(timeline.times[-1]), read.end_ns), start_ns))
     pieces = activity.cut(lane, np.array([window.start_ns]), np.array([window.end_ns]))
     cause = pl.Series(list(CAUSES)).gather(pieces.cause.astype(np.int64))
-    if trace.device_work.is_empty():
-        cause = cause.replace({"dispatch": "compute"})
     frame = pl.DataFrame(
         {
             "start_ns": pieces.start,
@@ -64,9 +68,38 @@ def host_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
             "lane": np.full(len(cause), lane),
         }
     ).with_columns(slice_columns(activity, pieces.slices, pieces.lines))
+    if trace.device_work.is_empty():
+        frame = _with_computing(frame, _computing_elsewhere(trace))
     return frame.filter(pl.col("duration_ns") > 0).select(
         [pl.col(name).cast(dtype) for name, dtype in HOST_SCHEMA.items()]
     )
+
+
+def _computing_elsewhere(trace: Trace) -> IntervalSet:
+    """When XLA's own threads ran compiled code on the CPU, for which the main thread waits."""
+    lanes = trace.lanes.filter(pl.col("name").str.contains(XLA_THREADS))["lane"]
+    rows = trace.operators.filter(pl.col("lane").is_in(lanes.implode())).select("start_ns", "duration_ns")
+    starts = rows["start_ns"].to_numpy()
+    return union(starts, starts + rows["duration_ns"].to_numpy())
+
+
+def _with_computing(frame: pl.DataFrame, elsewhere: IntervalSet) -> pl.DataFrame:
+    """The pieces of a machine without a device: operators compute, and so does a wait while other threads compute."""
+    frame = frame.with_columns(pl.col("cause").replace({"dispatch": "compute"}))
+    waits = frame["cause"].is_in(WAITING).to_numpy()
+    if not len(elsewhere.starts) or not waits.any():
+        return frame
+    times = np.column_stack([elsewhere.starts, elsewhere.ends]).ravel()
+    begin = np.array([np.iinfo(np.int64).min])
+    inside = np.concatenate([np.array([-1]), np.tile(np.array([0, -1]), len(elsewhere.starts))])
+    waiting = frame.filter(pl.Series(waits))
+    starts = waiting["start_ns"].to_numpy()
+    part, start, end, computes = Timeline(np.concatenate([begin, times]), inside).cut(
+        starts, starts + waiting["duration_ns"].to_numpy()
+    )
+    cause = pl.when(pl.Series(computes >= 0)).then(pl.lit("compute")).otherwise("cause")
+    cut = waiting[part].with_columns(start_ns=pl.Series(start), duration_ns=pl.Series(end - start), cause=cause)
+    return pl.concat([frame.filter(pl.Series(~waits)), cut]).sort("start_ns", maintain_order=True)
 
 
 def host_summary(pieces: pl.DataFrame) -> pl.DataFrame:

@@ -18,6 +18,8 @@ LOADER_START: Final = r"^DataLoader\.__iter__$|torch/utils/data/dataloader\.py\(
 
 HOST_BACKEND: Final = r"^(?:gloo|mpi|ucc):"
 """What collectives are called that run on the host itself, on threads of their own."""
+LAZY_EXECUTION: Final = r"^StepMarker$|^SyncLiveTensorsGraph$"
+"""What PyTorch/XLA records where a program's lazily recorded graph is cut and run."""
 _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
     (cause, re.compile(pattern))
     for cause, pattern in (
@@ -29,7 +31,10 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
         (
             "input",
             r"enumerate\(DataLoader\)|torch/utils/data/dataloader\.py\(\d+\): __next__|DataLoader\.__next__"
-            rf"|{LOADER_START}",
+            rf"|{LOADER_START}"
+            # Marks that JAX and PyTorch/XLA programs set themselves, where nothing else tells what loads data.
+            r"|^(?:data|input|load_(?:batch|data)|next_batch|get_batch|fetch_(?:batch|data)|data_?load(?:er|ing))$"
+            r"|^Iterator(?:GetNext|::)|^InputPipeline|^ParallelLoader",
         ),
         (
             "compilation",
@@ -40,7 +45,26 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
             r"|triton/compiler/(?:code_generator|compiler)\.py\(\d+\): (?:compile$|ast_to_ttir|__init__|_init_handles)"
             r"|triton/backends/.*compiler\.py\(\d+\): make_|dynamo_timed|entire_frame_compile|compile_inner"
             # Habana's graph compiler; XLA's, of JAX and of torch_xla, by its clients' calls.
-            r"|^compileGraph|^XlaCompil|^(?:\w+::)*\w*(?:Client|Compiler)::Compile(?:AndLoad)?\b",
+            r"|^compileGraph|^XlaCompil|^(?:\w+::)*\w*(?:Client|Compiler)::Compile(?:AndLoad)?\b"
+            r"|^XLAGraphExecutor::Compile$|^backend_compile(?:_and_load)?$|^lower_sharding_computation$"
+            # JAX's tracer writes its frames without their folder.
+            r"|(?:^|/)(?:pxla|mlir|compiler)\.py\(\d+\): (?:lower_|backend_compile|compile_or_get_cached|jaxpr_sub)",
+        ),
+        (
+            "graph_tracing",
+            r"^trace_to_jaxpr|(?:^|/)(?:partial_eval|pjit)\.py\(\d+\): (?:trace_to_|_create_pjit_jaxpr|_infer_params)",
+        ),
+        (
+            "step_marker",
+            r"^StepMarker$|^Sync(?:Live)?TensorsGraph(?:Internal)?$|^CollectSyncTensors$|^ExtractIR|^RunPostOrder$"
+            r"|^ScheduleSyncTensorsGraph$",
+        ),
+        (
+            "host_to_device_copy",
+            # Of XLA's clients: TPU, CPU and GPU, of JAX and of PyTorch/XLA, and what they do to transfer.
+            r"^(?:[\w:]+::)?TransferTo(?:Device|Server|Infeed)\w*(?:$|=>)|^DevicePut|^shard_args$|^cpp_pjit_shard_arg_fallback$"
+            r"|::BufferFromHost|::CopyToMemoryVia|::LinearizeHostBuffer|^H2D Dispatch$|^(?:Xla)?Linearize$"
+            r"|(?:^|/)(?:pxla|array)\.py\(\d+\): (?:shard_args|batched_device_put|shard_device_array)$",
         ),
         ("garbage_collection", r"built-in function (?:gc\.)?collect>|^gc\.collect|^Garbage collection"),
         (
@@ -67,7 +91,10 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
         (
             "synchronisation",
             r"^aten::(?:item|_local_scalar_dense|is_nonzero|nonzero)$"
-            r"|torch/cuda/(?:__init__|streams)\.py\(\d+\): synchronize$",
+            r"|torch/cuda/(?:__init__|streams)\.py\(\d+\): synchronize$"
+            r"|(?:^|/)(?:api|array)\.py\(\d+\): (?:block_until_ready|try_to_block|copy_to_host_async)$"
+            r"|^ArrayImpl\.copy_to_host_async$|^Acquire semaphore$|^D2H Dispatch$"
+            r"|^(?:[\w:]+::)?TransferFrom(?:Device|Server|Outfeed)\w*(?:$|=>)",
         ),
         ("optimizer", r"^Optimizer\.(?:step|zero_grad)#|torch/optim/\w+\.py\("),
         ("dispatch", r"built-in method run_backward |: _engine_run_backward$"),

@@ -25,7 +25,7 @@ from stepscope.trace import Trace, Window
 from stepscope.trace.intervals import IntervalSet, union
 
 LOW_PRECISION: tuple[str, ...] = ("fp16", "bf16", "fp8", "int8")
-GRAPH_BUILDING: tuple[str, ...] = ("dispatch", "optimizer", "python")
+GRAPH_BUILDING: tuple[str, ...] = ("dispatch", "optimizer", "python", "graph_tracing", "step_marker")
 WAITING: tuple[str, ...] = ("synchronisation", "untraced", "unknown", *DEVICE_CAUSES)
 """Causes of host time in which the host did nothing for the program, as far as the trace shows."""
 

@@ -12,7 +12,10 @@ from stepscope.program_facts import StepFacts
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_cause, together
 
-HOST_WORK: Final = ("python", "dispatch", "optimizer", "compute", "untraced", "garbage_collection", "logging")
+HOST_WORK: Final = (
+    "python", "dispatch", "optimizer", "compute", "untraced", "garbage_collection", "logging", "graph_tracing",
+    "step_marker",
+)  # fmt: skip
 """Causes of time in which the launching thread itself had work to do."""
 
 

@@ -18,6 +18,7 @@ View: TypeAlias = dict[str, Any]
 # The colours of Okabe and Ito, which colour-blind people can tell apart; related causes share one, the second hatched.
 _ORANGE, _SKY, _GREEN, _YELLOW = "#e69f00", "#56b4e9", "#009e73", "#f0e442"
 _BLUE, _VERMILLION, _PURPLE, _GREY = "#0072b2", "#d55e00", "#cc79a7", "#9aa0a6"
+_BROWN: Final = "#8a5a44"
 _COLOURS: Final[dict[str, tuple[str, bool]]] = {
     "input": (_ORANGE, False),
     "host_to_device_copy": (_ORANGE, True),
@@ -25,6 +26,8 @@ _COLOURS: Final[dict[str, tuple[str, bool]]] = {
     "logging": (_VERMILLION, True),
     "compilation": (_PURPLE, False),
     "garbage_collection": (_PURPLE, True),
+    "graph_tracing": (_BROWN, False),
+    "step_marker": (_BROWN, True),
     "allocation": (_YELLOW, False),
     "checkpoint": (_YELLOW, True),
     "communication": (_BLUE, False),

@@ -26,7 +26,7 @@ Factors = npt.NDArray[np.float64]
 
 Matcher = Callable[[str], object]
 
-_BUSY: Final = ("dispatch", "compute", "optimizer", "python", "untraced")
+_BUSY: Final = ("dispatch", "compute", "optimizer", "python", "untraced", "graph_tracing", "step_marker")
 """Causes of a thread's own work: where it waits meanwhile, for room in a queue or another thread, it still does."""
 _LAUNCHING: Final = ("launch", "graph_launch", "copy", "set")
 _LINE: Final = re.compile(r"(?P<file>.+):(?P<line>\d{1,9})")

@@ -43,7 +43,7 @@ TITLE: Final = "The device waits for the first launch of each step"
 THRESHOLDS: Final = {"share": Threshold(0.03, "share", "share of the step before its first launch")}
 REPLACES: Final = ("launch-bound", "python-in-step")
 
-_PREPARING: Final = ("python", "untraced", "dispatch")
+_PREPARING: Final = ("python", "untraced", "dispatch", "graph_tracing", "step_marker")
 
 
 def check(view: View) -> RuleResult:

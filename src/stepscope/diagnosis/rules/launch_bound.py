@@ -39,7 +39,7 @@ ID: Final = "launch-bound"
 TITLE: Final = "The host launches work too slowly"
 THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost to late launches")}
 
-_LATE: Final = ("dispatch", "python")
+_LATE: Final = ("dispatch", "python", "graph_tracing", "step_marker")
 
 _GRAPH: Final = Remedy(
     "All steps launch the same kernels, and nothing waits inside them: compile the model so that they are launched as "

@@ -44,7 +44,7 @@ THRESHOLDS: Final = {
     "kept_free": Threshold(0.1, "share", "share of the device's memory that stays free in the estimate"),
 }
 
-_HOST_BOUND: Final = ("dispatch", "python", "launch_latency", "optimizer")
+_HOST_BOUND: Final = ("dispatch", "python", "launch_latency", "optimizer", "graph_tracing", "step_marker")
 _FIXED: Final = ("before", "parameter", "optimizer_state", "gradient")
 _LARGEST_FACTOR: Final = 64
 
