@@ -5,6 +5,7 @@ The truth of what is left is the truth that a file of that format can tell, and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +18,7 @@ from tests.simulator.timeline import (
     DATA_LOADER_PREFIX,
     DRIVER_CALL,
     FRAME,
+    LOGGING_PREFIX,
     OPERATOR,
     OPTIMIZER_PREFIX,
     STEP_PREFIX,
@@ -28,31 +30,36 @@ from tests.simulator.truth import Truth, tell_truth
 
 MARKS = (STEP_PREFIX, OPTIMIZER_PREFIX, DATA_LOADER_PREFIX)
 MODULE_PREFIX = "nn.Module: "
+KNOWN_NAME = re.compile("|".join([r"\w+::?", *map(re.escape, (*MARKS, LOGGING_PREFIX))]))
+"""How names begin that tell what they are: a library's function, a collective of the host's, a mark of PyTorch's."""
 
-Reading = Callable[[Slice], "tuple[str, str] | None"]
-"""The category and the name that a slice has in a format; None where the format has no place for it."""
+Reading = Callable[[Slice, bool], "tuple[str, str] | None"]
+"""The category and the name that a slice has in a format, None where the format has no place for it; told whether the
+slice is on the main thread."""
 
 
-def everything(slice_: Slice) -> tuple[str, str] | None:
+def everything(slice_: Slice, is_main: bool) -> tuple[str, str] | None:
     """A format that keeps every slice as it is."""
     return slice_.category, slice_.name
 
 
-def without_frames(slice_: Slice) -> tuple[str, str] | None:
+def without_frames(slice_: Slice, is_main: bool) -> tuple[str, str] | None:
     """A format that knows no Python."""
     return None if slice_.category == FRAME else (slice_.category, slice_.name)
 
 
-def by_name_alone(slice_: Slice) -> tuple[str, str] | None:
-    """Slices with no more than a name, as TensorFlow's and JAX's TraceMe: those of no known name are operators.
+def by_name_alone(slice_: Slice, is_main: bool) -> tuple[str, str] | None:
+    """Slices with no more than a name, as TensorFlow's and JAX's TraceMe.
 
-    Python frames have the name of their file without its folders; calls of modules are not recorded.
+    What has no library's name is a mark of the program on its main thread, and a library's doing on any other. Python
+    frames have the name of their file without its folders; calls of modules are not recorded.
     """
-    if slice_.category == FRAME:
-        return None if slice_.name.startswith(MODULE_PREFIX) else (FRAME, slice_.name.rpartition("/")[2])
-    if slice_.category == ANNOTATION and not slice_.name.startswith(MARKS):
-        return OPERATOR, slice_.name
-    return slice_.category, slice_.name
+    category, name = slice_.category, slice_.name
+    if category == FRAME:
+        return None if name.startswith(MODULE_PREFIX) else (FRAME, name.rpartition("/")[2])
+    if category in (ANNOTATION, OPERATOR) and not KNOWN_NAME.match(name):
+        return (ANNOTATION if is_main else OPERATOR), name
+    return category, name
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ class Sight:
             is_main=host.is_main,
         )
         for slice_ in host.slices:
-            read = self.reading(slice_)
+            read = self.reading(slice_, host.is_main)
             if read is None:
                 continue
             category, name = read

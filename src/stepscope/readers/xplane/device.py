@@ -40,7 +40,8 @@ def described(plane: Plane, device: str) -> Device:
         value = facts.get(name)
         return value * factor if isinstance(value, (int, float)) and 0 < value < 1e18 else None
 
-    name = facts.get("device_type_string") or facts.get("device_name") or facts.get("gpu_model")
+    told = (facts.get(key) for key in ("device_type_string", "gpu_device_name", "device_name", "gpu_model"))
+    name = next((value for value in told if value), None)
     major, minor = facts.get("compute_cap_major"), facts.get("compute_cap_minor")
     units, memory = number("core_count"), number("memory_size")
     return Device(
@@ -150,7 +151,7 @@ class DeviceReader:
         columns = {
             **rows.columns(mine),
             "name": column(state.meanings.name[row]),
-            "kind": self._pooled.constant("device", len(mine)),
+            "kind": self._pooled.constant("profiler" if line == names.OVERHEAD_LINE else "device", len(mine)),
         }
         if line == "Steps":
             step, has_step = batch.integers(ROLE["step_num"])

@@ -20,9 +20,11 @@ PYTHON_THREADS: Final = re.compile(r"(?:python[\d.]*|main|MainThread)(?:/|$)")
 MODULES_LINE: Final = "XLA Modules"
 OPERATIONS_LINE: Final = "XLA Ops"
 STREAM_LINE: Final = re.compile(r"Stream #(\w+)")
+OVERHEAD_LINE: Final = "CUPTI overhead"
+"""What the profiler did for its own business on threads that nobody knows."""
 DESCRIBING_LINES: Final = re.compile(
     r"Steps|XLA Modules|XLA TraceMe|Overlay|(?:Framework|TensorFlow) (?:Name Scope|Ops)|Source code|Source|Launch Stats"
-    r"|HLO Module|Kernel Launch|Megascale Trace|_counters_|Host Threads.*"
+    r"|HLO Module|Kernel Launch|Megascale Trace|_counters_|Host Threads.*|CUPTI overhead"
 )
 """Lines of a device that say of its work what it is for; the work itself stands on other lines."""
 
