@@ -15,6 +15,7 @@ from stepscope.readers import open_trace
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import Device
 from stepscope.trace.window import StepRange
+from stepscope.whatif.host_waits import device_waits
 from tests.unit.nsight_databases import NAMES, Row, call, in_range, kernel, process, thread, work, written
 from tests.unit.small_traces import counted, rows
 
@@ -111,6 +112,28 @@ def test_two_processes_may_use_the_same_correlation_numbers_and_streams(tmp_path
     launches = rows(trace, "launches", "lane")
     assert [lanes[launches[row][0]] for (row,) in rows(trace, "device_work", "launch")] == ["100", "200"]
     assert rows(trace, "device_work", "device", "queue") == [("0", "7"), ("0", "7 of process 200")]
+
+
+def test_a_process_waits_for_its_own_work(tmp_path: Path) -> None:
+    other = {"globalTid": thread(200, 200)}
+    trace = opened(
+        tmp_path,
+        **{
+            RUNTIME: [
+                call(0, 10, 1),
+                call(30, 10_130, 2, name=4),
+                call(50, 60, 1, **other),
+                call(70, 80, 2, name=7, **other),
+            ],
+            KERNEL: [kernel(20, 10_120, 1), kernel(100, 10_125, 1, globalPid=process(200), deviceId=1)],
+        },
+    )
+    waits = device_waits(trace)
+
+    assert [
+        (trace.launches["name"][row], trace.device_work["device"][work])
+        for row, work in zip(waits.launch.tolist(), waits.work.tolist(), strict=True)
+    ] == [("cudaStreamSynchronize", "0")]
 
 
 def test_one_graph_launch_has_many_kernels_or_one_record_of_the_whole(tmp_path: Path) -> None:

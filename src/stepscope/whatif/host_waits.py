@@ -64,23 +64,40 @@ class Handovers:
 
 
 def device_waits(trace: Trace) -> Waits:
-    """The calls in which threads waited for a device, with what they waited for."""
-    calls = _calls(trace)
-    work = trace.device_work.select(
-        "launch", end=pl.col("start_ns") + pl.col("duration_ns"), begin="start_ns"
-    ).with_row_index("work")
-    if calls.is_empty() or work.is_empty():
-        nothing = np.zeros(0, np.int64)
-        return Waits(nothing, nothing.astype(np.int32), nothing, nothing, nothing, nothing)
-    launched = work.join(
-        trace.launches.with_row_index("launch").select("launch", launched="start_ns"), on="launch", how="left"
+    """The calls in which threads waited for a device, with what they waited for.
+
+    A process waits for its own work: what another process of the same file gave the devices is none of its business.
+    """
+    processes = trace.lanes.select("lane", pl.col("process").fill_null(""))
+    calls = _calls(trace).join(processes, on="lane", how="left", maintain_order="left")
+    launches = trace.launches.with_row_index("launch").join(processes, on="lane", how="left", maintain_order="left")
+    work = (
+        trace.device_work.select("launch", end=pl.col("start_ns") + pl.col("duration_ns"), begin="start_ns")
+        .with_row_index("work")
+        .join(launches.select("launch", "process", launched="start_ns"), on="launch", how="left", maintain_order="left")
     )
+    found = []
+    for (process,), mine in calls.group_by("process", maintain_order=True):
+        own = work.filter((pl.col("process") == process) | pl.col("process").is_null())
+        if own.height:
+            found.append(_waits_of(mine, work, own))
+    return _together(found)
+
+
+def _waits_of(calls: pl.DataFrame, work: pl.DataFrame, launched: pl.DataFrame) -> Waits:
+    """The waits among the calls of one process.
+
+    Args:
+        calls: as `_calls` gives them.
+        work: all device work, by row.
+        launched: of that, what the process launched, or nobody is known to have.
+    """
     start, end = calls["start_ns"].to_numpy(), calls["end"].to_numpy()
     by_end = _ended_within(launched, start, end)
     own_copy = calls["copied"].cast(pl.Int64).fill_null(-1).to_numpy()
     kind = calls["kind"].to_numpy()
-    staged = _staged(own_copy, launched, start, end) & (kind == "copy")
-    waiting = np.where((kind == "copy") & ~staged, _if_within(own_copy, launched, start, end), by_end)
+    staged = _staged(own_copy, work, start, end) & (kind == "copy")
+    waiting = np.where((kind == "copy") & ~staged, _if_within(own_copy, work, start, end), by_end)
     crowded = _ahead(launched, start) >= FULL_QUEUE
     long = (calls["duration_ns"] > LONG_LAUNCH * calls["median_ns"]).to_numpy() & (end - start > LONG_LAUNCH_NS)
     is_launch = (kind == "launch") | (kind == "graph_launch") | (kind == "set")
@@ -90,7 +107,7 @@ def device_waits(trace: Trace) -> Waits:
     found = np.where(silent, before, waiting)
     own = _own(calls, waiting >= 0)
     # What a copy from pageable memory takes beside its wait, the host spends on copying.
-    since = launched["end"].to_numpy()[np.maximum(waiting, 0)] if len(launched) else start
+    since = work["end"].to_numpy()[np.maximum(waiting, 0)]
     own = np.where(staged & (waiting >= 0), end - np.maximum(since, start), own)
     keep = np.flatnonzero(found >= 0)
     keep = keep[_disjoint(calls["lane"].to_numpy()[keep], start[keep], end[keep])]
@@ -101,6 +118,22 @@ def device_waits(trace: Trace) -> Waits:
         end[keep],
         own[keep],
         found[keep],
+    )
+
+
+def _together(parts: list[Waits]) -> Waits:
+    """All of these, sorted by lane and start."""
+    nothing = np.zeros(0, np.int64)
+    lane = np.concatenate([nothing.astype(np.int32), *(part.lane for part in parts)])
+    start = np.concatenate([nothing, *(part.start for part in parts)])
+    order = np.lexsort((start, lane))
+    return Waits(
+        np.concatenate([nothing, *(part.launch for part in parts)])[order],
+        lane[order],
+        start[order],
+        np.concatenate([nothing, *(part.end for part in parts)])[order],
+        np.concatenate([nothing, *(part.own_ns for part in parts)])[order],
+        np.concatenate([nothing, *(part.work for part in parts)])[order],
     )
 
 
