@@ -39,7 +39,7 @@ def main(seconds: float) -> None:
             loss = model(batch).square().mean()
             loss.backward()
             optimizer.step()
-        torch_xla.sync()
+
         number += 1
     print(f"{number} steps on {device}, loss {loss.item():.4f}")
     del server

@@ -70,3 +70,28 @@ install_package() {
         fail "pip could not install $what into .venv; what it said stands above."
     fi
 }
+
+# prepare_jax_environment: set STEPSCOPE_JAX_PYTHON to a Python with JAX and xprof, from .venv-jax, which is installed
+# where it is missing or out of date. Without a registry the tests of JAX are skipped; the others do not need it.
+prepare_jax_environment() {
+    local place=$repository/.venv-jax log stamp current
+    if [ -n "${STEPSCOPE_JAX_PYTHON:-}" ]; then
+        return
+    fi
+    log=$place/install.log
+    stamp=$place/.stepscope
+    current="$(cksum <"$repository/pyproject.toml") $place"
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$current" ] || ! "$place/bin/python" -c 'import pip' 2>/dev/null; then
+        echo "Installing JAX and xprof into .venv-jax; later runs reuse it." >&2
+        rm -rf "$place"
+        if ! { "$environment/bin/python" -m venv "$place" &&
+            "$place/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --retries 1 \
+                --editable "$repository[jax-tests]"; } >"$repository/.venv-jax.log" 2>&1; then
+            echo "JAX could not be installed, so its tests are skipped: $(tail -n 1 "$repository/.venv-jax.log")" >&2
+            return
+        fi
+        mv "$repository/.venv-jax.log" "$log"
+        printf '%s\n' "$current" >"$stamp"
+    fi
+    export STEPSCOPE_JAX_PYTHON=$place/bin/python
+}

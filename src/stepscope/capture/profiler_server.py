@@ -40,9 +40,11 @@ _CHILD: Final = (
 )
 _REASONS: Final = (
     ("ALREADY_EXISTS", "another profile of the program is being recorded; only one can be at a time"),
-    ("Connection refused", "nothing listens there"),
+    ("Connection refused", "the connection broke off: the program has ended"),  # it was there a moment before
     ("UNIMPLEMENTED", "it answers gRPC, but is no profiler server"),
     ("DEADLINE_EXCEEDED", "it did not answer in time"),
+    ("Socket closed", "the connection broke off: the program has ended"),
+    ("No trace event was collected", "it sent no profile"),
 )
 _LOG_TAIL_BYTES: Final = 65536
 

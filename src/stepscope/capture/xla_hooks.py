@@ -48,9 +48,13 @@ class XlaHooks:
         self._removals[StepSource.ANNOTATION] = _step_annotations(annotation, self._seen)
 
     def keep(self, source: StepSource) -> None:
-        """Keep only the hooks of this source and of better ones."""
+        """Keep only the hooks of this source and of better ones.
+
+        Calls are looked out for until it is known whether steps that a DataLoader shows are done in JAX.
+        """
         for lower in [each for each in self._removals if each < source]:
-            self._removals.pop(lower)()
+            if lower is not StepSource.JITTED or source >= StepSource.OPTIMIZER or self._controller.uses_jax:
+                self._removals.pop(lower)()
 
     def remove(self) -> None:
         """Leave jax as it was."""
@@ -61,7 +65,9 @@ class XlaHooks:
     def _seen(self, source: StepSource) -> None:
         mark("first_step")
         self._controller.uses_jax |= not self._of_torch
-        if source in self._removals:
+        if source < self._controller.source:
+            self.keep(self._controller.source)
+        elif source in self._removals:
             self._controller.step_boundary(source)
 
 
@@ -113,7 +119,12 @@ class _Jitted:
 
     def __init__(self, function: Any, calls: _Calls) -> None:
         functools.update_wrapper(self, function)
+        self.__wrapped__ = getattr(function, "__wrapped__", function)
         self._stepscope = (function, calls, _key(function))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # for isinstance
+        return type(self._stepscope[0])
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
         function, calls, key = self._stepscope
@@ -139,7 +150,7 @@ class _Jitted:
         return hash(self._stepscope[0])
 
     def __eq__(self, other: object) -> bool:
-        return bool(self._stepscope[0] == (other._stepscope[0] if isinstance(other, _Jitted) else other))
+        return bool(self._stepscope[0] == (other._stepscope[0] if type(other) is _Jitted else other))
 
 
 def _same(function: Any) -> Any:

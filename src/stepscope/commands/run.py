@@ -178,12 +178,14 @@ def _recorded(recordings: Sequence[dict[str, Any]]) -> str:
     asked = first.get("asked_steps", fewest)
     number = f"{fewest} of {asked} steps" if fewest < asked else f"{fewest} step{'s' if fewest != 1 else ''}"
     begin = first.get("first_step")
+    if first.get("source") in ("annotation", "explicit") and str(first.get("trace")).endswith(".xplane.pb"):
+        begin = None  # the steps of the profile carry the program's own numbers
     span = f" ({begin} to {begin + fewest - 1})" if begin is not None and fewest > 1 else ""
     sign = {
         "optimizer": ", seen by the optimizer",
         "loader": ", seen by the DataLoader because no optimizer stepped",
         "forward": ", seen by forward calls because there was neither optimizer nor DataLoader",
-        "annotation": ", marked by StepTraceAnnotation",
+        "annotation": ", marked by the program",
         "jitted": ", seen by calls of a jitted function",
     }.get(str(first.get("source")), "")
     ranks = len({one["rank"] for one in recordings})
