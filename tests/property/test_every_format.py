@@ -17,6 +17,7 @@ from stepscope.trace import Trace
 from tests.property.test_idle_law import pieces
 from tests.simulator import IdlePiece, Machine, Truth, write_kineto
 from tests.simulator.nsight_systems import NsightOptions, write_nsight
+from tests.simulator.perfetto import PerfettoOptions, write_perfetto
 from tests.simulator.programs import PROGRAMS
 from tests.simulator.rocprof import HIP_NAMES, RocprofOptions, write_rocprof
 from tests.simulator.sight import Sight, by_name_alone, without_frames
@@ -68,7 +69,7 @@ FORMATS = (
         "_results.json",
         write_rocprof,
         lambda machine, path: write_rocprof(machine, path, RocprofOptions(shuffle_seed=5)),
-        Sight(without_frames, overheads=False),
+        Sight(without_frames, overheads="none"),
         call_names=HIP_NAMES,
     ),
     Format(
@@ -76,7 +77,14 @@ FORMATS = (
         ".xplane.pb",
         write_xplane,
         lambda machine, path: write_xplane(machine, path, XPlaneOptions(shuffle_seed=5)),
-        Sight(by_name_alone, overheads=False),
+        Sight(by_name_alone, overheads="apart"),
+    ),
+    Format(
+        "perfetto",
+        ".pftrace",
+        write_perfetto,
+        lambda machine, path: write_perfetto(machine, path, PerfettoOptions(interned=False, shuffle_seed=5)),
+        Sight(),
     ),
 )
 IDS = [each.name for each in FORMATS]

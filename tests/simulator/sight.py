@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from tests.simulator.device import Launch, Work
 from tests.simulator.host import Host
@@ -52,9 +53,12 @@ def by_name_alone(slice_: Slice, is_main: bool) -> tuple[str, str] | None:
     """Slices with no more than a name, as TensorFlow's and JAX's TraceMe.
 
     What has no library's name is a mark of the program on its main thread, and a library's doing on any other. Python
-    frames have the name of their file without its folders; calls of modules are not recorded.
+    frames have the name of their file without its folders; calls of modules are not recorded. What takes no time is an
+    instant, unless it is a step or has a number beside that the device's work has too.
     """
     category, name = slice_.category, slice_.name
+    if slice_.closed_ns == slice_.start_ns and category not in (CALL, DRIVER_CALL) and not name.startswith(STEP_PREFIX):
+        return None
     if category == FRAME:
         return None if name.startswith(MODULE_PREFIX) else (FRAME, name.rpartition("/")[2])
     if category in (ANNOTATION, OPERATOR) and not KNOWN_NAME.match(name):
@@ -66,12 +70,13 @@ def by_name_alone(slice_: Slice, is_main: bool) -> tuple[str, str] | None:
 class Sight:
     """What a format shows.
 
-    ``overheads``: what the profiler did for its own business. ``main_by_number``: the main thread is told by its
-    number, not only by the steps and other marks on it. ``kinds``: what a kind of device work is in it.
+    ``overheads``: what the profiler did for its own business; ``apart`` where it is written without saying whom it kept
+    from work. ``main_by_number``: the main thread is told by its number, not only by the steps and other marks on it.
+    ``kinds``: what a kind of device work is in it.
     """
 
     reading: Reading = everything
-    overheads: bool = True
+    overheads: Literal["shown", "apart", "none"] = "shown"
     main_by_number: bool = True
     kinds: Mapping[str, str] = field(default_factory=dict)
 
@@ -79,7 +84,7 @@ class Sight:
         """The machine as the format shows it; the one given stays as it is."""
         seen = Machine(tick_ns=machine.ledger.tick_ns, with_frames=machine.ledger.with_frames)
         seen.ledger.queues = dict(machine.ledger.queues)
-        seen.ledger.overheads = list(machine.ledger.overheads) if self.overheads else []
+        seen.ledger.overheads = list(machine.ledger.overheads) if self.overheads == "shown" else []
         slices: dict[int, Slice] = {}
         hosts: dict[int, Host] = {}
         for host in machine.hosts:
@@ -95,7 +100,9 @@ class Sight:
         known = main is not None and (
             self.main_by_number or any(slice_.name.startswith(MARKS) for slice_ in main.slices)
         )
-        return tell_truth(main if known else None, seen.works, seen.ledger.overheads).shifted(-seen.first_event_ns())
+        truth = tell_truth(main if known else None, seen.works, seen.ledger.overheads)
+        apart = machine.ledger.overheads if self.overheads == "apart" else []
+        return truth.shifted(-min([seen.first_event_ns(), *(start_ns for start_ns, _ in apart)]))
 
     def _host(self, host: Host, seen: Machine, slices: dict[int, Slice]) -> Host:
         ledger = seen.ledger
