@@ -10,18 +10,28 @@ from types import ModuleType
 from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
-from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xplane
+from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
 from stepscope.readers.lines import join_lines, variant_of
 from stepscope.readers.other_formats import what_it_is, what_its_name_says
 from stepscope.readers.pauses import join_pauses
-from stepscope.readers.profile_folder import place_among_hosts, profile_files
+from stepscope.readers.profile_folder import SUFFIXES as XPLANE_SUFFIXES
+from stepscope.readers.profile_folder import place_among_hosts, profile_files, without_twins
 from stepscope.readers.source import ByteSource, is_regular_file
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
 from stepscope.trace.model import Metadata, Trace, TraceWarning
 from stepscope.trace.store import StoreWriter, is_store, open_store
 from stepscope.trace.window import StepRange, Window
 
-READERS: Final[tuple[ModuleType, ...]] = (perfetto, xplane, nsight_systems, rocprof, torch_snapshot, gaudi, kineto)
+READERS: Final[tuple[ModuleType, ...]] = (
+    perfetto,
+    xplane,
+    nsight_systems,
+    rocprof,
+    torch_snapshot,
+    xla_json,
+    gaudi,
+    kineto,
+)
 """Every format, asked in this order whether a file is its own."""
 
 Progress = Callable[[int, "int | None"], None]
@@ -100,9 +110,10 @@ def trace_files(path: str | Path) -> list[Path]:
         return [place]
     if profiles := profile_files(place):
         return profiles
-    found = sorted(child for child in place.iterdir() if child.is_file() and child.name.endswith(_SUFFIXES))
+    known = (*_SUFFIXES, *XPLANE_SUFFIXES)
+    found = without_twins(sorted(child for child in place.iterdir() if child.is_file() and child.name.endswith(known)))
     if not found:
-        raise UnreadableTraceError(f"the folder {place} holds no trace file ({', '.join(_SUFFIXES)})")
+        raise UnreadableTraceError(f"the folder {place} holds no trace file ({', '.join(known)})")
     return found
 
 

@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Final
 
 SUFFIXES: Final = (".xplane.pb", ".xplane.pb.gz", ".xplane.pb.zst")
+_RUNS: Final = ("plugins", "profile")
+_TWIN: Final = ".trace.json.gz"
 _NUMBERS: Final = re.compile(r"(\d+)")
 
 
 def profile_files(folder: Path) -> list[Path]:
-    """The profiles of a run, one a host: of the folder itself, or of the latest run below it; empty for none.
+    """The profiles of the latest run below a folder, one a host, or of the run whose folder it is; empty for none.
 
     Args:
-        folder: of one run, the folder of all runs, or the directory that was given to the profiler.
+        folder: the directory that was given to the profiler, its folder of all runs, or a run's.
     """
-    own = _hosts(folder)
-    if own:
-        return own
-    for below in (folder / "plugins" / "profile", folder):
-        runs = sorted((child for child in _children(below) if child.is_dir()), key=lambda child: child.name)
-        for run in reversed(runs):
-            found = _hosts(run)
-            if found:
-                return found
-    return []
+    place = Path(os.path.abspath(folder))
+    if place.parts[-3:-1] == _RUNS:
+        return _hosts(folder)
+    runs = folder if place.parts[-2:] == _RUNS else folder.joinpath(*_RUNS)
+    names = sorted(child.name for child in _children(runs) if child.is_dir())
+    return next((found for name in reversed(names) if (found := _hosts(runs / name))), [])
 
 
 def place_among_hosts(path: Path) -> tuple[int, int] | None:
-    """Which of a run's hosts a profile is of, from 0 on, and how many there are; None where it is alone."""
-    if not path.name.endswith(SUFFIXES):
+    """Which of a run's hosts a profile is of, from 0 on, and how many there are; None where it is alone.
+
+    Only in a folder of the profiler's own: elsewhere profiles that lie side by side need not be of one run.
+    """
+    run = Path(os.path.abspath(path)).parent
+    if not path.name.endswith(SUFFIXES) or run.parts[-3:-1] != _RUNS:
         return None
-    hosts = [each.name for each in _hosts(path.parent)]
+    hosts = [each.name for each in _hosts(run)]
     return (hosts.index(path.name), len(hosts)) if len(hosts) > 1 and path.name in hosts else None
+
+
+def without_twins(files: list[Path]) -> list[Path]:
+    """The files without what XLA writes of a profile a second time: HOST.trace.json.gz beside HOST.xplane.pb."""
+    stems = {str(file)[: -len(suffix)] for file in files for suffix in SUFFIXES if file.name.endswith(suffix)}
+    return [file for file in files if not any(str(file) == stem + _TWIN for stem in stems)]
 
 
 def _hosts(folder: Path) -> list[Path]:

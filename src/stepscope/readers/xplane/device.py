@@ -23,8 +23,8 @@ from stepscope.readers.xplane.wire import Mask, Positions, WireError, signed, te
 from stepscope.trace.model import Device
 
 ROLES: Final = (
-    "correlation_id", "kernel_details", "memcpy_details", "hlo_op", "hlo_module", "program_id", "_c", "run_id",
-    "core_type", "step_num", "group_id",
+    "correlation_id", "kernel_details", "memcpy_details", "memset_details", "theoretical_occupancy_pct", "hlo_op",
+    "hlo_module", "program_id", "_c", "run_id", "core_type", "step_num",
 )  # fmt: skip
 """Statistics of device events that are read."""
 ROLE: Final = {name: place for place, name in enumerate(ROLES, 1)}
@@ -193,7 +193,12 @@ class DeviceReader:
             parsed = [names.kernel_details(state.words.of(number) or "") for number in different.tolist()]
             table = pl.DataFrame(parsed, schema=dict(_KERNEL_COLUMNS), orient="row")
             columns.update({name: table[name].gather(inverse.ravel()) for name in table.columns})
+        if "occupancy" in columns:
+            share, has_share = batch.numbers(ROLE["theoretical_occupancy_pct"])
+            told = nullable(share[mine] / 100, has_share[mine] & (share[mine] > 0) & (share[mine] <= 100))
+            columns["occupancy"] = pl.select(pl.coalesce(columns["occupancy"], told)).to_series()
         copies = batch.texts(ROLE["memcpy_details"], state.words)[mine]
+        copies = np.where(copies != -1, copies, batch.texts(ROLE["memset_details"], state.words)[mine])
         kinds = columns["kind"]
         changed: dict[int, str] = {}
         sizes: dict[int, int] = {}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.readers.xplane.content import Content
 from stepscope.readers.xplane.wire import (
@@ -110,6 +111,15 @@ class Batch:
             written = self._text(row)
             if written.isascii() and written.isdigit() and len(written) < 19:
                 result[self.stats.event[row]], has[self.stats.event[row]] = int(written), True
+        return result, has
+
+    def numbers(self, role: int) -> tuple[npt.NDArray[np.float64], Mask]:
+        """Each event's number of that role, whole or not, and whether it has one."""
+        whole, has = self.integers(role)
+        result = whole.astype(np.float64)
+        rows = np.flatnonzero((self.stats.role == role) & (self.stats.tag == _DOUBLE))
+        result[self.stats.event[rows]] = self.stats.number[rows].view(np.float64)
+        has[self.stats.event[rows]] = True
         return result, has
 
     def texts(self, role: int, words: Words) -> Positions:

@@ -28,8 +28,6 @@ DESCRIBING_LINES: Final = re.compile(
 )
 """Lines of a device that say of its work what it is for; the work itself stands on other lines."""
 
-INSTANTS_LEFT_OUT: Final = "instants of the host, which take no time"
-
 _SYNCHRONISING: Final = re.compile(
     r"np\.asarray\(jax\.Array\)$|(?:\w+::)*BlockHostUntilReady\b|block_until_ready$|(?:\w+::)*GetReadyFuture\b.*wait"
     r"|\w*ComputationClient::(?:TransferFromDevice|TransferFromServer|WaitDeviceOps)$|TensorCollectionBarrier$"
@@ -223,8 +221,12 @@ def kernel_details(text: str) -> KernelDetails:
 
 
 def copied_bytes(text: str) -> int | None:
-    """Bytes from "kind_src:pageable kind_dst:device size:1024 dest:0 async:1"; None where no size is told."""
-    size = _whole(dict(_DETAIL.findall(text)).get("size", ""))
+    """Bytes from "kind_src:pageable kind_dst:device size:1024 dest:0 async:1"; None where no size is told.
+
+    Sets of memory tell it as "kind:device num_bytes:1024 async:1".
+    """
+    found = dict(_DETAIL.findall(text))
+    size = _whole(found.get("size") or found.get("num_bytes") or "")
     return size or None  # 0 is written where it is not known
 
 
