@@ -29,6 +29,7 @@ READERS: Final[tuple[ModuleType, ...]] = (
     rocprof,
     torch_snapshot,
     xla_json,
+    xla_json,
     gaudi,
     kineto,
 )

@@ -1,0 +1,162 @@
+"""From the events of a Chrome trace back to the planes and lines that XLA made it of."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from stepscope.readers.kineto.events import DECODE_ERRORS, Event
+from stepscope.readers.xla_json import wire
+from stepscope.readers.xplane.names import DEVICE_PLANE, HOST_PLANES
+
+_INTEGERS: Final = frozenset(
+    {
+        *("step_num", "correlation_id", "_p", "_c", "run_id", "device_ordinal", "core_type", "size", "index_on_host"),
+        *("addr", "allocation_bytes", "requested_bytes", "bytes_allocated", "program_id", "group_id", "bytes_accessed"),
+    }
+)
+"""Statistics that XLA keeps as whole numbers; the Chrome trace has all of them as text."""
+_OF_NAMES: Final = ("long_name", "hlo_category", "tf_op", "source", "source_stack", "bytes_accessed", "program_id")
+"""Statistics that XLA keeps once for all events of a name."""
+_LONG_NAME: Final = "long_name"
+_WHOLE: Final = re.compile(r"-?\d{1,20}")
+_DERIVED: Final = re.compile(r" - from #\S+$|^Framework |^Source code")
+"""Lines that TensorBoard's converter makes of the others' events."""
+_REGION: Final = "ThreadpoolListener::Region"
+"""What the converter makes of a task's begin and end."""
+_NO_TIME_US: Final = 1e-6
+"""Duration of what took no time: a picosecond, so that Chrome's viewer shows it."""
+_LATEST_PS: Final = 2**62
+
+
+class Planes:
+    """Gathers the events of a trace by process and thread.
+
+    Attributes:
+        events: how many were taken.
+    """
+
+    def __init__(self, damage: Counter[str]) -> None:
+        self._damage = damage
+        self._planes: dict[Any, _Plane] = {}
+        self.events = 0
+
+    def take(self, events: list[Event]) -> None:
+        """Take events; names of processes and threads may stand behind theirs."""
+        for event in events:
+            if event.ph == "M":
+                self._name(event)
+            elif event.ph == "X" and event.ts is not None and (event.dur or 0) > _NO_TIME_US and event.name != _REGION:
+                self._plane(event.pid).add(event, self._damage)
+                self.events += 1
+
+    def _plane(self, process: int | str) -> _Plane:
+        found = self._planes.get(process)
+        if found is None:
+            found = self._planes[process] = _Plane()
+        return found
+
+    def _name(self, event: Event) -> None:
+        if event.name not in ("process_name", "thread_name"):
+            return
+        name = _arguments(event).get("name")
+        if not isinstance(name, str):
+            return
+        plane = self._plane(event.pid)
+        if event.name == "process_name":
+            plane.name = name
+        else:
+            plane.thread_names[event.tid] = name
+
+    def serialised(self) -> Iterator[bytes]:
+        """The profile, plane by plane; processes that are neither a host nor a device are counted."""
+        for number, plane in enumerate(self._planes.values()):
+            if HOST_PLANES.match(plane.name) or DEVICE_PLANE.fullmatch(plane.name):
+                yield from plane.serialised(number)
+            elif plane.lines:
+                self._damage[f"unknown_process:{plane.name[:40]}"] += sum(map(len, plane.lines.values()))
+
+
+class _Plane:
+    def __init__(self) -> None:
+        self.name = ""
+        self.thread_names: dict[Any, str] = {}
+        self.lines: dict[Any, list[bytes]] = {}
+        self._names: dict[tuple[Any, ...], int] = {}
+        self._statistics: dict[str, int] = {}
+
+    def add(self, event: Event, damage: Counter[str]) -> None:
+        start, duration = _picoseconds(event.ts), _picoseconds(event.dur)
+        if start is None or duration is None:
+            damage["time_out_of_range"] += 1
+            return
+        arguments = _arguments(event)
+        told = [(each, value) for each, raw in arguments.items() if (value := _value(each, raw)) is not None]
+        key = (event.name, *(arguments.get(name) for name in _OF_NAMES))
+        try:
+            name = self._names.setdefault(key, len(self._names) + 1)
+        except TypeError:  # an argument that is no text
+            name = self._names.setdefault((event.name, *(None for _ in _OF_NAMES)), len(self._names) + 1)
+        statistics = [wire.statistic(self._statistic(each), value) for each, value in told if each != _LONG_NAME]
+        self.lines.setdefault(event.tid, []).append(wire.event(name, start, duration, statistics))
+
+    def _statistic(self, name: str) -> int:
+        return self._statistics.setdefault(name, len(self._statistics) + 1)
+
+    def serialised(self, number: int) -> Iterator[bytes]:
+        """The plane as a field of the profile."""
+        parts = [wire.whole(1, number), wire.data(2, self.name.encode("utf-8", "replace"))]
+        for place, (thread, events) in enumerate(self.lines.items()):
+            name = self.thread_names.get(thread, "")
+            if not _DERIVED.search(name):
+                identifier = thread if isinstance(thread, int) and 0 < thread < 2**63 else place + 1
+                head = wire.whole(1, identifier) + wire.data(2, name.encode("utf-8", "replace"))
+                parts.append(wire.data(3, head + b"".join(events)))
+        for key, code in self._names.items():
+            parts.append(wire.data(4, self._name_entry(key, code)))
+        parts += [wire.data(5, wire.named(code, name)) for name, code in self._statistics.items()]
+        size = sum(map(len, parts))
+        yield bytes([0x0A]) + wire.varint(size)
+        yield from parts
+
+    def _name_entry(self, key: tuple[Any, ...], code: int) -> bytes:
+        name, long_name = key[0], key[1]
+        told = [
+            wire.statistic(self._statistic(each), value)
+            for each, raw in zip(_OF_NAMES[1:], key[2:], strict=True)
+            if (value := _value(each, raw)) is not None
+        ]
+        if isinstance(long_name, str):
+            return wire.named(code, long_name, name, told)
+        return wire.named(code, name, "", told)
+
+
+def _arguments(event: Event) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(event.args, type=dict[str, Any])
+    except DECODE_ERRORS:
+        return {}
+
+
+def _value(name: str, value: Any) -> int | float | str | None:
+    """A statistic's value as XLA had it; None for what it cannot have been."""
+    if name in _INTEGERS:
+        if isinstance(value, str):
+            value = int(value) if _WHOLE.fullmatch(value) else None
+        return value if isinstance(value, int) and -(2**63) <= value < 2**64 else None
+    return value if isinstance(value, (int, float, str)) and not isinstance(value, bool) else None
+
+
+def _picoseconds(microseconds: Any) -> int | None:
+    """Microseconds as the file has them; what is missing is 0, None for impossible times."""
+    if microseconds is None:
+        return 0
+    try:
+        found = round(microseconds * 10**6)
+    except (ValueError, OverflowError, ArithmeticError):
+        return None
+    return found if 0 <= found < _LATEST_PS else None
