@@ -546,7 +546,7 @@ class TestMistakes:
             (["kernels", "TRACE", "--group-by", ","], "name at least one column"),
             (["operators", "TRACE", "--format", "cvs"], "did you mean csv?"),
             (["query", "TRACE", "select * from operator"], "did you mean operators?"),
-            (["export", "TRACE"], "required: OUT.json"),
+            (["export", "TRACE"], "required: OUT"),
             (["explain", "inputbound"], "did you mean input-bound?"),
             (["cache", "limit", "much"], "is no size"),
             (["cache", "cleer"], "did you mean clear?"),

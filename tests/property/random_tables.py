@@ -66,7 +66,7 @@ def _values(table: str, column: str) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def _table(draw: st.DrawFn, table: str, lanes: int) -> pl.DataFrame:
+def _table(draw: st.DrawFn, table: str, lanes: int, plain: bool) -> pl.DataFrame:
     rows = draw(st.integers(0, 5))
     references = {column for name, column, _ in REFERENCES if name == table}
     columns: dict[str, list[Any]] = {}
@@ -78,8 +78,9 @@ def _table(draw: st.DrawFn, table: str, lanes: int) -> pl.DataFrame:
         elif column == "lane":
             columns[column] = draw(st.lists(st.integers(0, lanes - 1), min_size=rows, max_size=rows))
         else:
-            values = _values(table, column)
-            values = values if (table, column) in VOCABULARY else st.one_of(st.none(), values)
+            values = st.floats(0, 1) if plain and SCHEMAS[table][column] is pl.Float64 else _values(table, column)
+            is_never_null = (table, column) in VOCABULARY or (plain and column in ("name", "value"))
+            values = values if is_never_null else st.one_of(st.none(), values)
             columns[column] = draw(st.lists(values, min_size=rows, max_size=rows))
     frame = pl.DataFrame(columns, schema=dict(SCHEMAS[table]))
     by = [column for column in ("start_ns", "duration_ns") if column in frame.columns]
@@ -104,12 +105,16 @@ def _lanes(draw: st.DrawFn) -> pl.DataFrame:
 
 
 @st.composite
-def traces(draw: st.DrawFn) -> Trace:
-    """A trace whose tables hold whatever they may, up to five rows each, and that passes `Trace.check`."""
+def traces(draw: st.DrawFn, *, plain: bool = False) -> Trace:
+    """A trace whose tables hold whatever they may, up to five rows each, and that passes `Trace.check`.
+
+    Args:
+        plain: with names, and numbers that are finite, as all profilers write them.
+    """
     lanes = draw(_lanes())
     tables = {"lanes": lanes}
     for table in (*SLICE_TABLES, "memory", "counters"):
-        tables[table] = draw(_table(table, lanes.height))
+        tables[table] = draw(_table(table, lanes.height, plain))
     for table, column, target in REFERENCES:
         if table in ("launches", "device_work") and tables[target].height:
             rows = st.one_of(st.none(), st.integers(0, tables[target].height - 1))

@@ -7,17 +7,20 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 
 from stepscope.readers import open_trace
 from stepscope.report.exports.chrome import chrome
-from stepscope.trace import Metadata, Trace
+from stepscope.trace import Metadata, Trace, Window
 from tests.property.random_tables import traces
 from tests.property.same_trace import assert_same
 from tests.simulator import Machine, write_kineto
+from tests.simulator.programs import backward_thread
 from tests.simulator.strategies import programs
 
 TRACES = Path(os.environ.get("STEPSCOPE_TRACES", "/nonexistent")) / "kineto"
+PROPERTY = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+"""Without making failures smaller, which takes minutes for whole traces."""
 FILES = sorted(TRACES.rglob("*.json*"))
 
 
@@ -41,13 +44,13 @@ def test_an_empty_trace(tmp_path: Path) -> None:
 
 
 @given(traces())
-@settings(deadline=None, max_examples=40)
+@settings(PROPERTY, max_examples=40)
 def test_tables_of_anything_read_back_to_the_same(folder: Path, trace: Trace) -> None:
     assert_same(read_back(trace, folder), trace)
 
 
 @given(programs())
-@settings(deadline=None, max_examples=25)
+@settings(PROPERTY, max_examples=25)
 def test_simulated_machines_read_back_to_the_same(folder: Path, machine: Machine) -> None:
     try:
         trace = open_trace(write_kineto(machine, folder / "simulated.json"))
@@ -67,9 +70,6 @@ def test_real_traces_read_back_to_the_same(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_part_of_an_exported_trace_is_that_part_of_the_trace(tmp_path: Path) -> None:
-    from stepscope.trace import Window
-    from tests.simulator.programs import backward_thread
-
     trace = open_trace(write_kineto(backward_thread(), tmp_path / "simulated.json"))
     (tmp_path / "exported.json").write_bytes(b"".join(chrome(trace)))
     window = Window(1_000_000, 2_000_000)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ from stepscope.report.format import printable
 from stepscope.whole_files import whole_file
 
 _PIPE_WIDTH: Final = 120
+_LONGEST_NAME: Final = 50
 _PLAIN_CHARACTERS: Final = str.maketrans({"█": "#", "…": "~", "●": "o", "│": "|", "┆": ":"})
 
 
@@ -63,6 +64,31 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
             file.writelines(_pieces(data))
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_folder(target: str, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a new folder that takes its place when it is complete, and say so.
+
+    Raises:
+        UsageError: there is something at that place already, or it cannot be written.
+    """
+    place = Path(os.path.realpath(target))
+    if target == "-":
+        raise UsageError("a folder cannot go to standard output: name one to write")
+    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+        raise UsageError(f"{target} exists already: name a new or an empty folder")
+    temporary = place.with_name(f".{place.name[:_LONGEST_NAME]}-{os.urandom(4).hex()}.partial")
+    try:
+        temporary.mkdir()
+        write(temporary)
+        if place.exists():
+            place.rmdir()
+        os.replace(temporary, place)
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    print(f"stepscope: wrote {printable(target)}", file=sys.stderr)
 
 
 def _pieces(data: bytes | Iterable[bytes]) -> Iterable[bytes]:

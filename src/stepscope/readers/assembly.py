@@ -182,7 +182,8 @@ class Assembly:
         if work.width and launches.width:
             work = work.with_columns(launch=linking.launch_rows(work, launches, flows))
             before = work["start_ns"] < launches["start_ns"].gather(work["launch"])
-            self._damage["work_before_launch"] += int(before.sum() or 0)
+            if not self._exact:  # else it was told when the trace was first read
+                self._damage["work_before_launch"] += int(before.sum() or 0)
         self._write_table("launches", launches)
         self._write_table("device_work", work)
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import polars as pl
 
+from stepscope.program_facts import from_header
 from stepscope.readers.kineto.arguments import Int64
 from stepscope.readers.kineto.events import DECODE_ERRORS
 from stepscope.trace.model import Metadata, TraceWarning
@@ -161,7 +162,7 @@ def with_header(metadata: Metadata, value: Any, damage: Counter[str]) -> tuple[M
         rank=_int64(told.rank),
         world_size=_int64(told.world_size),
         window=metadata.window or told.window,
-        program=metadata.program,
+        program=metadata.program or from_header(value["metadata"].get("program")),
     )
     return own, tuple(header.warnings[:_MOST_WARNINGS])
 

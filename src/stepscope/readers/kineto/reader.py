@@ -118,7 +118,7 @@ def read(
     if not columns.exact:
         return metadata, warnings(stream.damage, EXPLANATIONS)
     metadata, told = own.with_header(metadata, header.get(own.HEADER), stream.damage)
-    kinds = {"work_before_launch", *(warning.kind for warning in told)}  # clocks disagreed when it was first read
+    kinds = {warning.kind for warning in told}
     return metadata, (*told, *(each for each in warnings(stream.damage, EXPLANATIONS) if each.kind not in kinds))
 
 

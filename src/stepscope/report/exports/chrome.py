@@ -15,16 +15,15 @@ import msgspec
 import polars as pl
 
 from stepscope.program_facts import KEY, to_json
-from stepscope.readers import linking
 from stepscope.readers.kineto import own
 from stepscope.report.exports import json_text
 from stepscope.report.exports.kineto_arguments import arguments_of, category_of
+from stepscope.report.exports.row_numbers import entries
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.tables import SLICE_TABLES
 
 _OWN_ROWS: Final = ("lines", "modules")
 """Tables whose slices would stand across those of their thread: each gets a row of its own."""
-_ENTRIES: Final = 10_000
 _RECORDED: Final = {
     "with_stack": "stacks",
     "record_shapes": "shapes",
@@ -44,8 +43,8 @@ def chrome(trace: Trace) -> Iterator[bytes]:
     for table in (*SLICE_TABLES, "memory", "counters"):
         yield from _rows(trace, table, lanes)
     yield from _flows(trace, lanes)
-    yield from _links(trace)
-    yield from _references(trace)
+    for arguments in entries(trace):
+        yield json.dumps(_metadata_event(own.EVENT, 0, 0, arguments)).encode() + b",\n"
     last = {"ph": "M", "name": "stepscope", "pid": 0, "tid": 0, "ts": 0, "args": {"table": ""}}
     yield json.dumps(last).encode() + b"\n]}\n"
 
@@ -192,46 +191,3 @@ def _arrows(rows: pl.DataFrame, category: str, lanes: _Lanes, source: tuple[str,
                 json_text.microseconds(pl.col(time)),
                 "},\n",
             )
-
-
-def _links(trace: Trace) -> Iterator[bytes]:
-    for first in range(0, trace.links.height, _ENTRIES):
-        part = trace.links.slice(first, _ENTRIES)
-        rows = {"kinds": part["kind"], "sources": part["source"], "targets": part["target"]}
-        yield _entries({"table": "links", **{key: column.to_list() for key, column in rows.items()}})
-
-
-def _references(trace: Trace) -> Iterator[bytes]:
-    """Those numbers of rows that do not follow from times and correlation numbers."""
-    slices = ["lane", "start_ns", "duration_ns"]
-    operators = trace.scan("operators").select(*slices, "parent").collect()
-    parents = linking.parent_rows(operators)
-    yield from _different("operators", operators["parent"], parents)
-    frames = trace.scan("frames").select(*slices, "parent").collect()
-    yield from _different("frames", frames["parent"], linking.parent_rows(frames))
-    launches = trace.scan("launches").select(*slices, "kind", "correlation", "operator").collect()
-    nothing = pl.Series([None] * launches.height, dtype=pl.UInt32)
-    found = linking.operator_rows(launches, operators.with_columns(parent=parents)) if operators.height else nothing
-    yield from _different("launches", launches["operator"], found)
-    work = trace.scan("device_work").select("correlation", "launch").collect()
-    nothing = pl.Series([None] * work.height, dtype=pl.UInt32)
-    by_number = linking.launch_rows(work, launches, pl.DataFrame()) if launches.height else nothing
-    yield from _different("device_work", work["launch"], by_number)
-
-
-def _different(table: str, told: pl.Series, follows: pl.Series) -> Iterator[bytes]:
-    rows = told.ne_missing(follows).arg_true()
-    for first in range(0, len(rows), _ENTRIES):
-        part = rows.slice(first, _ENTRIES)
-        yield _entries(
-            {
-                "table": table,
-                "column": own.REFERENCES[table],
-                "rows": part.to_list(),
-                "targets": told.gather(part).to_list(),
-            }
-        )
-
-
-def _entries(arguments: dict[str, Any]) -> bytes:
-    return json.dumps(_metadata_event(own.EVENT, 0, 0, arguments)).encode() + b",\n"

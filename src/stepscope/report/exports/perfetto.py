@@ -1,0 +1,225 @@
+"""A trace as a Perfetto trace of track events, exact to the nanosecond, which reads back to the same tables.
+
+docs/formats/perfetto.md describes the file. The numbers of fields are those of Perfetto's own definitions:
+https://github.com/google/perfetto/tree/main/protos/perfetto/trace
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from stepscope.readers.perfetto.vocabulary import (
+    ANNOTATIONS,
+    HEADER_ANNOTATION,
+    HEADER_NAME,
+    HEADER_VERSION,
+    MEMORY_NAME,
+    ROWS_NAME,
+    category,
+)
+from stepscope.report.exports.json_text import identifier, parts
+from stepscope.report.exports.perfetto_tracks import Tracks
+from stepscope.report.exports.row_numbers import entries
+from stepscope.report.exports.wire import double, fixed64, message, text, whole
+from stepscope.trace import Trace
+from stepscope.trace.nesting import Rows
+from stepscope.trace.tables import SLICE_TABLES
+
+_BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
+_PIECE_BYTES: Final = 2**20
+_SEQUENCE: Final = whole(10, 1)
+_CLEARED: Final = _SEQUENCE + whole(13, 3) + whole(87, 1)
+"""Of the first packet: state is clear, and needed from here on."""
+_GOES_ON: Final = _SEQUENCE + whole(13, 2)
+_NAMES, _CATEGORIES, _ANNOTATIONS, _VALUES = 2, 1, 3, 29
+"""Fields of InternedData."""
+_REFERRING: Final = {_NAMES: 10, _CATEGORIES: 3, _ANNOTATIONS: 1, _VALUES: 17}
+"""Kind of interned data -> the field that refers to it, of an event or of its annotation."""
+_LARGEST_PID: Final = 2**31
+_FLOW_OF_LINK: Final = 2**40
+
+
+def perfetto(trace: Trace) -> Iterator[bytes]:
+    """The pieces of the file, in order."""
+    tracks = Tracks(trace)
+    yield _packet(_CLEARED + message(12, b""))
+    yield b"".join(_packet(_SEQUENCE + message(60, descriptor)) for descriptor in _descriptors(trace, tracks))
+    interned = _Interned()
+    yield _instant(interned, HEADER_NAME, _header(trace, tracks))
+    flows = _Flows(trace)
+    for table in SLICE_TABLES:
+        yield from _in_pieces(_slices(trace, table, tracks, interned, flows))
+    yield from _in_pieces(_memory(trace, tracks, interned))
+    yield from _in_pieces(_counters(trace, tracks))
+    for entry in entries(trace):
+        yield _instant(interned, ROWS_NAME, json.dumps(entry))
+
+
+def _packet(content: bytes) -> bytes:
+    return message(1, content)
+
+
+def _in_pieces(packets: Iterator[bytes]) -> Iterator[bytes]:
+    held, size = list[bytes](), 0
+    for packet in packets:
+        held.append(packet)
+        size += len(packet)
+        if size > _PIECE_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+    yield b"".join(held)
+
+
+class _Interned:
+    """Text that is written once and referred to by number; what is new goes into the packet that first uses it."""
+
+    def __init__(self) -> None:
+        self._references: dict[tuple[int, str], bytes] = {}
+        self._fresh: list[bytes] = []
+
+    def reference(self, kind: int, word: str) -> bytes:
+        """The field that refers to a word of that kind of interned data."""
+        found = self._references.get((kind, word))
+        if found is None:
+            number = len(self._references) + 1
+            found = self._references[kind, word] = whole(_REFERRING[kind], number)
+            self._fresh.append(message(kind, whole(1, number) + text(2, word)))
+        return found
+
+    def fresh(self) -> bytes:
+        """The packet's field with what is new since the last packet."""
+        if not self._fresh:
+            return b""
+        found = message(12, b"".join(self._fresh))
+        self._fresh.clear()
+        return found
+
+
+def _header(trace: Trace, tracks: Tracks) -> str:
+    metadata = replace(trace.metadata, path="")
+    about = {"version": HEADER_VERSION, "metadata": metadata, "warnings": trace.warnings}
+    lanes = {
+        "lanes": trace.lanes.drop("lane").to_dicts(),
+        "tracks": tracks.lanes(),
+        "counters": [(track, *counter) for counter, track in tracks.counters.items()],
+    }
+    return msgspec.json.encode({**about, **lanes}).decode()
+
+
+def _instant(interned: _Interned, name: str, value: str) -> bytes:
+    told = message(4, interned.reference(_ANNOTATIONS, HEADER_ANNOTATION) + text(6, value))
+    event = whole(9, _INSTANT) + whole(11, Tracks.OWN) + interned.reference(_NAMES, name) + told
+    return _packet(_GOES_ON + whole(8, 0) + interned.fresh() + message(11, event))
+
+
+def _descriptors(trace: Trace, tracks: Tracks) -> Iterator[bytes]:
+    """One track for us, each process, each lane below its process, and each table and counter below its lane."""
+    yield whole(1, Tracks.OWN) + text(2, "stepscope")
+    processes: dict[str, int] = {}
+    for row in trace.lanes.iter_rows(named=True):
+        process = row["process"] or ""
+        if process not in processes:
+            processes[process] = tracks.fresh()
+            name = row["process_name"] or (f"device {row['device']}" if row["device"] is not None else "process")
+            told = identifier(process)
+            pid = told if isinstance(told, int) and 0 < told < _LARGEST_PID else _LARGEST_PID - len(processes)
+            yield whole(1, processes[process]) + message(3, whole(1, pid) + text(6, f"{name} {process}".strip()))
+        lane = whole(1, tracks.of_lane(row["lane"])) + whole(5, processes[process])
+        yield lane + text(2, row["name"] or row["thread"] or f"lane {row['lane']}")
+    for track, number, name in tracks.named():
+        yield whole(1, track) + whole(5, tracks.of_lane(number)) + text(2, name)
+    for (number, counter, series), track in tracks.counters.items():
+        name = f"{counter or ''} {series or ''}".strip() or "counter"
+        yield whole(1, track) + whole(5, tracks.of_lane(number)) + text(2, name) + message(8, b"")
+
+
+class _Flows:
+    """Arrows: from launches to device work, numbered by its row, and from forward to backward, numbered beyond.
+
+    A call or an operator may be where several begin.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        launch = trace.scan("device_work").select("launch").collect()["launch"]
+        self._is_launched = launch.is_not_null().to_numpy()
+        flow = pl.col("flow").cast(pl.Int64)
+        begun = launch.to_frame().with_row_index("flow").with_columns(flow).drop_nulls()
+        links = trace.links.with_row_index("flow").with_columns(flow + _FLOW_OF_LINK)
+        links = links.drop_nulls(["source", "target"])
+        self._begin = {"launches": _by_row(begun, "launch"), "operators": _by_row(links, "source")}
+        self._end = {"operators": _by_row(links, "target")}
+
+    def of(self, table: str, row: int) -> bytes:
+        """The fields of the event of a row."""
+        found = fixed64(48, row + 1) if table == "device_work" and self._is_launched[row] else b""
+        for field, numbers in ((47, self._begin.get(table)), (48, self._end.get(table))):
+            if numbers is not None and len(numbers[0]):
+                first, last = np.searchsorted(numbers[0], [row, row + 1])
+                found += b"".join(fixed64(field, int(flow) + 1) for flow in numbers[1][first:last])
+        return found
+
+
+def _by_row(flows: pl.DataFrame, row: str) -> tuple[Rows, Rows]:
+    """Rows in order, and the flow that is at each."""
+    ordered = flows.sort(row, maintain_order=True)
+    return ordered[row].cast(pl.Int64).to_numpy(), ordered["flow"].to_numpy()
+
+
+def _slices(trace: Trace, table: str, tracks: Tracks, interned: _Interned, flows: _Flows) -> Iterator[bytes]:
+    height = trace.scan(table).select(pl.len()).collect().item()
+    columns = list(ANNOTATIONS[table].items())
+    row = 0
+    for rows in parts(trace.scan(table), height):
+        chosen = rows.select("start_ns", "duration_ns", "name", *(column for column, _ in columns))
+        places = tracks.of_rows(table, row, rows.height)
+        kinds = rows["kind"].to_list() if "kind" in rows.columns else [None] * rows.height
+        for (start, duration, name, *values), track, kind in zip(chosen.iter_rows(), places, kinds, strict=True):
+            event = whole(9, _BEGIN) + whole(11, track) + interned.reference(_CATEGORIES, category(table, kind))
+            if name is not None:
+                event += interned.reference(_NAMES, name)
+            event += _annotations(columns, values, interned) + flows.of(table, row)
+            yield _packet(_GOES_ON + whole(8, start) + interned.fresh() + message(11, event))
+            yield _packet(_GOES_ON + whole(8, start + duration) + message(11, whole(9, _END) + whole(11, track)))
+            row += 1
+
+
+def _annotations(columns: list[tuple[str, str]], values: list[Any], interned: _Interned) -> bytes:
+    found = b""
+    for (_, word), value in zip(columns, values, strict=True):
+        if value is not None:
+            found += message(4, interned.reference(_ANNOTATIONS, word) + _value(value, interned))
+    return found
+
+
+def _value(value: int | float | str, interned: _Interned) -> bytes:
+    if isinstance(value, str):
+        return interned.reference(_VALUES, value)
+    return double(5, value) if isinstance(value, float) else whole(4, value)
+
+
+def _memory(trace: Trace, tracks: Tracks, interned: _Interned) -> Iterator[bytes]:
+    columns = list(ANNOTATIONS["memory"].items())
+    height = trace.scan("memory").select(pl.len()).collect().item()
+    for rows in parts(trace.scan("memory").select("start_ns", "lane", *(column for column, _ in columns)), height):
+        for start, lane, *values in rows.iter_rows():
+            place = whole(9, _INSTANT) + whole(11, tracks.of_memory(lane))
+            name = interned.reference(_CATEGORIES, category("memory", None))
+            name += interned.reference(_NAMES, MEMORY_NAME)
+            event = place + name + _annotations(columns, values, interned)
+            yield _packet(_GOES_ON + whole(8, start) + interned.fresh() + message(11, event))
+
+
+def _counters(trace: Trace, tracks: Tracks) -> Iterator[bytes]:
+    height = trace.scan("counters").select(pl.len()).collect().item()
+    for rows in parts(trace.scan("counters").select("start_ns", "value", "lane", "name", "series"), height):
+        for start, value, *counter in rows.iter_rows():
+            event = whole(9, _COUNTER) + whole(11, tracks.counters[tuple(counter)])
+            event += b"" if value is None else double(44, value)
+            yield _packet(_GOES_ON + whole(8, start) + message(11, event))
