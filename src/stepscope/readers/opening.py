@@ -29,7 +29,6 @@ READERS: Final[tuple[ModuleType, ...]] = (
     rocprof,
     torch_snapshot,
     xla_json,
-    xla_json,
     gaudi,
     kineto,
 )
