@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -15,6 +15,8 @@ from stepscope.readers.spill import Spill
 
 _FEWEST_CALLS: Final = 3
 """Of a row without a thread's number that must lie inside a thread's own calls to be taken for that thread."""
+_MOST_SYNAPSE_ROWS: Final = 100
+"""Rows of Synapse's threads that a real thread is looked for; a program has a few."""
 _CALLING: Final = r"^(?:syn)?[Ll]aunch"
 
 
@@ -34,6 +36,7 @@ class Sorting:
         self._columns = columns
         self._spill = spill
         self._pool = columns.pool
+        self._strings = pl.Series([], dtype=pl.String)
         self._keys = {lane: key for key, lane in columns.lanes.items()}
 
     def sort(self) -> None:
@@ -42,9 +45,7 @@ class Sorting:
         if rows is None:
             return
         flows = self._spill.take("flows")
-        strings = self._pool.strings()
-        text = ("name", "category", "event", "device")
-        rows = rows.with_columns(strings.gather(rows[name]).alias(f"{name}_text") for name in text)
+        strings = self._strings = self._pool.strings()
         rows = rows.with_row_index("row")
         places = self._places(rows)
         on_device = pl.col("lane").is_in([lane for lane, place in places.items() if place.device is not None])
@@ -60,28 +61,29 @@ class Sorting:
     def _places(self, rows: pl.DataFrame) -> dict[int, _Row]:
         """What each row of the timeline is."""
         told = rows.group_by("lane").agg(
-            pl.col("event_text").drop_nulls().first(),
-            pl.col("device_text").drop_nulls().first(),
-            names=pl.col("name_text").unique().head(100),
+            pl.col("event").drop_nulls().first(),
+            pl.col("device").drop_nulls().first(),
+            names=pl.col("name").unique().head(100),
         )
+        told = told.with_columns(self._strings.gather(told[name]).alias(name) for name in ("event", "device"))
         return {row["lane"]: self._place(row) for row in told.iter_rows(named=True)}
 
-    def _place(self, told: dict[str, object]) -> _Row:
+    def _place(self, told: dict[str, Any]) -> _Row:
         process, thread = self._keys[int(str(told["lane"]))]
         title = self._columns.process_names.get(process) or self._columns.process_labels.get(process) or ""
         row_name = self._columns.thread_names.get((process, thread), "")
         is_device = names.DEVICE_PROCESS.search(title)
         engine = names.engine_of_thread(row_name)
-        by_event = names.engine_of_event(str(told["event_text"] or ""))
+        by_event = names.engine_of_event(str(told["event"] or ""))
         if engine is None and (is_device or (process == "0" and not title)):
-            work = told["names"] if isinstance(told["names"], list) else []
+            work = self._strings.gather(pl.Series(told["names"], dtype=pl.UInt32)).to_list()
             by_number = names.engine_of_number(thread)
             agree = by_number is not None and (by_event is None or by_number.endswith(by_event))
             engine = by_number if agree else by_event or next(filter(None, map(names.engine_of_work, work)), None)
         engine = engine or by_event
         if engine is None and not is_device:
             return _Row(None, None, None)
-        number = is_device[1] if is_device and is_device[1] else told["device_text"]
+        number = is_device[1] if is_device and is_device[1] else told["device"]
         device = str(number) if number is not None else (process if process.isdecimal() else "0")
         return _Row(device[:100], engine, engine or row_name or thread)
 
@@ -105,23 +107,25 @@ class Sorting:
 
     def _measured(self, work: pl.DataFrame) -> pl.DataFrame:
         """Without hardware events that mark only a part of what another measures whole, where an engine has both."""
-        measured = pl.col("event_text").is_in(list(names.MEASURED))
+        known = self._strings.to_frame("word").with_row_index("code").filter(pl.col("word").is_in(list(names.MEASURED)))
+        measured = pl.col("event").is_in(known["code"].implode())
         measures = work.group_by("home").agg(some=measured.fill_null(False).any())
         work = work.join(measures, on="home", how="left", maintain_order="left")
-        is_mark = pl.col("event_text").is_not_null() & pl.col("some") & ~measured
-        kept = work.filter(~is_mark)
+        is_mark = pl.col("event").is_not_null() & pl.col("some") & ~measured
+        kept = work.filter(~is_mark).drop("event", "device", "recipe_name", "some")
         if kept.height < work.height:
             self._columns.damage["hardware_mark"] += work.height - kept.height
         return kept
 
     def _calls(self, host: pl.DataFrame) -> pl.DataFrame:
         """The host's rows on the lanes of their real threads, with `call`, the kind of a call of the device's API."""
-        named = host["name_text"].unique().to_list()
+        codes = host["name"].unique()
+        texts = self._strings.gather(codes)
         kinds = pl.DataFrame(
-            {"name_text": named, "call": [names.call_kind(name) for name in named]},
-            schema={"name_text": pl.String, "call": pl.String},
+            {"name": codes, "name_text": texts, "call": [names.call_kind(name) for name in texts]},
+            schema={"name": pl.UInt32, "name_text": pl.String, "call": pl.String},
         )
-        host = host.join(kinds, on="name_text", how="left", maintain_order="left")
+        host = host.join(kinds, on="name", how="left", maintain_order="left")
         real = self._real_lanes(host)
         lane = pl.col("lane").replace(list(real), list(real.values())) if real else pl.col("lane")
         host = host.with_columns(written_lane=pl.col("lane"), lane=lane.cast(pl.Int32))
@@ -130,26 +134,36 @@ class Sorting:
 
     def _real_lanes(self, host: pl.DataFrame) -> dict[int, int]:
         """Lane that was written -> lane of the real thread, where that is known."""
+        found = self._lanes_of_loggers(host)
+        keys = {number: key for key, number in self._columns.lanes.items()}
+        threads: dict[str, set[int]] = {}
+        for lane in self._columns.host_lanes | set(found.values()):
+            threads.setdefault(keys[lane][1], set()).add(lane)
+        calling = _calling(host, found)
+        synapse = []
+        for lane in sorted(set(host["lane"].unique().to_list()) - set(found)):
+            match = names.SYNAPSE_THREAD.match(self._columns.thread_names.get(keys[lane], ""))
+            if match is not None:
+                synapse.append((lane, match[1]))
+        for lane, name in synapse[:_MOST_SYNAPSE_ROWS]:
+            same = {only for word in name.split() if word.isdecimal() for only in threads.get(word, ())}
+            inside = _inside(host.filter(pl.col("lane") == lane), calling) if len(same) != 1 else same.pop()
+            if inside is not None:
+                found[lane] = inside
+        return found
+
+    def _lanes_of_loggers(self, host: pl.DataFrame) -> dict[int, int]:
+        """Lanes of the bridge's made-up processes -> those of the real process's threads."""
         lanes = self._columns.lanes
         processes = {process for process, _ in lanes}
-        threads: dict[str, set[int]] = {}
         found: dict[int, int] = {}
         for lane in host["lane"].unique().to_list():
             process, thread = self._keys[lane]
             offset = names.LOGGERS.get(self._columns.process_names.get(process, ""))
-            if offset is not None and process.isdecimal() and str(int(process) - offset) in processes:
-                found[lane] = lanes[str(int(process) - offset), thread]
-        for lane in self._columns.host_lanes | set(found.values()):
-            threads.setdefault({**self._keys, **{n: k for k, n in lanes.items()}}[lane][1], set()).add(lane)
-        calling = _calling(host, found)
-        for lane in host["lane"].unique().to_list():
-            match = names.SYNAPSE_THREAD.match(self._columns.thread_names.get(self._keys[lane], ""))
-            if match is None or lane in found:
-                continue
-            same = [only for word in match[1].split() if word.isdecimal() for only in threads.get(word, ())]
-            inside = _inside(host.filter(pl.col("lane") == lane), calling)
-            if len(set(same)) == 1 or inside is not None:
-                found[lane] = same[0] if len(set(same)) == 1 else inside  # type: ignore[assignment]
+            if offset is not None and process.isdecimal() and len(process) < 19:
+                real = str(int(process) - offset)
+                if real in processes:
+                    found[lane] = lanes[real, thread]
         return found
 
     def _ends_of_flows(self, flows: pl.DataFrame | None, strings: pl.Series) -> pl.DataFrame:
@@ -168,26 +182,36 @@ class Sorting:
 
     def _device_work(self, work: pl.DataFrame) -> pl.DataFrame:
         """What the device did; a computation is named with the type of its numbers, as a kernel's name has it."""
-        kinds = [
-            names.work_kind(engine, category, name)
-            for engine, category, name in work.select("engine", "category_text", "name_text").iter_rows()
-        ]
-        types = self._pool.strings().gather(work["data_type"])
-        typed = [
-            name if kind != "compute" or data_type is None or data_type in name.lower() else f"{name} ({data_type})"
-            for name, kind, data_type in zip(work["name_text"], kinds, types, strict=True)
-        ]
+        told = ["engine", "category", "name", "data_type"]
+        sorts = work.select(told).unique(maintain_order=True)
+        words = [self._strings.gather(sorts[name]).to_list() for name in told[1:]]
+        kinds, named = [], []
+        for engine, category, name, data_type in zip(sorts["engine"], *words, strict=True):
+            kind = names.work_kind(engine, category, name)
+            typed = kind == "compute" and data_type is not None and data_type not in name.lower()
+            kinds.append(kind)
+            named.append(f"{name} ({data_type})" if typed else name)
+        sorts = sorts.with_columns(kind=self._pool.codes(kinds), named=self._pool.codes(named))
+        work = work.join(sorts, on=told, how="left", maintain_order="left", nulls_equal=True)
         return work.select(
             "start_ns",
             "duration_ns",
             pl.col("home").alias("lane"),
-            name=self._pool.codes(typed),
-            kind=self._pool.codes(kinds),
-            device=self._pool.codes(work["on_device"].to_list()),
-            queue=self._pool.codes(work["queue"].to_list()),
-            correlation=pl.col("correlation"),
-            bytes=pl.col("bytes"),
+            pl.col("named").alias("name"),
+            "kind",
+            self._coded(work["on_device"]).alias("device"),
+            self._coded(work["queue"]).alias("queue"),
+            "correlation",
+            "bytes",
         )
+
+    def _coded(self, texts: pl.Series) -> pl.Series:
+        """Texts, of which few are different, as numbers of the pool."""
+        different = texts.unique()
+        codes: pl.Series = texts.replace_strict(
+            different, self._pool.codes(different.to_list()), return_dtype=pl.UInt32
+        )
+        return codes
 
     def _launches(self, calls: pl.DataFrame) -> pl.DataFrame:
         """The calls; one that starts a recipe is named with it."""
