@@ -192,7 +192,9 @@ def test_a_program_that_marks_its_steps_is_recorded_and_diagnosed(jax: Jax) -> N
 
 
 PLAIN = """
-    import functools, inspect, jax, jax.numpy as jnp
+    import functools, importlib.util, inspect
+    importlib.util.find_spec("jax")  # as libraries do to see whether it is there
+    import jax, jax.numpy as jnp
     from jax import jit
 
     class Model:
