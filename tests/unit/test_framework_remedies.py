@@ -31,6 +31,7 @@ def named(trace_format: str, *names: str) -> Trace:
         ("xplane", "StepMarker", "torch_xla"),
         ("xplane", "aten::mm", None),
         ("kineto", "PjitFunction(train_step)", None),
+        ("gaudi", "SyncTensorsGraphInternal", "hpu"),
     ],
 )
 def test_the_framework_is_told_by_what_only_it_records(trace_format: str, name: str, framework: str | None) -> None:

@@ -402,3 +402,25 @@ def test_arguments_of_any_kind(args: dict[str, Any], tmp_path: Path) -> None:
 
     assert trace.device_work["queue"].to_list() == ["MME"]
     assert len(trace.device_work["name"][0]) < 100
+
+
+def test_a_thread_that_is_called_like_an_engine_is_none(tmp_path: Path) -> None:
+    trace = opened(
+        tmp_path,
+        document(
+            named("process", "Bridge Logs", 20_001),
+            named("thread", "NIC watcher", 20_001, 3),
+            event("watch", 0, 5, (20_001, 3), "Runtime"),
+            event("GEMM", 0, 5, (0, 6000)),
+        ),
+    )
+
+    assert trace.device_work["name"].to_list() == ["GEMM"]
+    assert trace.operators["name"].to_list() == ["watch"]
+
+
+def test_findings_prescribe_what_helps_on_gaudi(tmp_path: Path) -> None:
+    diagnosis = diagnose(opened(tmp_path, gaudi_bytes(programs.item_every_step())))
+
+    [finding] = [finding for finding in diagnosis.findings if finding.rule == "host-synchronisation"]
+    assert finding.remedy.text.startswith("loss.item(), print(loss) and .cpu() end the graph")

@@ -1,4 +1,4 @@
-"""What to change in programs of JAX and PyTorch/XLA, where a rule's own words are PyTorch's."""
+"""What to change in programs of JAX and PyTorch/XLA, and on Intel Gaudi, where a rule's own words do not fit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 import polars as pl
 
 from stepscope.diagnosis.finding import Remedy
+from stepscope.diagnosis.gaudi_remedies import HPU
 from stepscope.trace import Trace
 
 _NAMES: Final = {
@@ -114,12 +115,14 @@ _TORCH_XLA: Final[dict[str, Remedy]] = {
     ),
     "trace-health": Remedy("Record without Python's frames to see the step as it is."),
 }
-REMEDIES: Final[Mapping[str, Mapping[str, Remedy]]] = {"jax": _JAX, "torch_xla": _TORCH_XLA}
+REMEDIES: Final[Mapping[str, Mapping[str, Remedy]]] = {"jax": _JAX, "torch_xla": _TORCH_XLA, "hpu": HPU}
 """Framework -> rule -> what to do there."""
 
 
 def framework_of(trace: Trace) -> str | None:
-    """ "jax" or "torch_xla" where what the host recorded is one's of these; None for all else, such as PyTorch."""
+    """ "jax" or "torch_xla" where what the host recorded is one's of these, "hpu" on Gaudi; None for all else."""
+    if trace.metadata.format == "gaudi":
+        return "hpu"
     if trace.metadata.format not in ("xplane", "xla_json"):
         return None
     tables = (trace.operators, trace.frames, trace.launches, trace.annotations, trace.device_work)

@@ -55,6 +55,7 @@ class View:
         trace: the trace to diagnose.
         settings: thresholds by "rule.threshold", as the user set them.
         user_code: which files are the user's.
+        device: the device that findings are about, if it worked; otherwise the busiest.
     """
 
     def __init__(
@@ -62,9 +63,11 @@ class View:
         trace: Trace,
         settings: Mapping[str, float] | None = None,
         user_code: UserCode = DEFAULT_USER_CODE,
+        device: str | None = None,
     ) -> None:
         self.trace = trace
         self.user_code = user_code
+        self._wanted_device = device
         self._settings = dict(settings or {})
 
     def threshold(self, rule: str, thresholds: Mapping[str, Threshold], name: str) -> float:
@@ -138,8 +141,9 @@ class View:
 
     @cached_property
     def device(self) -> str | None:
-        """The device that findings are about: the busiest; None where the trace has none."""
-        busy = self.device_time.sort(["busy_ns", "device"], descending=[True, False])
+        """The device that findings are about: the wanted one if it worked, else the busiest; None if there is none."""
+        wanted = pl.col("device") == pl.lit(self._wanted_device, pl.String)
+        busy = self.device_time.sort(wanted.fill_null(False), "busy_ns", "device", descending=[True, True, False])
         return busy["device"][0] if busy.height else None
 
     @cached_property
@@ -150,7 +154,7 @@ class View:
 
     @cached_property
     def framework(self) -> str | None:
-        """As `framework_of` tells: "jax" or "torch_xla", None for PyTorch and where nothing tells."""
+        """As `framework_of` tells: "jax", "torch_xla" or "hpu", None for PyTorch and where nothing tells."""
         return framework_of(self.trace)
 
     @cached_property

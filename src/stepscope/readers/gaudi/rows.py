@@ -63,7 +63,7 @@ class Sorting:
         told = rows.group_by("lane").agg(
             pl.col("event").drop_nulls().first(),
             pl.col("device").drop_nulls().first(),
-            names=pl.col("name").unique().head(100),
+            names=pl.col("name").unique().sort().head(100),
         )
         told = told.with_columns(self._strings.gather(told[name]).alias(name) for name in ("event", "device"))
         return {row["lane"]: self._place(row) for row in told.iter_rows(named=True)}
@@ -72,6 +72,8 @@ class Sorting:
         process, thread = self._keys[int(str(told["lane"]))]
         title = self._columns.process_names.get(process) or self._columns.process_labels.get(process) or ""
         row_name = self._columns.thread_names.get((process, thread), "")
+        if title in names.LOGGERS or names.SYNAPSE_THREAD.match(row_name):
+            return _Row(None, None, None)
         is_device = names.DEVICE_PROCESS.search(title)
         engine = names.engine_of_thread(row_name)
         by_event = names.engine_of_event(str(told["event"] or ""))
