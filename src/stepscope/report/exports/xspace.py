@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 import polars as pl
 
 from stepscope.readers.names import host_slice_table
-from stepscope.report.exports.json_text import identifier
+from stepscope.report.exports.json_text import by_value, identifier
 from stepscope.report.exports.wire import beginning, double, message, text, whole
 from stepscope.trace import Trace
 from stepscope.trace.model import Device
@@ -193,16 +193,17 @@ def _host_rows(trace: Trace, table: str, lane: int) -> pl.DataFrame:
     rows = trace.scan(table).filter(pl.col("lane") == lane)
     if table == "annotations":
         rows = rows.filter(pl.col("kind") == "host")
-    elif table == "frames":
-        rows = rows.with_columns(pl.col("name").fill_null("").map_elements(_frame_name, pl.String))
     schema = rows.collect_schema()
     columns = {"correlation": pl.Int64, "step": pl.Int64, "input_shapes": pl.String}
-    return rows.select(
+    found = rows.select(
         "start_ns",
         "duration_ns",
         "name",
         *(pl.col(name) if name in schema else pl.lit(None, dtype).alias(name) for name, dtype in columns.items()),
     ).collect()
+    if table == "frames":
+        found = found.with_columns(name=by_value(found["name"], _frame_name, pl.String))
+    return found
 
 
 def _frame_name(name: str) -> str:
