@@ -14,8 +14,9 @@ from stepscope.trace.intervals import IntervalSet, union
 
 XLA_THREADS: Final = r"^tf_XLA"
 """Threads on which XLA runs compiled code on the CPU; others compile."""
-WAITING: Final = ("synchronisation", "untraced")
-"""Causes of a main thread that may be waiting for what other threads compute."""
+XLA_EXECUTION: Final = r"^ThunkExecutor::Execute$"
+WAITING: Final = ("synchronisation", "untraced", "dispatch")
+"""Causes of a main thread that may be waiting for what XLA computes, or computing it."""
 
 HOST_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "start_ns": pl.Int64,
@@ -76,19 +77,22 @@ def host_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
 
 
 def _computing_elsewhere(trace: Trace) -> IntervalSet:
-    """When XLA's own threads ran compiled code on the CPU, for which the main thread waits."""
+    """When XLA ran compiled code on the CPU: mostly on threads of its own, for which the main thread waits."""
     lanes = trace.lanes.filter(pl.col("name").str.contains(XLA_THREADS))["lane"]
-    rows = trace.operators.filter(pl.col("lane").is_in(lanes.implode())).select("start_ns", "duration_ns")
+    runs = pl.col("lane").is_in(lanes.implode()) | pl.col("name").str.contains(XLA_EXECUTION)
+    rows = trace.operators.filter(runs).select("start_ns", "duration_ns")
     starts = rows["start_ns"].to_numpy()
     return union(starts, starts + rows["duration_ns"].to_numpy())
 
 
 def _with_computing(frame: pl.DataFrame, elsewhere: IntervalSet) -> pl.DataFrame:
-    """The pieces of a machine without a device: operators compute, and so does a wait while other threads compute."""
-    frame = frame.with_columns(pl.col("cause").replace({"dispatch": "compute"}))
+    """The pieces of a machine without a device: operators compute.
+
+    Where XLA computes, it does so while it is seen to; other operators prepare that, and waits for it are computing.
+    """
+    if not len(elsewhere.starts):
+        return frame.with_columns(pl.col("cause").replace({"dispatch": "compute"}))
     waits = frame["cause"].is_in(WAITING).to_numpy()
-    if not len(elsewhere.starts) or not waits.any():
-        return frame
     times = np.column_stack([elsewhere.starts, elsewhere.ends]).ravel()
     begin = np.array([np.iinfo(np.int64).min])
     inside = np.concatenate([np.array([-1]), np.tile(np.array([0, -1]), len(elsewhere.starts))])

@@ -195,8 +195,8 @@ class DeviceReader:
             columns.update({name: table[name].gather(inverse.ravel()) for name in table.columns})
         if "occupancy" in columns:
             share, has_share = batch.numbers(ROLE["theoretical_occupancy_pct"])
-            told = nullable(share[mine] / 100, has_share[mine] & (share[mine] > 0) & (share[mine] <= 100))
-            columns["occupancy"] = pl.select(pl.coalesce(columns["occupancy"], told)).to_series()
+            known = nullable(share[mine] / 100, has_share[mine] & (share[mine] > 0) & (share[mine] <= 100))
+            columns["occupancy"] = pl.select(pl.coalesce(columns["occupancy"], known)).to_series()
         copies = batch.texts(ROLE["memcpy_details"], state.words)[mine]
         copies = np.where(copies != -1, copies, batch.texts(ROLE["memset_details"], state.words)[mine])
         kinds = columns["kind"]
