@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Final
 
+import polars as pl
+
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
 
@@ -60,6 +62,14 @@ def _no_lines(trace: Trace) -> bool:
 
 def _no_operators(trace: Trace) -> bool:
     return not bool(trace.operators["name"].str.starts_with("aten::").any())
+
+
+def _no_messages(trace: Trace) -> bool:
+    work = trace.device_work.filter(pl.col("kind") == "communication")
+    if work.is_empty() or work["message_elements"].null_count() < work.height:
+        return False
+    told = trace.operators.filter(pl.col("name").str.contains(r"^c10d::|^record_param_comms$"))
+    return told["input_shapes"].null_count() == told.height
 
 
 def _no_grids(trace: Trace) -> bool:
@@ -116,6 +126,26 @@ PARTS: Final[dict[str, Part]] = {
             "rocprof": "torch.autograd.profiler.emit_nvtx(record_shapes=True), with rocprofv3 --marker-trace",
             "xplane": _NOT_IN_JAX,
             "xla_json": _NOT_IN_JAX,
+        },
+    ),
+    "types": Part(
+        "Which sizes of tensors are slow for the type of their numbers?",
+        "the trace holds input shapes, but no types of inputs",
+        lambda trace: _has("operators", "input_shapes")(trace) and not _has("operators", "input_types")(trace),
+        {
+            "": f"record with {PROFILE.format('record_shapes=True')}",
+            "nsight_systems": f"emit_nvtx tells shapes without types: {_RECORDED_BY_TORCH} and record_shapes=True",
+            "rocprof": f"emit_nvtx tells shapes without types: {_RECORDED_BY_TORCH} and record_shapes=True",
+        },
+    ),
+    "messages": Part(
+        "Do ranks wait in collectives for one that comes late?",
+        "the trace does not tell how much data collectives exchange",
+        _no_messages,
+        {
+            "": f"{_RECORDED_BY_TORCH} and record_shapes=True; or record every rank, and diagnose them together",
+            "xplane": "record every host of the job, and diagnose the profile's folder",
+            "xla_json": "record every host of the job, and diagnose the profile's folder",
         },
     ),
     "memory": Part(

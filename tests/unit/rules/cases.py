@@ -103,6 +103,8 @@ def busy_device() -> Trace:
     recording.step(0, 1000, 1)
     recording.frame(0, 1000, "train.py(12): step")
     for number in range(5):
-        recording.operator(20 * number + 5, 10, f"aten::layer{number}", input_shapes="[[2, 2]]")
+        recording.operator(
+            20 * number + 5, 10, f"aten::layer{number}", input_shapes="[[2, 2]]", input_types='["float"]'
+        )
         recording.launched(20 * number + 8, 200 * number + 50, 200, f"kernel{number}", 100 + number)
     return recording.trace()

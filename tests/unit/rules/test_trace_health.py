@@ -63,7 +63,7 @@ def unlaunched(lost: int, found: int) -> Trace:
     recording = Recording()
     recording.step(0, 1000, 1)
     recording.frame(0, 1000, "train.py(12): step")
-    recording.operator(1, 2, "aten::mm", input_shapes="[]")
+    recording.operator(1, 2, "aten::mm", input_shapes="[]", input_types="[]")
     for number in range(lost + found):
         recording.launch(number + 1, 0, 101 + number if number < found else 9_000 + number)
         recording.work(20 * number + 30, 20, "gemm", 101 + number)
@@ -75,9 +75,9 @@ def silent_host(silent_ns: int) -> Trace:
     recording = Recording()
     recording.step(0, 100, 1)
     recording.step(100, 900, 2)
-    recording.operator(0, 10, "aten::mm", input_shapes="[]", call_stack="train.py(3): step")
+    recording.operator(0, 10, "aten::mm", input_shapes="[]", input_types="[]", call_stack="train.py(3): step")
     recording.launched(2, 5, 95, "gemm", 101)
-    recording.operator(100 + silent_ns, 10, "aten::mm", input_shapes="[]")
+    recording.operator(100 + silent_ns, 10, "aten::mm", input_shapes="[]", input_types="[]")
     recording.launched(100 + silent_ns, 100 + silent_ns, 900 - silent_ns, "gemm", 102)
     tables = {name: recording.trace().table(name) for name in ("lanes", "operators", "launches", "device_work")}
     return Trace.from_tables(tables)

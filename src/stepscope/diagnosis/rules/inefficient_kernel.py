@@ -45,7 +45,7 @@ from stepscope.whatif.changes import scaled_work_of
 
 ID: Final = "inefficient-kernel"
 TITLE: Final = "Kernels run far below what the device allows"
-NEEDS: Final = ("operators", "shapes")
+NEEDS: Final = ("operators", "shapes", "types")
 THRESHOLDS: Final = {
     "share": Threshold(0.03, "share", "share of the step that an operator of one shape must lose"),
     "slower": Threshold(1.5, "count", "times the attainable time from which on an operator is inefficient"),

@@ -42,6 +42,7 @@ THRESHOLDS: Final = {
     "times": Threshold(0.6, "share", "share of the waiting that one rank must cause to be named"),
 }
 REPLACES: Final = ("exposed-communication",)
+NEEDS: Final = ("messages",)
 
 _ALIKE: Final = 4
 """Collectives of one kind and size from which the fastest says how long they take when nobody waits."""

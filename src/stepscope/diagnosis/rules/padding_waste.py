@@ -41,7 +41,7 @@ from stepscope.whatif.changes import scaled_work_of, together
 
 ID: Final = "padding-waste"
 TITLE: Final = "Batches are mostly padding"
-NEEDS: Final = ("operators", "shapes")
+NEEDS: Final = ("operators", "shapes", "types")
 THRESHOLDS: Final = {
     "padding": Threshold(0.2, "share", "share of the batches' positions that is padding"),
     "share": Threshold(0.05, "share", "share of the step that less padding would save"),

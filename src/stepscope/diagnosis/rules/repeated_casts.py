@@ -38,7 +38,7 @@ from stepscope.whatif.changes import scaled_operators
 
 ID: Final = "repeated-casts"
 TITLE: Final = "Tensors are converted to another number type and back"
-NEEDS: Final = ("operators", "shapes")
+NEEDS: Final = ("operators", "shapes", "types")
 THRESHOLDS: Final = {
     "share": Threshold(0.02, "share", "share of the step in conversions to and fro"),
     "pairs": Threshold(2, "count", "conversions to and fro in a step"),

@@ -38,7 +38,7 @@ from stepscope.whatif.changes import scaled_work_of
 
 ID: Final = "unaligned-dimensions"
 TITLE: Final = "Matrix dimensions do not fit the tensor cores"
-NEEDS: Final = ("operators", "shapes")
+NEEDS: Final = ("operators", "shapes", "types")
 THRESHOLDS: Final = {
     "multiple": Threshold(8, "count", "what dimensions should be multiples of"),
     "share": Threshold(0.02, "share", "share of the step that padding the dimensions would save"),

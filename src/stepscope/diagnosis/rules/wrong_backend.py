@@ -52,7 +52,9 @@ def check(view: View) -> RuleResult:
     if view.device is None or view.work.filter(pl.col("kind") == "communication").height:
         return RuleResult()
     backends = {facts.backend or "" for facts in view.program.data_parallel} | {view.trace.metadata.backend or ""}
-    through_host = view.operators.filter(pl.col("name").str.contains(_HOST_OPERATOR))
+    noted = pl.col("name").str.contains(_HOST_OPERATOR)  # an operator, or an annotation, as the profiler likes
+    marks = view.trace.annotations.filter(noted & (pl.col("kind") == "host")).select("name")
+    through_host = pl.concat([view.operators.filter(noted).select("name"), marks])
     if through_host.is_empty() and not any(name in _HOST_BACKENDS for name in backends):
         return RuleResult()
     found = collectives(view.trace, window=view.span)
