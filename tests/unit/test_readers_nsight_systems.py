@@ -11,6 +11,7 @@ import pytest
 from stepscope.analysis.backward import node_source
 from stepscope.analysis.device_time import device_time
 from stepscope.analysis.steps import step_table
+from stepscope.compare import compare_traces
 from stepscope.readers import open_trace
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import Device
@@ -510,3 +511,15 @@ class TestRealFiles:
         for device, (busy_ns, window_ns) in busy.items():
             row = device_time(trace).filter(device=device)
             assert (row["busy_ns"][0], row["window_ns"][0]) == (busy_ns, window_ns)
+
+    def test_before_and_after(self, folder: Path) -> None:
+        """Of one device on both sides: the busiest before, though after it is the other one."""
+        before, after = (open_trace(folder / f"two_gpu_{name}.sqlite") for name in ("before", "after"))
+        found = compare_traces(before, after)
+
+        assert found.samples.verdict == "slower"
+        assert (found.before.step_count, found.after.step_count) == (16, 15)
+        assert (found.before.total_ns, found.after.total_ns) == (280_910_424, 298_935_120)
+        busy = found.causes.filter(kind="busy")
+        assert (busy["before_total_ns"].sum(), busy["after_total_ns"].sum()) == (261_156_653, 239_889_742)
+        assert found.causes.select("kind", "name").rows()[:2] == [("idle", "dispatch"), ("idle", "launch_latency")]

@@ -149,6 +149,7 @@ class _Collected:
     unprofiled: Sequence[Sequence[float]]
     tables: Mapping[str, pl.DataFrame]
     settings: Mapping[str, str]
+    devices: Sequence[str | None]
 
 
 _KEYS_OF_LINES: Final = ("file", "line", "function", "exact_line")
@@ -191,7 +192,8 @@ def compare_sides(
     """As `compare_traces`, for several programs against the same one; `confidence` is of all intervals together."""
     confidence = joint_confidence(confidence, len(after))
     baseline = _collected(_side(before, "before"), user_code, all_steps)
-    return [_compared(baseline, _collected(_side(each, "after"), user_code, all_steps), confidence) for each in after]
+    others = (_collected(_side(each, "after"), user_code, all_steps, baseline.devices) for each in after)
+    return [_compared(baseline, other, confidence) for other in others]
 
 
 def _side(given: Trace | Sequence[Trace] | Side, name: str) -> Side:
@@ -200,12 +202,15 @@ def _side(given: Trace | Sequence[Trace] | Side, name: str) -> Side:
     return Side(name, (given,) if isinstance(given, Trace) else tuple(given))
 
 
-def _collected(side: Side, user_code: UserCode, all_steps: bool) -> _Collected:
+def _collected(side: Side, user_code: UserCode, all_steps: bool, devices: Sequence[str | None] = ()) -> _Collected:
+    """The side's sums; of the trace that is held against another one the same device's, given in `devices`."""
     first: Trace | None = None
     records: list[TraceRecord] = []
     for trace in side.traces:
         first = first or trace
-        records.append(trace_record(trace, user_code=user_code, all_steps=all_steps, number=len(records)))
+        number = len(records)
+        device = devices[number] if number < len(devices) else None
+        records.append(trace_record(trace, user_code=user_code, all_steps=all_steps, number=number, device=device))
     if first is None:
         raise ValueError(f"there is no trace of {side.name}")
     groups = _groups(records)
@@ -233,6 +238,7 @@ def _collected(side: Side, user_code: UserCode, all_steps: bool) -> _Collected:
         unprofiled=[run for run in side.unprofiled if len(run)],
         tables={**tables, "memory": memory},
         settings=settings,
+        devices=[record.device for record in records],
     )
 
 

@@ -94,7 +94,7 @@ class _UsedSteps(View):
     """The view of some of a trace's complete steps, with what does not depend on them taken from the view of all."""
 
     def __init__(self, whole: View, used: pl.DataFrame) -> None:
-        super().__init__(whole.trace, user_code=whole.user_code)
+        super().__init__(whole.trace, user_code=whole.user_code, device=whole.device)
         self._whole, self._used = whole, used
 
     @cached_property
@@ -115,15 +115,21 @@ class _UsedSteps(View):
 
 
 def trace_record(
-    trace: Trace, *, user_code: UserCode = DEFAULT_USER_CODE, all_steps: bool = False, number: int = 0
+    trace: Trace,
+    *,
+    user_code: UserCode = DEFAULT_USER_CODE,
+    all_steps: bool = False,
+    number: int = 0,
+    device: str | None = None,
 ) -> TraceRecord:
     """The sums of one trace.
 
     Args:
         all_steps: also over a first and a last step that are far from the others.
         number: which of its side's traces this is.
+        device: the device to tell of, if it worked; otherwise the busiest.
     """
-    view = View(trace, user_code=user_code)
+    view = View(trace, user_code=user_code, device=device)
     window = _window(view)
     gone: tuple[LeftOut, ...] = ()
     if not all_steps and trace.metadata.window is None:  # what the user chose begins and ends where it was meant to
