@@ -11,12 +11,10 @@ import msgspec
 import polars as pl
 
 from stepscope.readers.gaudi import names
-from stepscope.readers.gaudi.pairs import Pairs
 from stepscope.readers.kineto import arguments
 from stepscope.readers.kineto.arguments import MISSING, OptionalIdentifier, OptionalInt
-from stepscope.readers.kineto.columns import Batch, Columns
+from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import Damage, Event
-from stepscope.readers.kineto.times import LATEST_NS
 
 HARDWARE: Final = "hardware"
 """The table of the bridge's rows: start_ns, duration_ns, name, lane, category, event, node, recipe, recipe_name,
@@ -43,9 +41,8 @@ class Hardware(msgspec.Struct, gc=False):
 class GaudiColumns(Columns):
     """The columns of a Kineto file in which the bridge's events are set aside in the table HARDWARE."""
 
-    def __init__(self, damage: Damage, keep_until_ns: int = 2 * LATEST_NS) -> None:
-        super().__init__(damage, keep_until_ns)
-        self.pairs = Pairs(damage)
+    def __init__(self, damage: Damage) -> None:
+        super().__init__(damage)
         self.units: set[int] = set()
         """Lanes of an engine's further units, whose work stands on the lane of the first."""
 
@@ -55,12 +52,6 @@ class GaudiColumns(Columns):
         for lane in self.units:
             rows[lane]["kind"] = "other"
         return rows
-
-    def batch(self, events: list[Event]) -> Batch:
-        """The rows of these events, by table."""
-        closed = self.pairs.closed(events)
-        self.events += len(events) - len(closed)
-        return super().batch(closed)
 
     def _builder(self, category: str, group: list[Event]) -> tuple[str, Any]:
         if category in names.CATEGORIES:

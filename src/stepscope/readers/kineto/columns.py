@@ -14,8 +14,9 @@ import polars as pl
 
 from stepscope.readers.kineto import arguments, names
 from stepscope.readers.kineto.events import Damage, Event
+from stepscope.readers.kineto.pairs import Pairs
 from stepscope.readers.kineto.times import LATEST_NS, LONGEST_NS, nanoseconds
-from stepscope.readers.names import FORWARD_BACKWARD_FLOWS, is_annotation, synchronisation_kind
+from stepscope.readers.names import FORWARD_BACKWARD_FLOWS, host_slice_table, is_annotation, synchronisation_kind
 from stepscope.readers.pool import Codes, StringPool
 
 Batch: TypeAlias = dict[str, pl.DataFrame]
@@ -55,15 +56,17 @@ class Columns:
         self._keep_until_ns = keep_until_ns
         self._seen_names: set[tuple[str, Any, Any]] = set()
         self._has_correlation = False
+        self.pairs = Pairs(damage)
 
     def batch(self, events: list[Event]) -> Batch:
         """The rows of these events, by table."""
         self.events += len(events)
+        events = self.pairs.closed(events)
         complete: defaultdict[str, list[Event]] = defaultdict(list)
         others: defaultdict[str, list[Event]] = defaultdict(list)
         for event in events:
             if event.ph == "X":
-                complete[event.cat or names.LEGACY_CATEGORIES.get(event.pid, "")].append(event)
+                complete[event.cat or self._category_without(event)].append(event)
             else:
                 others[event.ph].append(event)
         batch: Batch = {}
@@ -78,6 +81,14 @@ class Columns:
         for phase, group in others.items():
             self.damage[f"unsupported_phase:{phase[:8]}"] += len(group)
         return batch
+
+    def _category_without(self, event: Event) -> str:
+        """What stands for the category of an event that has none: by its process in the oldest files, else by name."""
+        category = names.LEGACY_CATEGORIES.get(event.pid)
+        if category is None:
+            category = names.CATEGORY_OF_TABLE.get(host_slice_table(event.name) or "", "user_annotation")
+            self.damage["uncategorised"] += 1
+        return category
 
     def lane_rows(self) -> list[dict[str, Any]]:
         """The rows of the table `lanes`."""

@@ -24,6 +24,8 @@ ANNOTATION_CATEGORIES: Final = {
 }
 LEGACY_CATEGORIES: Final[dict[int | str, str]] = {"CPU functions": "operator", "CUDA functions": "kernel"}
 """By process, of the oldest exports, whose events have no category."""
+CATEGORY_OF_TABLE: Final = {"operators": "cpu_op", "launches": "cuda_runtime", "frames": "python_function"}
+"""Of slices whose name alone tells where they belong."""
 
 
 def device_work_kind(category: str, name: str, direction: str | None) -> str:

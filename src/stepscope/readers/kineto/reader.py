@@ -68,6 +68,9 @@ EXPLANATIONS: Final = {
     "oversized_header": "what the file says about itself is longer than 16 MiB, and the rest of that was left out",
     "damaged_header": "what the file says about itself could not be read",
     "unknown_category": "events of an unknown category were kept as annotations: {}",
+    "uncategorised": "events without a category were told apart by their names",
+    "unclosed": "slices that begin (B, b) and do not end in the file were left out",
+    "unopened": "ends (E, e) of slices that do not begin in the file were left out",
     "unsupported_phase": "events of a phase this reader does not use were skipped: {}",
 }
 
@@ -102,6 +105,7 @@ def read(
         spill.add(columns.batch(events))
         if progress is not None:
             progress(source.read_bytes, source.total_bytes)
+    columns.pairs.finish()
     if not columns.complete_events and not columns.exact:
         raise UnreadableTraceError(f"{source.name} is a trace without a single event that has a start and a duration")
     header = header_of(stream)

@@ -1,4 +1,4 @@
-"""Beginnings and ends (B and E) as complete events: the bridge's logs are written so."""
+"""Beginnings and ends as complete events: of slices of a thread (B and E), and of what runs beside others (b and e)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,30 @@ MOST_OPEN: Final = 1_000_000
 _EMPTY: Final = (b"{}", b"null")
 
 
+_BEGINNINGS: Final = frozenset({"B", "b", "S"})
+_ENDS: Final = frozenset({"E", "e", "F"})
+
+
 class Pairs:
-    """Joins each end to the last beginning of its row that is open and has its name."""
+    """Joins each end to the last beginning of its row that is open and has its name.
+
+    What runs beside others is told apart by category and id, and stands on a row of its own for each category.
+    """
 
     def __init__(self, damage: Damage) -> None:
         self._damage = damage
-        self._open: dict[tuple[Any, Any], list[Event]] = {}
+        self._open: dict[tuple[Any, ...], list[Event]] = {}
         self._count = 0
 
     def closed(self, events: list[Event]) -> list[Event]:
         """The events with each end as the complete event that it closes, and without beginnings."""
-        if not any(event.ph in ("B", "E") for event in events):
+        if _BEGINNINGS.isdisjoint(phases := {event.ph for event in events}) and _ENDS.isdisjoint(phases):
             return events
         result = []
         for event in events:
-            if event.ph == "B":
+            if event.ph in _BEGINNINGS:
                 self._begin(event)
-            elif event.ph != "E":
+            elif event.ph not in _ENDS:
                 result.append(event)
             elif (whole := self._end(event)) is not None:
                 result.append(whole)
@@ -44,11 +51,11 @@ class Pairs:
         if event.ts is None or self._count >= MOST_OPEN:
             self._damage["incomplete_event"] += 1
             return
-        self._open.setdefault((event.pid, event.tid), []).append(event)
+        self._open.setdefault(_row(event), []).append(event)
         self._count += 1
 
     def _end(self, event: Event) -> Event | None:
-        stack = self._open.get((event.pid, event.tid), [])
+        stack = self._open.get(_row(event), [])
         place = len(stack) - 1
         while event.name and place >= 0 and stack[place].name != event.name and len(stack) - place < 100:
             place -= 1
@@ -59,8 +66,14 @@ class Pairs:
         self._count -= 1
         begin.ph, begin.dur = "X", event.ts - begin.ts  # type: ignore[operator]
         begin.cat = begin.cat or event.cat
+        if event.ph != "E":
+            begin.tid = f"async {begin.cat}".rstrip()
         begin.args = _joined(begin.args, event.args)
         return begin
+
+
+def _row(event: Event) -> tuple[Any, ...]:
+    return (event.pid, event.tid) if event.ph in "BE" else (event.pid, event.cat, event.id)
 
 
 def _joined(first: msgspec.Raw, second: msgspec.Raw) -> msgspec.Raw:
