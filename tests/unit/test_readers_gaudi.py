@@ -292,6 +292,8 @@ def test_a_part_of_a_trace(tmp_path: Path) -> None:
 
     assert part.device_work.filter(pl.col("start_ns").is_between(start, end)).height == 8
     assert part.device_work.height < whole.device_work.height
+    assert part.device_work["launch"].null_count() == 0
+    assert set(causes(part)) == set(causes(whole))
 
 
 @pytest.mark.parametrize(

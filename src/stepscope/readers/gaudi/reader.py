@@ -60,7 +60,7 @@ def read(
         UsageError: steps were asked for that the trace does not have.
     """
     stream = EventStream(source)
-    columns = GaudiColumns(stream.damage, window.end_ns if window else 2**62)
+    columns = GaudiColumns(stream.damage)  # also what is after the window: what started what follows from all of it
     spill = Spill(writer.directory)
     for events in stream.chunks():
         spill.add(columns.batch(events))
