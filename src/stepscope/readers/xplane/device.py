@@ -202,11 +202,12 @@ class DeviceReader:
         kinds = columns["kind"]
         changed: dict[int, str] = {}
         sizes: dict[int, int] = {}
+        named: dict[int, str] = {}
         for place in np.flatnonzero(copies != -1).tolist():
             told = state.words.of(int(copies[place])) or ""
-            kind, size = names.copied_kind(told), names.copied_bytes(told)
-            if kind is not None:
-                changed[place] = kind
+            kind, size, name = names.copied_kind(told), names.copied_bytes(told), names.copied_name(told)
+            if kind is not None and name is not None:
+                changed[place], named[place] = kind, name
             if size is not None:
                 sizes[place] = size
         unclear = state.meanings.is_unclear_copy[state.rows.of(batch.name[mine])[0]]
@@ -217,6 +218,9 @@ class DeviceReader:
         if changed:
             codes = pl.Series(self._pooled.codes(list(changed.values())))
             columns["kind"] = kinds.clone().scatter(list(changed), codes)
+        if named:
+            codes = pl.Series(self._pooled.codes(list(named.values())))
+            columns["name"] = columns["name"].clone().scatter(list(named), codes)
         if sizes:
             columns["bytes"] = columns["bytes"].clone().scatter(list(sizes), list(sizes.values()))
 

@@ -242,6 +242,15 @@ def copied_kind(text: str) -> str | None:
     return "copy_out" if target in host else "copy_on_device"
 
 
+def copied_name(text: str) -> str | None:
+    """Name of the copy of the same text, "Memcpy HtoD (Pageable -> Device)": it tells more than XLA's "MemcpyH2D"."""
+    kind, found = copied_kind(text), dict(_DETAIL.findall(text))
+    if kind is None:
+        return None
+    direction = {"copy_in": "HtoD", "copy_out": "DtoH"}.get(kind, "DtoD")
+    return f"Memcpy {direction} ({found['kind_src'].capitalize()} -> {found['kind_dst'].capitalize()})"
+
+
 def _whole(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
