@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.analysis.idle import idle_time
+from stepscope.commands import main
 from stepscope.diagnosis import diagnose
 from stepscope.errors import StepscopeError
 from stepscope.readers import gaudi, open_trace
@@ -426,3 +427,14 @@ def test_findings_prescribe_what_helps_on_gaudi(tmp_path: Path) -> None:
 
     [finding] = [finding for finding in diagnosis.findings if finding.rule == "host-synchronisation"]
     assert finding.remedy.text.startswith("loss.item(), print(loss) and .cpu() end the graph")
+
+
+def test_our_own_export_of_such_a_trace_comes_back_as_it_was(tmp_path: Path) -> None:
+    trace = opened(tmp_path, gaudi_bytes(programs.input_bound_training()))
+    exported = tmp_path / "exported.json"
+
+    assert main(["export", str(tmp_path / "trace.json"), str(exported), "--format", "chrome"]) == 0
+
+    again = open_trace(exported)
+    assert again.metadata.format == "gaudi"
+    assert again.device_work.equals(trace.device_work)

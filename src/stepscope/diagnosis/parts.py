@@ -166,6 +166,7 @@ PARTS: Final[dict[str, Part]] = {
         _no_grids,
         {
             "": f"{_RECORDED_BY_TORCH}, on a device of NVIDIA or AMD",
+            "gaudi": "Gaudi's engines have none; `stepscope kernels --group-by queue` tells how long each worked",
             "xplane": "XLA's trace tells grids only of GPUs, not of TPUs",
             "xla_json": "XLA's trace tells grids only of GPUs, not of TPUs",
         },
