@@ -23,8 +23,6 @@ from stepscope.trace.window import StepRange, Window
 
 EXPLANATIONS: Final = {
     **kineto.EXPLANATIONS,
-    "unclosed": "beginnings (B) whose end is not in the file were skipped",
-    "unopened": "ends (E) whose beginning is not in the file were skipped",
     "hardware_mark": "hardware events that mark a part of what another event measures whole were left out",
 }
 _SIGNS: Final = re.compile(
