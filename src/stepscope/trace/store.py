@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -72,7 +73,9 @@ class StoreWriter:
         return [self.directory / f"{table}-{number:05}.parquet" for number in range(self._parts.get(table, 0))]
 
     def finish(self, metadata: Metadata, warnings: tuple[TraceWarning, ...]) -> None:
-        """Write the manifest, which makes the store valid."""
+        """Write the manifest, which makes the store valid; a path that is no UTF-8 is kept with its bytes spelt out."""
+        path = metadata.path.encode("utf-8", "backslashreplace").decode()
+        metadata = metadata if path == metadata.path else replace(metadata, path=path)
         manifest = Manifest(version=VERSION, metadata=metadata, warnings=warnings, parts=self._parts)
         (self.directory / _MANIFEST).write_bytes(msgspec.json.encode(manifest))
 

@@ -60,6 +60,7 @@ class Database:
 
     Raises:
         NotATraceError: it is no SQLite database, or a damaged one.
+        UnreadableTraceError: it cannot be opened.
     """
 
     def __init__(self, path: Path, name: str, damage: Counter[str]) -> None:
@@ -69,7 +70,7 @@ class Database:
         size = path.stat().st_size
         self._most_rows = size // _LEAST_ROW_BYTES
         self._budget = _STEPS_PER_BYTE * size + _LEAST_STEPS
-        self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+        self._connection = _connected(path, name)
         try:
             self._guard()
             self.tables: Mapping[str, Mapping[str, bool]] = self._tables()
@@ -238,6 +239,13 @@ class Database:
             lost = len(values) - values.count(None) - (len(kept) - kept.count(None))
             self._damage[f"wrong_type:{table}.{name}"] += lost
             return pl.Series(name, kept, dtype=dtype, strict=False)
+
+
+def _connected(path: Path, name: str) -> sqlite3.Connection:
+    try:
+        return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+    except sqlite3.Error as error:
+        raise UnreadableTraceError(f"cannot read {name}: {error}") from None
 
 
 def _may(action: int, table: str | None, column: str | None, database: str | None, view: str | None) -> int:
