@@ -12,10 +12,11 @@ from stepscope.errors import UsageError
 from stepscope.readers import linking, names
 from stepscope.readers.spill import Spill
 from stepscope.trace.store import StoreWriter
-from stepscope.trace.tables import SCHEMAS, conform
+from stepscope.trace.tables import SCHEMAS, VOCABULARY, conform
 from stepscope.trace.window import StepRange, Window
 
 _BY_NAME = " by name"
+_UNKNOWN_KINDS = {"launches": "other", "device_work": "other", "annotations": "host", "synchronisations": "other"}
 _LINKING = {"operators": ("sequence_number",), "launches": ("correlation",), "device_work": ("correlation",)}
 """Columns that rows are linked by, which a file need not have."""
 _FRAME_COLUMNS = {"file": pl.String, "line": pl.Int32, "function": pl.String, "module": pl.String}
@@ -135,7 +136,14 @@ class Assembly:
                 part = describe(part)
             coded = [name for name in text_columns if name in part.columns and part.schema[name] == pl.UInt32]
             part = part.with_columns([self._strings.gather(part[name]).alias(name) for name in coded])
-            self._writer.write_part(table, conform(table, part))
+            self._writer.write_part(table, self._with_known_kinds(table, conform(table, part)))
+
+    def _with_known_kinds(self, table: str, part: pl.DataFrame) -> pl.DataFrame:
+        """Where rows are taken as they are, kinds that are none come from damage; others are only made by readers."""
+        if not self._exact or table not in _UNKNOWN_KINDS:
+            return part
+        is_known = pl.col("kind").is_in(VOCABULARY[table, "kind"])
+        return part.with_columns(kind=pl.when(is_known).then("kind").otherwise(pl.lit(_UNKNOWN_KINDS[table])))
 
     def _describe_annotations(self, part: pl.DataFrame) -> pl.DataFrame:
         own = self._own_steps

@@ -162,7 +162,7 @@ def with_header(metadata: Metadata, value: Any, damage: Counter[str]) -> tuple[M
         rank=_int64(told.rank),
         world_size=_int64(told.world_size),
         window=metadata.window or told.window,
-        program=metadata.program or from_header(value["metadata"].get("program")),
+        program=metadata.program or from_header(value.get("metadata", {}).get("program")),
     )
     return own, tuple(header.warnings[:_MOST_WARNINGS])
 

@@ -233,7 +233,7 @@ def _columns(table: str) -> list[str]:
 
 def lane_columns(lane: own.Lane) -> dict[str, Any]:
     """The columns of `lanes` that an export tells of a lane, but for its number."""
-    kind = lane.kind if lane.kind in (*LANE_KINDS, None) else "other"
+    kind = lane.kind if lane.kind in LANE_KINDS else "other"
     rank = lane.rank if lane.rank is not None and abs(lane.rank) < 2**31 else None
     return {
         "kind": kind,
