@@ -49,6 +49,16 @@ def without_frames(slice_: Slice, is_main: bool) -> tuple[str, str] | None:
     return None if slice_.category == FRAME else (slice_.category, slice_.name)
 
 
+def calls_alone(slice_: Slice, is_main: bool) -> tuple[str, str] | None:
+    """A recording of the device's API without ranges."""
+    return (slice_.category, slice_.name) if slice_.category in (CALL, DRIVER_CALL) else None
+
+
+def ranges_alone(slice_: Slice, is_main: bool) -> tuple[str, str] | None:
+    """A recording of ranges without the device's API."""
+    return None if slice_.category in (CALL, DRIVER_CALL, FRAME) else (slice_.category, slice_.name)
+
+
 def by_name_alone(slice_: Slice, is_main: bool) -> tuple[str, str] | None:
     """Slices with no more than a name, as TensorFlow's and JAX's TraceMe.
 
@@ -139,7 +149,8 @@ class Sight:
     def _work(self, work: Work, hosts: dict[int, Host], slices: dict[int, Slice]) -> Work:
         launch = work.launch
         if launch is not None:
-            launch = Launch(hosts[id(launch.thread)], slices[id(launch.call)], launch.correlation)
+            call = slices.get(id(launch.call))
+            launch = Launch(hosts[id(launch.thread)], call, launch.correlation) if call else None
         return replace(work, launch=launch, kind=self.kinds.get(work.kind, work.kind))
 
 
