@@ -23,8 +23,8 @@ from stepscope.trace.store import StoreWriter, is_store, open_store
 from stepscope.trace.window import StepRange, Window
 
 READERS: Final[tuple[ModuleType, ...]] = (
-    perfetto,
     xplane,
+    perfetto,
     nsight_systems,
     rocprof,
     torch_snapshot,

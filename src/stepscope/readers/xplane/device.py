@@ -121,7 +121,7 @@ class DeviceReader:
                 self._describe(state, name, batch, rows)
             else:
                 work = self._work(state, batch, rows, queue)
-                if state.meanings.has_containers:
+                if state.meanings.has_containers and not name.startswith(names.ASYNCHRONOUS_LINE):
                     nested.append(work)
                 else:
                     self._gathering.add("device_work", work.drop("is_container"))
@@ -203,9 +203,12 @@ class DeviceReader:
         changed: dict[int, str] = {}
         sizes: dict[int, int] = {}
         named: dict[int, str] = {}
+        different = np.unique(copies)
+        texts = [state.words.of(number) or "" for number in different.tolist()]
+        meanings = [(names.copied_kind(each), names.copied_bytes(each), names.copied_name(each)) for each in texts]
+        which = np.searchsorted(different, copies).tolist()
         for place in np.flatnonzero(copies != -1).tolist():
-            told = state.words.of(int(copies[place])) or ""
-            kind, size, name = names.copied_kind(told), names.copied_bytes(told), names.copied_name(told)
+            kind, size, name = meanings[which[place]]
             if kind is not None and name is not None:
                 changed[place], named[place] = kind, name
             if size is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ from stepscope.readers.xplane.wire import Mask, Positions
 
 HOST_TABLES: Final = ("operators", "launches", "annotations", "frames")
 MEMORY_EVENTS: Final = ("MemoryAllocation", "MemoryDeallocation")
+LIBRARY: Final = "<library>"
+"""Stands for the folder of a library's file, which JAX's tracer does not tell."""
 NO_CODE: Final = 2**32 - 1
 Codes = npt.NDArray[np.uint32]
 
@@ -101,21 +103,31 @@ class HostMeanings:
         self.texts = [name.name or name.display for name in rows.names]
         found = [names.host_name(text, on_python) for text in self.texts]
         self.table = np.array([HOST_TABLES.index(each.table) for each in found], np.int8)
-        self.name = pooled.codes([each.name for each in found])
+        parts = [unclear_files.told(each.name) if each.table == "frames" else None for each in found]
+        self.name = pooled.codes([part.name if part else each.name for each, part in zip(found, parts, strict=True)])
         self.kind = pooled.codes([each.kind for each in found])
         self.is_enqueue = np.array([names.is_enqueueing(text) for text in self.texts], np.bool_)
         self.is_memory = np.array([text in MEMORY_EVENTS for text in self.texts], np.bool_)
         self.is_release = np.array([text == MEMORY_EVENTS[1] for text in self.texts], np.bool_)
-        parts = [common.frame(each.name) if each.table == "frames" else None for each in found]
-        self.file = pooled.codes([unclear_files.told(each.file) if each else None for each in parts])
+        self.file = pooled.codes([each.file if each else None for each in parts])
         self.line = np.array([each.line or -1 if each else -1 for each in parts], np.int64)
         self.function = pooled.codes([each.function if each else None for each in parts])
+
+
+class HostFrame(NamedTuple):
+    """A Python frame."""
+
+    name: str
+    file: str | None
+    line: int | None
+    function: str | None
 
 
 class UnclearFiles:
     """The files of Python frames, whose names JAX's tracer writes without the folder.
 
-    A name that a file of JAX's own has too can be either: it is left open, unless a program's source lines tell.
+    Where the source lines of compiled programs know a file of that name, it is that one. Else a name that files of JAX
+    and its libraries have is taken for one of theirs, and gets LIBRARY for a folder.
     """
 
     def __init__(self, files: Sequence[str]) -> None:
@@ -123,11 +135,14 @@ class UnclearFiles:
         for path in files:
             self._paths.setdefault(path.rpartition("/")[2], set()).add(path)
 
-    def told(self, file: str | None) -> str | None:
-        """The file as far as it is known."""
-        if file is None or "/" in file:
-            return file
+    def told(self, name: str) -> HostFrame:
+        """A frame "file(line): function" with the file as far as it is known."""
+        file, line, function, _ = common.frame(name)
+        if file is None or line is None or "/" in file:
+            return HostFrame(name, file, line, function)
         paths = self._paths.get(file, set())
         if len(paths) == 1:
-            return next(iter(paths))
-        return None if file in LIBRARY_FILES else file
+            file = next(iter(paths))
+        elif file in LIBRARY_FILES:
+            file = f"{LIBRARY}/{file}"
+        return HostFrame(f"{file}({line}): {function}", file, line, function)

@@ -18,7 +18,8 @@ PYTHON_THREADS: Final = re.compile(r"(?:python[\d.]*|main|MainThread)(?:/|$)")
 """Names of lines on which programs put marks of their own among XLA's."""
 
 MODULES_LINE: Final = "XLA Modules"
-OPERATIONS_LINE: Final = "XLA Ops"
+ASYNCHRONOUS_LINE: Final = "Async"
+"""How lines of work begin that goes on beside the operations, several pieces at a time."""
 STREAM_LINE: Final = re.compile(r"Stream #(\w+)")
 OVERHEAD_LINE: Final = "CUPTI overhead"
 """What the profiler did for its own business on threads that nobody knows."""
