@@ -84,7 +84,9 @@ prepare_jax_environment() {
     if [ "$(cat "$stamp" 2>/dev/null)" != "$current" ] || ! "$place/bin/python" -c 'import pip' 2>/dev/null; then
         echo "Installing JAX and xprof into .venv-jax; later runs reuse it." >&2
         rm -rf "$place"
+        # An old pip (23.0, of Python 3.10) searches the many requirements of xprof for more than ten minutes.
         if ! { "$environment/bin/python" -m venv "$place" &&
+            "$place/bin/python" -m pip install --quiet --no-input --retries 1 --upgrade pip &&
             "$place/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --retries 1 \
                 --editable "$repository[jax-tests]"; } >"$repository/.venv-jax.log" 2>&1; then
             echo "JAX could not be installed, so its tests are skipped: $(tail -n 1 "$repository/.venv-jax.log")" >&2

@@ -207,7 +207,9 @@ PLAIN = """
         "One step."
         return inner(weights) * rate
 
-    @jax.jit(static_argnames="power")
+    late = jax.jit if jax.__version_info__ >= (0, 8) else functools.partial(functools.partial, jax.jit)
+
+    @late(static_argnames="power")
     def inner(weights, power=2):
         return jnp.tanh(weights @ weights) ** power
 
