@@ -271,7 +271,7 @@ def test_what_is_not_understood_is_counted(tmp_path: Path) -> None:
     writer.event(INSTANT, 1_200, name="mark")
     writer.event(END, 1_300, 99)
     writer.event(BEGIN, 1_300, 98, "open")
-    writer.packet(timestamp=5).gpu_render_stage_event.duration = 5
+    writer.packet(timestamp=5).gpu_counter_event.gpu_id = 5
     writer.packet(timestamp=5).ftrace_events.cpu = 1
 
     trace = opened(tmp_path, writer.bytes())
@@ -284,6 +284,24 @@ def test_what_is_not_understood_is_counted(tmp_path: Path) -> None:
         "unused_instant": 1,
         "unused_packet": 1,
     }
+
+
+def test_stages_of_graphics_work_are_device_work(tmp_path: Path) -> None:
+    writer = Writer()
+    specifications = writer.packet(sequence_flags=1).interned_data.gpu_specifications
+    specifications.add(iid=1, name="compute queue")
+    specifications.add(iid=2, name="Dispatch")
+    for time, gpu, stage in ((100, 0, 2), (200, 1, 2), (300, 0, 77)):
+        event = writer.packet(timestamp=time).gpu_render_stage_event
+        event.duration, event.gpu_id, event.hw_queue_iid, event.stage_iid = 50, gpu, 1, stage
+
+    trace = opened(tmp_path, writer.bytes())
+
+    assert rows(trace.device_work, "start_ns", "duration_ns", "name", "kind", "device", "queue") == [
+        (0, 50, "Dispatch", "compute", "0", "compute queue"),
+        (100, 50, "Dispatch", "compute", "1", "compute queue"),
+        (200, 50, "stage 77", "compute", "0", "compute queue"),
+    ]
 
 
 def test_packets_may_stand_in_any_order(tmp_path: Path) -> None:

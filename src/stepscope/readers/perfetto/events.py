@@ -13,9 +13,10 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.readers.gathering import Gathering
+from stepscope.readers.kineto.names import device_work_kind
 from stepscope.readers.perfetto import meaning
 from stepscope.readers.perfetto.own import OwnFile
-from stepscope.readers.perfetto.sequences import Sequence
+from stepscope.readers.perfetto.sequences import Sequence, plain
 from stepscope.readers.perfetto.slices import UNKNOWN_NS, Ends
 from stepscope.readers.perfetto.tracks import Tracks
 from stepscope.readers.perfetto.vocabulary import MEMORY_NAME
@@ -23,7 +24,7 @@ from stepscope.readers.spill import Spill
 from stepscope.trace.tables import SCHEMAS, VOCABULARY
 
 if TYPE_CHECKING:
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import GpuRenderStageEvent, TrackEvent
 
 _BATCH_ROWS: Final = 50_000
 _BEGIN, _END, _INSTANT, _COUNTER, _COMPLETE = 1, 2, 3, 4, 100
@@ -74,6 +75,18 @@ class Events:
             self._add_instant(event, sequence, self._tracks.code(place), time_ns)
         else:
             self._damage["unknown_event"] += 1
+
+    def add_stage(self, stage: GpuRenderStageEvent, sequence: Sequence, time_ns: int) -> None:
+        """Take a stage of graphics or compute work on a GPU."""
+        queue = stage.hw_queue_iid or stage.hw_queue_id
+        track = self._tracks.code(-1 - (stage.gpu_id % 2**20 * 2**32 + queue % 2**32))
+        told = plain(getattr(stage, "name", ""), self._damage)  # only newer definitions have it
+        name = told or sequence.stage(stage.stage_iid, f"stage {stage.stage_iid or stage.stage_id}")
+        number = self._ends.begin(track, time_ns)
+        self._ends.end(track, time_ns + min(stage.duration, 2**62))
+        self._note_table("device_work")
+        self._tracks.works_for(track, str(stage.gpu_id), sequence.stage(stage.hw_queue_iid, str(queue)))
+        self._hold("device_work", number, time_ns, name, track, {"kind": device_work_kind("", name, None)})
 
     def _place(self, event: TrackEvent, sequence: Sequence) -> int | tuple[int, int]:
         """The event's track, or (process, thread) in files without tracks."""

@@ -30,7 +30,6 @@ _MOST_SEQUENCES: Final = 100_000
 _DESCRIPTIONS: Final = frozenset({"track_descriptor", "thread_descriptor", "process_descriptor", "process_tree"})
 _UNUSED: Final = {
     "ftrace_events": "events of the kernel (ftrace)",
-    "gpu_render_stage_event": "stages of graphics work",
     "gpu_counter_event": "counters of graphics work",
     "perf_sample": "samples of the processor",
     "streaming_profile_packet": "samples of the processor",
@@ -137,13 +136,17 @@ class _Content:
             self._tracks.describe(packet)
         elif kind == "clock_snapshot":
             self._clocks.add_snapshot(sequence.number, packet.clock_snapshot)
+        elif kind == "gpu_render_stage_event" and packet.gpu_render_stage_event.duration:
+            clock = packet.timestamp_clock_id or sequence.clock
+            time_ns = min(self._clocks.time_ns(sequence.number, clock, packet.timestamp), 2**62)
+            self._events.add_stage(packet.gpu_render_stage_event, sequence, time_ns)
         elif kind in _UNUSED:
             self._damage[f"unused_packet:{_UNUSED[kind]}"] += 1
 
     def _time_ns(self, packet: TracePacket, event: TrackEvent, sequence: Sequence) -> int:
         if packet.HasField("timestamp"):
             clock = packet.timestamp_clock_id or sequence.clock
-            return min(self._clocks.time_ns(sequence.number, clock, packet.timestamp), 2**63 - 1)
+            return min(self._clocks.time_ns(sequence.number, clock, packet.timestamp), 2**62)
         if event.timestamp_absolute_us:
             return int(event.timestamp_absolute_us) * 1000
         sequence.time_us = (sequence.time_us or 0) + event.timestamp_delta_us

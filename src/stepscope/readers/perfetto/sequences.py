@@ -56,6 +56,7 @@ class Sequence:
         self._categories: dict[int, str] = {}
         self._annotation_names: dict[int, str] = {}
         self._strings: dict[int, str] = {}
+        self._stages: dict[int, str] = {}
 
     def learn(self, packet: TracePacket) -> None:
         """Take what a packet tells for those after it, and for itself."""
@@ -80,6 +81,8 @@ class Sequence:
                 self._categories[entry.iid] = plain(entry.name, self._damage)
             for entry in data.debug_annotation_names:
                 self._annotation_names[entry.iid] = plain(entry.name, self._damage)
+            for entry in data.gpu_specifications:
+                self._stages[entry.iid] = plain(entry.name, self._damage)
             for text in data.debug_annotation_string_values:
                 self._strings[text.iid] = text.str.decode("utf-8", "replace")
 
@@ -96,6 +99,10 @@ class Sequence:
         if event.category_iids:
             return self._categories.get(event.category_iids[0], "")
         return plain(event.categories[0], self._damage) if event.categories else ""
+
+    def stage(self, number: int, otherwise: str) -> str:
+        """What a stage or a queue of graphics work is called."""
+        return self._stages.get(number) or otherwise
 
     def annotation_name(self, annotation: DebugAnnotation) -> str:
         """What an event's argument is called."""
