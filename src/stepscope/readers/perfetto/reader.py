@@ -40,6 +40,8 @@ _UNUSED: Final = {
 }
 """Packets of other data sources that a user may look for."""
 
+_ENDS_EARLY: Final = ("truncated", "compressed_data", "not_packets")
+
 EXPLANATIONS: Final = {
     **COMMON,
     "truncated": "the file ends in the middle of a packet; what was written before that was read",
@@ -176,4 +178,6 @@ def _nothing(name: str, damage: Counter[str]) -> str:
     other = sorted({key.partition(":")[2] for key in damage if key.startswith("unused_packet:")})
     if other:
         return f"{name} is a Perfetto trace without a single complete slice of a track; it holds {', '.join(other)}"
-    return f"{name} is a Perfetto trace without a single slice that begins and ends on a track"
+    early = any(key.partition(":")[0] in _ENDS_EARLY for key, count in damage.items() if count)
+    why = ": the file ends before one does, copy it again" if early else ""
+    return f"{name} is a Perfetto trace without a single slice that begins and ends on a track{why}"
