@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import polars as pl
+
 from stepscope.diagnosis.rules import exposed_communication as rule
 from stepscope.trace import Trace
+from stepscope.trace.tables import SCHEMAS
 from tests.simulator import Machine
 from tests.simulator.device import Queue
 from tests.simulator.host import Host
@@ -87,6 +90,15 @@ def test_the_saving_is_what_no_computation_covers() -> None:
     assert places_of(finding) == [("train.py", 12, "step")]
     assert {interval.duration_ns for interval in finding.evidence.intervals} == {500 * US}
     assert "DistributedDataParallel" in finding.remedy.code
+
+
+def test_transfers_between_two_ranks_are_no_matter_of_gradients() -> None:
+    trace = recorded(reducing())
+    renamed = trace.device_work.with_columns(pl.col("name").str.replace("^nccl.*", "ncclDevKernel_SendRecv"))
+    tables = {**{name: trace.table(name) for name in SCHEMAS}, "device_work": renamed}
+
+    finding = the_finding(rule, Trace.from_tables(tables, trace.metadata))
+    assert "batch_isend_irecv" in finding.remedy.code
 
 
 def test_without_a_device_the_threads_waiting_counts() -> None:

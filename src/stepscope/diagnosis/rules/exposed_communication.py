@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host
+from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host, kind_of
 from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
@@ -40,6 +40,16 @@ from stepscope.whatif.removals import overlapped
 ID: Final = "exposed-communication"
 TITLE: Final = "Communication between ranks is not overlapped"
 THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost to communication")}
+
+
+_MOST: Final = 0.5
+_BETWEEN_TWO: Final = Remedy(
+    "Ranks send to each other while nothing computes: begin transfers before the work that does not need them, and "
+    "wait only where their data is used.",
+    "requests = dist.batch_isend_irecv([dist.P2POp(dist.isend, out, after), dist.P2POp(dist.irecv, into, before)])\n"
+    "result = compute_what_needs_no_transfer()\n"
+    "for request in requests:\n    request.wait()",
+)
 
 
 def check(view: View) -> RuleResult:
@@ -72,7 +82,7 @@ def check(view: View) -> RuleResult:
             ),
             view.longest(work, "collective"),
         ),
-        remedy=_remedy(view),
+        remedy=_remedy(view, work),
         where=view.locations_of(slices, weights),
         change=_overlapped(view, work, waiting),
     )
@@ -101,8 +111,10 @@ def _overlapped(view: View, work: pl.DataFrame, waiting: pl.DataFrame) -> Change
     return together(overlapped(work["row"].to_numpy().astype(np.int64)), scaled_pieces(waiting, 0.0))
 
 
-def _remedy(view: View) -> Remedy:
-    """Without what the recording knows to be set already."""
+def _remedy(view: View, work: pl.DataFrame) -> Remedy:
+    """For what most of the collectives' time goes to; without what the recording knows to be set already."""
+    if _are_between_two(work):
+        return _BETWEEN_TWO
     facts = next(iter(view.program.data_parallel), None)
     has_views = facts is not None and facts.gradient_as_bucket_view
     views = "" if has_views else ", gradient_as_bucket_view=True"
@@ -114,6 +126,13 @@ def _remedy(view: View) -> Remedy:
         "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
         "model.register_comm_hook(None, default_hooks.bf16_compress_hook)   # half the bytes",
     )
+
+
+def _are_between_two(work: pl.DataFrame) -> bool:
+    """Whether most of the time goes to sending and receiving, not to collectives of a whole group."""
+    sent = [kind_of(name) == "send_receive" for name in work["name"]] if "name" in work.columns else []
+    total = int(work["duration_ns"].sum())
+    return bool(sent) and int(work.filter(pl.Series(sent))["duration_ns"].sum()) > _MOST * total
 
 
 def _straggler_question(view: View) -> tuple[NotAnswered, ...]:
