@@ -89,7 +89,7 @@ prepare_jax_environment() {
             "$place/bin/python" -m pip install --quiet --no-input --retries 1 --upgrade pip &&
             "$place/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --retries 1 \
                 --editable "$repository[jax-tests]"; } >"$repository/.venv-jax.log" 2>&1; then
-            echo "JAX could not be installed, so its tests are skipped: $(tail -n 1 "$repository/.venv-jax.log")" >&2
+            echo "JAX could not be installed, so its tests are skipped; $repository/.venv-jax.log says why." >&2
             return
         fi
         mv "$repository/.venv-jax.log" "$log"
