@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -17,9 +18,10 @@ from stepscope.compare import compare_traces
 from stepscope.diagnosis.diagnose import diagnose
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.readers import open_trace
-from stepscope.trace import Trace
+from stepscope.trace import Trace, Window
+from stepscope.trace.window import StepRange
 from tests.property.test_idle_law import pieces
-from tests.simulator import IdlePiece, Machine, Truth, write_kineto
+from tests.simulator import IdlePiece, Machine, write_kineto
 from tests.simulator.nsight_schema import TABLES
 from tests.simulator.nsight_systems import NsightOptions, write_nsight
 from tests.simulator.perfetto import PerfettoOptions, write_perfetto
@@ -149,18 +151,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("machines")
 
 
-def named_in(dress: Format, truth: Truth) -> list[IdlePiece]:
-    """The true idle pieces, with their triggers as the format names them."""
-    return [
-        IdlePiece(
-            piece.device,
-            piece.start_ns,
-            piece.duration_ns,
-            piece.cause,
-            dress.call_names.get(piece.trigger or "", piece.trigger),
-        )
-        for piece in truth.merged()
-    ]
+def renamed(dress: Format, idle: list[IdlePiece]) -> list[IdlePiece]:
+    """The idle pieces with their triggers as the format names them."""
+    return [replace(piece, trigger=dress.call_names.get(piece.trigger or "", piece.trigger)) for piece in idle]
 
 
 def steps_of(trace: Trace) -> list[tuple[int, int, int]]:
@@ -170,7 +163,7 @@ def steps_of(trace: Trace) -> list[tuple[int, int, int]]:
 def is_true(dress: Format, machine: Machine, trace: Trace) -> None:
     """Idle causes with their triggers, the devices' time and the steps are those of the machine, to the nanosecond."""
     truth = dress.sight.truth(machine)
-    assert pieces(idle_time(trace)) == named_in(dress, truth)
+    assert pieces(idle_time(trace)) == renamed(dress, truth.merged())
     for row in device_time(trace).iter_rows(named=True):
         true = truth.devices[int(row["device"])]
         for name, value in row.items():
@@ -202,6 +195,28 @@ def test_ready_made_programs_have_their_true_causes(dress: Format, name: str, tm
 def test_the_order_of_a_file_does_not_matter(dress: Format, name: str, tmp_path: Path) -> None:
     machine = PROGRAMS[name]()
     is_true(dress, machine, dress.read(machine, tmp_path, shuffled=True))
+
+
+@in_every_format
+@pytest.mark.parametrize(
+    "part", [{"steps": StepRange(1, 2)}, {"window": Window(400_000, 1_900_000)}], ids=["steps", "window"]
+)
+@pytest.mark.parametrize("name", ["exposed_all_reduce", "print_tensor_fault", "two_devices"])
+def test_a_part_of_a_file_is_that_part_of_the_run(
+    dress: Format, name: str, part: dict[str, Any], tmp_path: Path
+) -> None:
+    machine = PROGRAMS[name]()
+    expected = open_trace(write_kineto(dress.sight.of(machine), tmp_path / "kineto.json.gz"), **part)
+    found = open_trace(dress.write(machine, tmp_path / f"part{dress.suffix}"), **part)
+    found.check()
+    assert pieces(idle_time(found)) == renamed(dress, pieces(idle_time(expected)))
+    assert device_time(found).equals(device_time(expected))
+    assert step_table(found).equals(step_table(expected))
+    for table in ("launches", "device_work"):
+        times = ("start_ns", "duration_ns")
+        assert found.table(table).select(times).sort(times).equals(expected.table(table).select(times).sort(times)), (
+            table
+        )
 
 
 @in_every_format
