@@ -27,10 +27,10 @@ from stepscope.readers.perfetto.vocabulary import (
 from stepscope.report.exports.json_text import identifier, parts
 from stepscope.report.exports.perfetto_tracks import Tracks
 from stepscope.report.exports.row_numbers import entries
-from stepscope.report.exports.wire import double, fixed64, message, text, whole
+from stepscope.report.exports.wire import double, fixed64, message, text, varint, whole
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
-from stepscope.trace.tables import SLICE_TABLES
+from stepscope.trace.tables import SCHEMAS, SLICE_TABLES
 
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
 _PIECE_BYTES: Final = 2**20
@@ -42,6 +42,9 @@ _NAMES, _CATEGORIES, _ANNOTATIONS, _VALUES = 2, 1, 3, 29
 """Fields of InternedData."""
 _REFERRING: Final = {_NAMES: 10, _CATEGORIES: 3, _ANNOTATIONS: 1, _VALUES: 17}
 """Kind of interned data -> the field that refers to it, of an event or of its annotation."""
+_AT: Final = _GOES_ON + whole(8, 0)[:-1]
+_BEGINS, _ENDS = (whole(9, kind) + whole(11, 0)[:-1] for kind in (_BEGIN, _END))
+"""What stands before the numbers of an event: of its time, and of its track."""
 _LARGEST_PID: Final = 2**31
 _FLOW_OF_LINK: Final = 2**40
 
@@ -92,6 +95,13 @@ class _Interned:
             found = self._references[kind, word] = whole(_REFERRING[kind], number)
             self._fresh.append(message(kind, whole(1, number) + text(2, word)))
         return found
+
+    def annotation(self, word: str, value: int | float | str) -> bytes:
+        """A debug annotation as a field of an event."""
+        name = self.reference(_ANNOTATIONS, word)
+        if isinstance(value, str):
+            return message(4, name + self.reference(_VALUES, value))
+        return message(4, name + (double(5, value) if isinstance(value, float) else whole(4, value)))
 
     def fresh(self) -> bytes:
         """The packet's field with what is new since the last packet."""
@@ -156,13 +166,17 @@ class _Flows:
         self._begin = {"launches": _by_row(begun, "launch"), "operators": _by_row(links, "source")}
         self._end = {"operators": _by_row(links, "target")}
 
-    def of(self, table: str, row: int) -> bytes:
-        """The fields of the event of a row."""
-        found = fixed64(48, row + 1) if table == "device_work" and self._is_launched[row] else b""
+    def of(self, table: str, first: int, count: int) -> list[bytes]:
+        """The fields of the events of some rows."""
+        found = [b""] * count
+        if table == "device_work":
+            for place in np.flatnonzero(self._is_launched[first : first + count]).tolist():
+                found[place] = fixed64(48, first + place + 1)
         for field, numbers in ((47, self._begin.get(table)), (48, self._end.get(table))):
-            if numbers is not None and len(numbers[0]):
-                first, last = np.searchsorted(numbers[0], [row, row + 1])
-                found += b"".join(fixed64(field, int(flow) + 1) for flow in numbers[1][first:last])
+            if numbers is not None:
+                low, high = np.searchsorted(numbers[0], [first, first + count])
+                for row, flow in zip(numbers[0][low:high].tolist(), numbers[1][low:high].tolist(), strict=True):
+                    found[row - first] += fixed64(field, flow + 1)
         return found
 
 
@@ -174,45 +188,39 @@ def _by_row(flows: pl.DataFrame, row: str) -> tuple[Rows, Rows]:
 
 def _slices(trace: Trace, table: str, tracks: Tracks, interned: _Interned, flows: _Flows) -> Iterator[bytes]:
     height = trace.scan(table).select(pl.len()).collect().item()
-    columns = list(ANNOTATIONS[table].items())
-    row = 0
+    columns = [column for column in ANNOTATIONS[table] if column in SCHEMAS[table]]
+    words = [ANNOTATIONS[table][column] for column in columns]
+    first = 0
     for rows in parts(trace.scan(table), height):
-        chosen = rows.select("start_ns", "duration_ns", "name", *(column for column, _ in columns))
-        places = tracks.of_rows(table, row, rows.height)
+        places = tracks.of_rows(table, first, rows.height)
+        arrows = flows.of(table, first, rows.height)
         kinds = rows["kind"].to_list() if "kind" in rows.columns else [None] * rows.height
-        for (start, duration, name, *values), track, kind in zip(chosen.iter_rows(), places, kinds, strict=True):
-            event = whole(9, _BEGIN) + whole(11, track) + interned.reference(_CATEGORIES, category(table, kind))
+        chosen = rows.select("start_ns", "duration_ns", "name", *columns).iter_rows()
+        first += rows.height
+        for (start, duration, name, *values), track, kind, arrow in zip(chosen, places, kinds, arrows, strict=True):
+            event = _BEGINS + varint(track) + interned.reference(_CATEGORIES, category(table, kind))
             if name is not None:
                 event += interned.reference(_NAMES, name)
-            event += _annotations(columns, values, interned) + flows.of(table, row)
-            yield _packet(_GOES_ON + whole(8, start) + interned.fresh() + message(11, event))
-            yield _packet(_GOES_ON + whole(8, start + duration) + message(11, whole(9, _END) + whole(11, track)))
-            row += 1
+            event += _annotations(words, values, interned) + arrow
+            yield _packet(_AT + varint(start) + interned.fresh() + message(11, event))
+            yield _packet(_AT + varint(start + duration) + message(11, _ENDS + varint(track)))
 
 
-def _annotations(columns: list[tuple[str, str]], values: list[Any], interned: _Interned) -> bytes:
-    found = b""
-    for (_, word), value in zip(columns, values, strict=True):
-        if value is not None:
-            found += message(4, interned.reference(_ANNOTATIONS, word) + _value(value, interned))
-    return found
-
-
-def _value(value: int | float | str, interned: _Interned) -> bytes:
-    if isinstance(value, str):
-        return interned.reference(_VALUES, value)
-    return double(5, value) if isinstance(value, float) else whole(4, value)
+def _annotations(words: list[str], values: list[Any], interned: _Interned) -> bytes:
+    return b"".join(
+        [interned.annotation(word, value) for word, value in zip(words, values, strict=True) if value is not None]
+    )
 
 
 def _memory(trace: Trace, tracks: Tracks, interned: _Interned) -> Iterator[bytes]:
-    columns = list(ANNOTATIONS["memory"].items())
+    words = ANNOTATIONS["memory"]
     height = trace.scan("memory").select(pl.len()).collect().item()
-    for rows in parts(trace.scan("memory").select("start_ns", "lane", *(column for column, _ in columns)), height):
+    for rows in parts(trace.scan("memory").select("start_ns", "lane", *words), height):
         for start, lane, *values in rows.iter_rows():
             place = whole(9, _INSTANT) + whole(11, tracks.of_memory(lane))
             name = interned.reference(_CATEGORIES, category("memory", None))
             name += interned.reference(_NAMES, MEMORY_NAME)
-            event = place + name + _annotations(columns, values, interned)
+            event = place + name + _annotations(list(words.values()), values, interned)
             yield _packet(_GOES_ON + whole(8, start) + interned.fresh() + message(11, event))
 
 
