@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stepscope.analysis.device_time import DEVICE_TIME_SCHEMA, device_time, queue_time
+from stepscope.analysis.device_time import DEVICE_TIME_SCHEMA, device_time, queue_time, step_busy_shares
+from stepscope.analysis.steps import step_table
 from stepscope.trace import Metadata, Trace, Window
 from tests.unit.recording import Recording
 
@@ -84,3 +85,31 @@ def test_queues() -> None:
         ("0", "8", 1, 20, 20 / 65),
         ("0", "9", 2, 10, 10 / 65),
     ]
+
+
+def test_the_duty_cycle_of_each_step_and_device() -> None:
+    recording = Recording()
+    for number, start in enumerate((0, 100, 200)):
+        recording.step(start, 100, number)
+    recording.work(10, 50, "gemm", device="0")
+    recording.work(40, 40, "gemm", device="0", queue="9")
+    recording.work(180, 40, "gemm", device="0")
+    recording.work(100, 100, "gemm", device="1")
+    trace = recording.trace()
+
+    shares = step_busy_shares(trace, step_table(trace))
+
+    assert shares.to_dict(as_series=False) == {
+        "device_0_busy_share": [0.7, 0.2, 0.2],
+        "device_1_busy_share": [0.0, 1.0, 0.0],
+    }
+
+
+def test_without_a_device_or_a_step_there_is_no_duty_cycle() -> None:
+    recording = Recording()
+    recording.operator(0, 5, "aten::mm")
+    trace = recording.trace()
+    assert step_busy_shares(trace, step_table(trace)).is_empty()
+    recording.work(0, 5, "gemm")
+    trace = recording.trace()
+    assert step_busy_shares(trace, step_table(trace)).rows() == []

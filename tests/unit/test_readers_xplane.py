@@ -302,3 +302,15 @@ def test_profiles_that_lie_side_by_side_elsewhere_are_no_ranks(tmp_path: Path) -
 
     assert [path.name for path in trace_files(tmp_path)] == ["a.xplane.pb", "b.xplane.pb"]
     assert open_trace(tmp_path / "a.xplane.pb").metadata.rank is None
+
+
+def test_a_device_event_without_a_name_does_not_shift_the_others(tmp_path: Path) -> None:
+    device = PlaneWriter("/device:GPU:0")
+    device.event("Stream #7", "a.kd", 0, 5, hlo_op="a.1", hlo_module="jit_f", correlation_id=1)
+    device.raw("Stream #7", part(1, 999) + part(2, 5000) + part(3, 1000))
+    device.event("Stream #7", "b.kd", 10, 5, hlo_op="b.1", hlo_module="jit_f", correlation_id=2)
+
+    trace = opened(tmp_path, device)
+
+    assert trace.device_work.select("start_ns", "name", "correlation").rows() == [(0, "a", 1), (10, "b", 2)]
+    assert [(warning.kind, warning.count) for warning in trace.warnings] == [("unnamed_event", 1)]

@@ -164,3 +164,31 @@ def test_the_summary_is_of_complete_steps() -> None:
         120.0,
         pytest.approx((800 / 3) ** 0.5 / 120),  # type: ignore[arg-type]
     )
+
+
+def test_steps_that_only_devices_show() -> None:
+    recording = Recording()
+    for number, start in enumerate((0, 110, 220), 4):
+        for device in ("0", "1"):
+            recording.annotation(start, 100, str(number), recording.queue("Steps", device), kind="device", step=number)
+
+    assert step_table(recording.trace()).select("index", "start_ns", "duration_ns", "source").rows() == [
+        (4, 0, 100, "annotation"),
+        (5, 110, 100, "annotation"),
+        (6, 220, 100, "annotation"),
+    ]
+
+
+def test_steps_from_the_executions_of_the_largest_compiled_program() -> None:
+    recording = Recording()
+    for start in (0, 100, 210, 330):
+        for device in ("0", "1"):
+            lane = recording.queue("XLA Modules", device)
+            recording.annotation(start, 80, "jit_step(12190760917235803885)", lane, kind="device")
+            recording.annotation(start + 85, 5, "jit_add(7)", lane, kind="device")
+
+    assert step_table(recording.trace()).select("index", "start_ns", "duration_ns", "source").rows() == [
+        (0, 0, 100, "inferred"),
+        (1, 100, 110, "inferred"),
+        (2, 210, 120, "inferred"),
+    ]

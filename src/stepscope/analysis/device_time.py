@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from stepscope.analysis.idle import device_window
 from stepscope.trace import Trace, Window
-from stepscope.trace.intervals import IntervalSet, union
+from stepscope.trace.intervals import IntervalSet, Times, union
 
 COPY_KINDS: Final = ("copy_in", "copy_out", "copy_on_device")
 
@@ -63,6 +64,37 @@ def device_time(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
             }
         )
     return pl.DataFrame(rows, schema=dict(DEVICE_TIME_SCHEMA))
+
+
+def step_busy_shares(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Each device's duty cycle in each step: the share of the step in which any of its queues worked, 0 to 1.
+
+    Args:
+        steps: as `stepscope.analysis.steps.step_table` gives them.
+
+    Returns:
+        A row for each step, in order, with a column device_<name>_busy_share for each device.
+    """
+    starts, ends = steps["start_ns"].to_numpy(), (steps["start_ns"] + steps["duration_ns"]).to_numpy()
+    columns = []
+    for device in sorted(trace.device_work["device"].unique().to_list()):
+        work = trace.device_work.filter(pl.col("device") == device)
+        begin = work["start_ns"].to_numpy()
+        busy = union(begin, begin + work["duration_ns"].to_numpy())
+        inside = _covered(busy, ends) - _covered(busy, starts)
+        share = np.divide(inside, ends - starts, out=np.zeros(len(starts)), where=ends > starts)
+        columns.append(pl.Series(f"device_{device}_busy_share", share))
+    return pl.DataFrame(columns)
+
+
+def _covered(busy: IntervalSet, times: Times) -> Times:
+    """How much of the intervals lies before each time."""
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(busy.ends - busy.starts)])
+    place = np.searchsorted(busy.starts, times, side="right") - 1
+    inside = np.clip(times - busy.starts[np.maximum(place, 0)], 0, None) if len(busy.starts) else times * 0
+    length = (busy.ends - busy.starts)[np.maximum(place, 0)] if len(busy.starts) else inside
+    result: Times = np.where(place >= 0, before[np.maximum(place, 0)] + np.minimum(inside, length), 0)
+    return result
 
 
 def busy_intervals(work: pl.DataFrame, window: Window) -> IntervalSet:

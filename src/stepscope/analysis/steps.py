@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,8 @@ PARTIAL_SHARE: Final = 0.5
 MINIMUM_REPETITIONS: Final = 3
 MATCHING_SHARE: Final = 0.98
 """Share of a sequence that must equal itself one period later to be taken for periodic."""
+_PROGRAM: Final = r"^[\w.<>-]+\(\d+\)$"
+"""How XLA names the executions of a compiled program on a device: with the program's number."""
 _LONGEST_SEQUENCE: Final = 200_000
 _CANDIDATES: Final = 200
 
@@ -52,11 +55,15 @@ class StepSummary:
 
 def step_table(trace: Trace) -> pl.DataFrame:
     """The steps in order; columns as in STEP_SCHEMA. Empty where nothing marks or repeats a step."""
-    steps = _annotated(trace)
-    if steps.is_empty():
-        steps = _inferred_from_marks(trace)
-    if steps.is_empty():
-        steps = _inferred_from_period(trace)
+    steps = _annotated(trace, "host")
+    for find in (
+        partial(_annotated, kind="device"),
+        _inferred_from_marks,
+        _inferred_from_programs,
+        _inferred_from_period,
+    ):
+        if steps.is_empty():
+            steps = find(trace)
     return _with_complete(steps.sort("start_ns"), trace.metadata.window)
 
 
@@ -85,8 +92,11 @@ def _steps(index: npt.NDArray[np.int64], start: Times, end: Times, source: str) 
     ).with_columns(complete=pl.lit(True), source=pl.lit(source))
 
 
-def _annotated(trace: Trace) -> pl.DataFrame:
-    marks = trace.annotations.filter((pl.col("kind") == "host") & pl.col("step").is_not_null())
+def _annotated(trace: Trace, kind: str) -> pl.DataFrame:
+    """Steps that the program marked on the host; those that XLA shows on devices where it did not record the host."""
+    marks = trace.annotations.filter((pl.col("kind") == kind) & pl.col("step").is_not_null())
+    if kind == "device" and marks.height:
+        marks = marks.filter(pl.col("lane") == marks["lane"].mode().min())
     marks = _of_the_most_frequent_kind(marks).sort("start_ns").unique("step", keep="first", maintain_order=True)
     start = marks["start_ns"].to_numpy()
     return _steps(marks["step"].to_numpy(), start, start + marks["duration_ns"].to_numpy(), "annotation")
@@ -115,6 +125,18 @@ def _inferred_from_marks(trace: Trace) -> pl.DataFrame:
         if len(times) >= MINIMUM_REPETITIONS:
             return _steps(np.arange(len(times) - 1), times[:-1], times[1:], "inferred")
     return pl.DataFrame(schema=dict(STEP_SCHEMA))
+
+
+def _inferred_from_programs(trace: Trace) -> pl.DataFrame:
+    """Steps from one execution of the compiled program that takes a device the most time to the next."""
+    runs = trace.annotations.filter((pl.col("kind") == "device") & pl.col("name").str.contains(_PROGRAM))
+    sums = runs.group_by("lane", "name").agg(pl.len(), ns=pl.col("duration_ns").sum())
+    sums = sums.filter(pl.col("len") >= MINIMUM_REPETITIONS).sort("ns", "lane", "name", descending=[True, False, False])
+    if sums.is_empty():
+        return pl.DataFrame(schema=dict(STEP_SCHEMA))
+    mine = runs.join(sums.head(1), on=["lane", "name"], how="semi").sort("start_ns")
+    times = mine["start_ns"].to_numpy()
+    return _steps(np.arange(len(times) - 1), times[:-1], times[1:], "inferred")
 
 
 def _inferred_from_period(trace: Trace) -> pl.DataFrame:

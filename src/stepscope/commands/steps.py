@@ -1,4 +1,4 @@
-"""`stepscope steps`: when each step began and how long it took."""
+"""`stepscope steps`: when each step began, how long it took, and how much of it each device worked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from stepscope.commands._reading import add_reading_options, open_from
 from stepscope.commands._tables import add_table_options, write_table
 
 NAME: Final = "steps"
-HELP: Final = "A table of the steps and their durations."
+HELP: Final = "A table of the steps: their durations, and how much of each the devices worked."
+MOST_DEVICES: Final = 16
+"""Devices whose duty cycle is shown."""
 _EXAMPLES: Final = """\
 examples:
   stepscope steps trace.json
@@ -27,7 +29,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
+    import polars as pl
+
+    from stepscope.analysis.device_time import step_busy_shares
     from stepscope.analysis.steps import step_table
 
-    write_table(step_table(open_from(arguments, arguments.trace)), arguments, "steps")
+    trace = open_from(arguments, arguments.trace)
+    steps = step_table(trace)
+    busy = step_busy_shares(trace, steps)
+    if busy.width > MOST_DEVICES:
+        busy = busy.select(busy.columns[:MOST_DEVICES])
+    write_table(pl.concat([steps, busy], how="horizontal") if busy.width else steps, arguments, "steps")
     return 0

@@ -178,7 +178,7 @@ class DeviceReader:
         else:
             columns["correlation"] = state.executions.around(rows.start[mine])
         operation = batch.texts(ROLE["hlo_op"], state.words)
-        told = state.origins.columns(batch, mine, row, operation, ROLE)
+        told = state.origins.columns(batch, mine, rows.row, operation, ROLE)
         for name, values in told.items():
             columns[name] = pl.select(pl.coalesce(columns[name], values)).to_series()
         return pl.DataFrame(columns)
