@@ -60,3 +60,18 @@ def test_a_jax_program_that_compiles_in_each_step_is_told_what_helps_in_jax() ->
     (finding,) = [each for each in diagnose(trace).findings if each.rule == "recompilation"]
     assert "jax_explain_cache_misses" in finding.remedy.code
     assert "torch" not in finding.remedy.code + finding.remedy.text
+
+
+def test_what_a_compilers_threads_do_is_one_compilation() -> None:
+    recording = Recording()
+    pool = recording.thread("2")
+    for step in range(4):
+        recording.step(1_000 * step, 1_000, step)
+        recording.operator(1_000 * step + 10, 600, "PjRtCpuClient::CompileAndLoad")
+        for part in range(5):
+            recording.operator(1_000 * step + 20 + 100 * part, 90, "FusionCompiler::Compile", lane=pool)
+    recording.operator(3_800, 100, "FusionCompiler::Compile", lane=pool)
+    trace = replace(recording.trace(), metadata=Metadata(format="xplane"))
+
+    (finding,) = [each for each in diagnose(trace).findings if each.rule == "recompilation"]
+    assert "5 compilations in 4 of 4 steps" in finding.title

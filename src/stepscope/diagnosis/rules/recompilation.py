@@ -224,13 +224,20 @@ def _unseen_ns(view: View, cost_ns: int) -> int:
 
 
 def _compiling(view: View) -> tuple[Times, Times]:
-    """Begins and ends of the outermost compiling slices that begin in the span."""
+    """Begins and ends of the outermost compiling slices that begin in the span.
+
+    What other threads compile while the main thread waits in its compiler is a part of that one compilation.
+    """
     activity = view.activity
     compiling = activity.cause == CAUSE_CODES["compilation"]
     around = activity.around
     outermost = compiling & ~((around >= 0) & compiling[np.maximum(around, 0)])
     starts, ends = activity.start[outermost], activity.end[outermost]
-    inside = (starts >= view.span.start_ns) & (starts < view.span.end_ns)
+    on_main = activity.lane[outermost] == view.lane
+    main = np.sort(starts[on_main]), np.sort(ends[on_main])
+    before = np.searchsorted(main[0], starts, side="right") - 1
+    parts = ~on_main & (before >= 0) & (ends <= np.append(main[1], -1)[before])
+    inside = (starts >= view.span.start_ns) & (starts < view.span.end_ns) & ~parts
     return starts[inside], ends[inside]
 
 
