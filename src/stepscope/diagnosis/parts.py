@@ -174,6 +174,27 @@ PARTS: Final[dict[str, Part]] = {
 }
 """Part -> what it is, in the order in which what is missing is told. A rule names in NEEDS the parts without which it
 cannot look at all."""
+LAUNCHES: Final[Mapping[str, str]] = {
+    "": "record CPU activities too, with warm-up steps before the recorded ones",
+    "nsight_systems": "record with --trace=cuda,nvtx,osrt, from the program's start or with warm-up steps before",
+    "rocprof": "record with rocprofv3 --runtime-trace, which takes HIP's calls, from the program's start",
+    "xplane": "record the host too: options.host_tracer_level = 2, with warm-up steps before",
+    "xla_json": "record the host too: options.host_tracer_level = 2, with warm-up steps before",
+}
+"""Reader's name -> how the calls that give a device its work are recorded; "" stands for all others."""
+HOST: Final[Mapping[str, str]] = {
+    "": f"record with {PROFILE.format('with_stack=True')}, and every rank if there are several",
+    "nsight_systems": "record NVTX ranges around the program's parts, and --trace=cuda,nvtx,osrt",
+    "rocprof": "record roctx ranges around the program's parts: rocprofv3 --runtime-trace",
+    "xplane": f"record more of the host: options.host_tracer_level = 3; {_JAX_LINES}",
+    "xla_json": f"record more of the host: options.host_tracer_level = 3; {_JAX_LINES}",
+}
+"""Reader's name -> how more of what the host did is recorded; "" stands for all others."""
+
+
+def how_to_record(what: Mapping[str, str], trace_format: str) -> str:
+    """Of LAUNCHES or HOST what fits the profiler that writes this format."""
+    return what.get(trace_format, what[""])
 
 
 def missing(view: View) -> list[str]:

@@ -25,7 +25,7 @@ from typing import Final
 import polars as pl
 
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, NotAnswered, Remedy, RuleResult
-from stepscope.diagnosis.parts import PARTS, PROFILE, missing
+from stepscope.diagnosis.parts import HOST, LAUNCHES, PARTS, PROFILE, how_to_record, missing
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import without_cause
@@ -107,7 +107,7 @@ def _missing_events(view: View) -> list[NotAnswered]:
                 "Which code launched all of the device's work?",
                 f"{unlaunched:.0%} of the device's work has no launch in the trace: it was launched before the "
                 "recording began, or launches were not recorded",
-                "record CPU activities too, with warm-up steps before the recorded ones",
+                how_to_record(LAUNCHES, view.trace.metadata.format),
                 ID,
             )
         )
@@ -117,7 +117,7 @@ def _missing_events(view: View) -> list[NotAnswered]:
             NotAnswered(
                 f"Why is the device idle for {view.share(unknown):.0%} of the step without a visible reason?",
                 "the host threads recorded nothing then, or the device waited for something outside the trace",
-                f"record with {PROFILE.format('with_stack=True')}, and every rank if there are several",
+                how_to_record(HOST, view.trace.metadata.format),
                 ID,
             )
         )
