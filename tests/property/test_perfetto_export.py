@@ -20,7 +20,7 @@ from tests.unit.recording import Recording
 
 TRACES = Path(os.environ.get("STEPSCOPE_TRACES", "/nonexistent")) / "kineto"
 LARGEST_BYTES = 300_000
-"""The larger ones were read back by hand too: they take long and hold nothing else."""
+"""Larger ones take long and hold nothing else."""
 PROPERTY = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 """Without making failures smaller, which takes minutes for whole traces."""
 FILES = sorted(path for path in TRACES.rglob("*.json*") if path.stat().st_size < LARGEST_BYTES)
