@@ -172,3 +172,13 @@ def test_json_keeps_its_values_and_hides_nothing_on_a_terminal() -> None:
     written = printable_json(json.dumps(value, ensure_ascii=False).encode())
     assert written.decode() == (r'{"größe 名前": "a\u202eb\u007f\u009b\u200b\udb40\udc41\"\\u202e\n"}')
     assert json.loads(written) == value
+
+
+def test_a_long_path_loses_its_beginning_and_keeps_its_line() -> None:
+    line = "/home/user/a/long/way/down/to/the/train.py:42"
+    table = pl.DataFrame({"line": [line], "function": ["loss_fn"], "calls": [3]})
+
+    assert table_lines(table, width=50) == [
+        "line                               function  calls",
+        "…long/way/down/to/the/train.py:42  loss_fn       3",
+    ]

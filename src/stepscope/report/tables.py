@@ -18,6 +18,8 @@ FORMATS: Final[tuple[str, ...]] = get_args(TableFormat)
 
 _GAP: Final = 2
 _NARROWEST_TEXT: Final = 28
+_TOLD_BY_THE_END: Final = ("line", "file", "source_file")
+"""Columns of paths: what is too long loses its beginning, not the file's name and line."""
 
 
 def table_bytes(frame: pl.DataFrame, table_format: TableFormat, *, width: int = 120) -> bytes:
@@ -43,7 +45,7 @@ def table_bytes(frame: pl.DataFrame, table_format: TableFormat, *, width: int = 
 def table_lines(frame: pl.DataFrame, *, width: int) -> list[str]:
     """The table as lines of text, the heading first: numbers right, long names cut with an ellipsis.
 
-    Columns that do not fit are left out from the right, and a last line says which.
+    Paths lose their beginning. Columns that do not fit are left out from the right, and a last line says which.
     """
     columns = [_Column(heading(name, frame.columns), frame[name]) for name in frame.columns]
     shown = _fitting(columns, width)
@@ -103,6 +105,8 @@ class _Column:
     def line(self, position: int) -> str:
         text = self.cells[position]
         length = cell_len(text)
+        if length > self.width and self.name in _TOLD_BY_THE_END and position:
+            return "…" + set_cell_size(text[::-1], self.width - 1)[::-1]
         if length > self.width:
             return set_cell_size(text, self.width - 1) + "…"
         padding = " " * (self.width - length)
