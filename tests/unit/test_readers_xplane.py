@@ -54,6 +54,7 @@ def tpu_plane() -> PlaneWriter:
     plane.event("XLA Ops", "%fusion.2 = f32[8] fusion(f32[8] %a)", 1010, 100)
     plane.event("XLA Ops", "%fusion.2 = f32[8] fusion(f32[8] %a)", 1150, 100)
     plane.event("XLA Ops", ALL_REDUCE, 1300, 150)
+    plane.event("XLA Ops", COPY_IN, 1460, 5)
     plane.event("Async XLA Ops", COPY_IN, 1000, 200, _a=1)
     plane.event("Async XLA Ops", COPY_OUT, 1100, 300, _a=1)
     plane.event("XLA TraceMe", "barrier-cores", 1290, 10)
@@ -102,6 +103,7 @@ def test_a_tpu_does_what_its_operations_line_says_and_copies_beside_it(tmp_path:
         (1150, 100, "fusion.2", "compute", "3", "XLA Ops", None, 1),
         (1250, 50, "while.1", "other", "3", "XLA Ops", None, 1),
         (1300, 150, "all-reduce.3", "communication", "3", "XLA Ops", None, 1),
+        (1460, 5, "copy-start", "copy_in", "3", "XLA Ops", None, 1),  # begins the copy, which moves its bytes later
     ]
     collective = trace.device_work.filter(pl.col("kind") == "communication")
     assert collective.select("collective", "group", "group_size", "message_elements", "message_type").rows() == [

@@ -176,3 +176,19 @@ def test_a_product_of_a_real_trace() -> None:
     # Summed by hand from the file: 48 calls, 96 works; 2 * 8944 * 1024 * 2816 operations each.
     assert (found["calls"], found["device_ns"], found["flops"]) == (48, 4_055_251, 51_581_550_592)
     assert found["tflop_per_s"] == pytest.approx(610.5452975)
+
+
+def test_the_peaks_that_a_trace_tells_count_where_the_device_is_unknown() -> None:
+    told = Device("0", "Unheard-of accelerator", peak_flops_s=918e12, bandwidth_bytes_s=1638e9)
+    partly = Device("1", "Unheard-of accelerator", peak_flops_s=918e12)
+    known = Device("2", "NVIDIA H100 80GB HBM3", peak_flops_s=1.0, bandwidth_bytes_s=1.0)
+    trace = Trace.from_tables({}, Metadata(devices=(told, partly, known)))
+
+    peaks = device_peaks(trace, "0")
+
+    assert peaks is not None
+    assert (peaks.flops_s, peaks.bandwidth_bytes_s, peaks.source) == ({"bf16": 918e12}, 1_638_000_000_000, "the trace")
+    assert device_peaks(trace, "1") is None
+    table = device_peaks(trace, "2")
+    assert table is not None
+    assert table.bandwidth_bytes_s > 10**12

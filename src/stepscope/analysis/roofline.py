@@ -17,6 +17,7 @@ from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.work_of_operators import work_of_operators
 from stepscope.devices import DevicePeaks, find_device
 from stepscope.trace import Trace, Window
+from stepscope.trace.model import Device
 
 WORK_KINDS: Final = ("compute", "copy_on_device", "set")
 """Device work that counts for an operator: what it does on the device itself."""
@@ -64,7 +65,7 @@ _FEWER_OPERATIONS: Final = re.compile(r"winograd|_fft|fft_|fft2d", re.IGNORECASE
 
 
 def device_peaks(trace: Trace, device: str) -> DevicePeaks | None:
-    """What this device of the trace can do at best; None where it is not in the table.
+    """What this device of the trace can do at best; None where neither the table nor the trace tells it.
 
     A program that sees a part of a machine's devices may number them otherwise than the profiler; where all are alike
     that does not matter.
@@ -73,7 +74,27 @@ def device_peaks(trace: Trace, device: str) -> DevicePeaks | None:
     mine = next((one for one in described if one.device == device), None)
     if mine is None and len({(one.name, one.compute_capability, one.multiprocessors) for one in described}) == 1:
         mine = described[0]
-    return None if mine is None else find_device(mine)
+    if mine is None:
+        return None
+    return find_device(mine) or _told_peaks(mine)
+
+
+def _told_peaks(device: Device) -> DevicePeaks | None:
+    """The peaks that the trace itself tells of a device; XLA tells them of TPUs, in bf16."""
+    if device.peak_flops_s is None or device.bandwidth_bytes_s is None:
+        return None
+    return DevicePeaks(
+        name=device.name or device.device,
+        matches="",
+        capability=device.compute_capability,
+        multiprocessors=device.multiprocessors,
+        clock_mhz=None,
+        memory_bytes=device.memory_bytes,
+        bandwidth_bytes_s=int(device.bandwidth_bytes_s),
+        cache_bytes=None,
+        flops_s={"bf16": device.peak_flops_s},
+        source="the trace",
+    )
 
 
 def roofline_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:

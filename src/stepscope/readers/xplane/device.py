@@ -120,8 +120,9 @@ class DeviceReader:
             if not is_work:
                 self._describe(state, name, batch, rows)
             else:
-                work = self._work(state, batch, rows, queue)
-                if state.meanings.has_containers and not name.startswith(names.ASYNCHRONOUS_LINE):
+                beside = name.startswith(names.ASYNCHRONOUS_LINE)
+                work = self._work(state, batch, rows, queue, beside=beside)
+                if state.meanings.has_containers and not beside:
                     nested.append(work)
                 else:
                     self._gathering.add("device_work", work.drop("is_container"))
@@ -159,9 +160,12 @@ class DeviceReader:
             columns["step"] = nullable(np.where(has_step[mine], step[mine], named), has_step[mine] | (named >= 0))
         self._gathering.add("annotations", pl.DataFrame(columns))
 
-    def _work(self, state: _Plane, batch: Batch, rows: _Rows, queue: str) -> pl.DataFrame:
-        """Rows of a queue."""
+    def _work(self, state: _Plane, batch: Batch, rows: _Rows, queue: str, *, beside: bool) -> pl.DataFrame:
+        """Rows of a queue; a copy's bytes count where it is made, `beside` the operations, not where it is begun."""
         mine, row, meanings = rows.mine, rows.row[rows.mine], state.meanings
+        numbers = {name: meanings.numbers[name][row] for name in _WORK_NUMBERS}
+        if not beside:
+            numbers["bytes"] = np.where(meanings.is_handle[row], -1, numbers["bytes"])
         columns = {
             **rows.columns(mine),
             "name": column(meanings.name[row]),
@@ -169,7 +173,7 @@ class DeviceReader:
             "queue": self._pooled.constant(queue, len(mine)),
             "is_container": pl.Series(meanings.is_container[row]),
             **{name: column(meanings.codes[name][row]) for name in _WORK_TEXT},
-            **{name: nullable(meanings.numbers[name][row], meanings.numbers[name][row] >= 0) for name in _WORK_NUMBERS},
+            **{name: nullable(values, values >= 0) for name, values in numbers.items()},
         }
         calls, is_called = batch.integers(ROLE["correlation_id"])
         if is_called.any():
@@ -301,6 +305,7 @@ class _Meanings:
         self.name = pooled.codes(shown)
         self.number = np.array([int(each) if each.isdigit() and len(each) < 18 else -1 for each in shown], np.int64)
         self.is_container = np.array([each.is_container for each, _ in found], np.bool_)
+        self.is_handle = np.array([each.is_handle for each, _ in found], np.bool_)
         self.has_containers = bool(self.is_container.any())
         self.is_unclear_copy = np.array(
             [names.COPIED_BY_KERNEL.search(name.name) is not None for name in rows.names], np.bool_

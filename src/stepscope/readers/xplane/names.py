@@ -110,10 +110,16 @@ _TYPES: Final = {"f32": "Float", "bf16": "BFloat16", "f16": "Half", "f64": "Doub
 
 
 class DeviceOperation(NamedTuple):
-    """What the name and category of a device's operation tell."""
+    """What the name and category of a device's operation tell.
+
+    Attributes:
+        is_container: whether it runs other operations.
+        is_handle: whether it only begins a copy that goes on beside it, or waits for its end.
+    """
 
     kind: str
     is_container: bool = False
+    is_handle: bool = False
     collective: str | None = None
     group: str | None = None
     group_size: int | None = None
@@ -132,14 +138,14 @@ def device_operation(name: str, category: str) -> DeviceOperation:
     if opcode in ("while", "conditional", "call"):
         return DeviceOperation("other", is_container=True)
     if _ASYNCHRONOUS_COPY.match(opcode):
-        return DeviceOperation(_copy_direction(name))
+        return DeviceOperation(_copy_direction(name), is_handle=True)
     if common.is_communication(opcode) or any(pattern.search(opcode) for _, pattern in _COLLECTIVES):
         collective = next((word for word, pattern in _COLLECTIVES if pattern.search(opcode)), None)
         if collective in ("send", "recv") and "is_host_transfer=true" in name:
             return DeviceOperation("copy_out" if collective == "send" else "copy_in")
         group, size = _group(name)
         elements, number_type = _message(name)
-        return DeviceOperation("communication", False, collective, group, size, elements, number_type)
+        return DeviceOperation("communication", False, False, collective, group, size, elements, number_type)
     for kind, pattern in _HOST_TRANSFERS:
         if pattern.search(opcode):
             return DeviceOperation(kind)
