@@ -37,7 +37,7 @@ class Spill:
     def _write(self) -> None:
         for table, frames in self._held.items():
             path = self._directory / f"spill-{table}-{len(self._files[table]):05}.arrow"
-            _together(frames).write_ipc(path, compression="lz4")
+            _together(frames).write_ipc(path, compression="uncompressed")
             self._files[table].append(path)
         self._held.clear()
         self._size = 0

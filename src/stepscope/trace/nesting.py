@@ -22,7 +22,17 @@ _ROUNDS: Final = 64
 
 def nesting_order(lanes: npt.NDArray[np.int32], starts: Times, durations: Times) -> Rows:
     """Row order by lane, then start, then longest first: parents come before their children."""
+    if _are_in_order(lanes, starts, durations):
+        return np.arange(len(lanes))
     return np.lexsort((-durations, starts, lanes))
+
+
+def _are_in_order(lanes: npt.NDArray[np.int32], starts: Times, durations: Times) -> bool:
+    """Whether rows of one lane are in nesting order already, as those of a table are."""
+    if not len(lanes) or lanes[0] != lanes[-1] or (lanes != lanes[0]).any():
+        return False
+    later = np.diff(starts)
+    return bool((later >= 0).all()) and not ((later == 0) & (np.diff(durations) > 0)).any()
 
 
 def parents(lanes: npt.NDArray[np.int32], starts: Times, durations: Times) -> Rows:
@@ -51,7 +61,8 @@ def _parents_by_level(lane: npt.NDArray[np.int32], start: Times, end: Times) -> 
     # Doubled times let a slice of no length end after it starts, and before anything longer that starts with it.
     begins = start * 2
     finishes = np.maximum(end * 2, begins + 1)
-    finish_order = np.lexsort((finishes, lane))
+    one_lane = count > 0 and lane[0] == lane[-1]
+    finish_order = np.argsort(finishes, kind="stable") if one_lane else np.lexsort((finishes, lane))
     closed = _rank_per_lane(lane, begins, lane[finish_order], finishes[finish_order])
     first_of_lane = np.searchsorted(lane, lane)
     depth = np.arange(count) - first_of_lane - closed

