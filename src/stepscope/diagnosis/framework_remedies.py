@@ -17,6 +17,20 @@ _NAMES: Final = {
 }
 """What only a program of that framework records; the first that is found decides."""
 
+_LARGER_BATCH: Final = Remedy(
+    "Raise the batch size step by step until operations are long or memory is full, and adapt the learning rate to it."
+)
+_KEEP_ON_DEVICE: Final = Remedy(
+    "float(loss), print(loss), numpy.asarray() and block_until_ready() wait for the device: keep values there and "
+    "read them rarely.",
+    "running_loss = running_loss + loss          # stays on the device\n"
+    "if step % 100 == 0:\n    print(float(running_loss) / 100)",
+)
+_AFTER_THE_STEP: Final = Remedy(
+    "loss.item(), print(loss) and conditions on tensors end the graph and wait for the device: read values after "
+    "the step, and rarely.",
+    "if step % 100 == 0:\n    xm.add_step_closure(lambda loss: print(loss.item()), args=(loss,))",
+)
 _JAX: Final[dict[str, Remedy]] = {
     "input-bound": Remedy(
         "Load batches in worker processes, and put the next ones on the device while this one computes.",
@@ -33,12 +47,10 @@ _JAX: Final[dict[str, Remedy]] = {
         'jax.config.update("jax_compilation_cache_dir", "/path/to/cache")\n'
         "length = -(-length // 64) * 64                            # pad: few different shapes",
     ),
-    "host-synchronisation": Remedy(
-        "float(loss), print(loss), numpy.asarray() and block_until_ready() wait for the device: keep values there and "
-        "read them rarely.",
-        "running_loss = running_loss + loss          # stays on the device\n"
-        "if step % 100 == 0:\n    print(float(running_loss) / 100)",
-    ),
+    "host-synchronisation": _KEEP_ON_DEVICE,
+    "waiting-for-results": _KEEP_ON_DEVICE,
+    "memory-headroom": _LARGER_BATCH,
+    "small-batch": _LARGER_BATCH,
     "launch-bound": Remedy(
         "Let one compiled function do more: the whole step, with the optimizer, or several steps at once.",
         "train_step = jax.jit(train_step, donate_argnums=0)\n"
@@ -70,9 +82,6 @@ _JAX: Final[dict[str, Remedy]] = {
         "Give each call more independent work: a larger batch, or several small calls joined into one.",
         "out = jax.vmap(function)(jnp.stack(inputs))    # instead of a loop of function(input)",
     ),
-    "small-batch": Remedy(
-        "Raise the batch size until operations are long or memory is full, and adapt the learning rate."
-    ),
     "exposed-communication": Remedy(
         "Let XLA run collectives while it computes, and exchange less or less often.",
         "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true python train.py     # on GPUs; TPUs do so by default",
@@ -100,11 +109,10 @@ _TORCH_XLA: Final[dict[str, Remedy]] = {
         'torch_xla.runtime.initialize_cache("/path/to/cache")   # before anything is computed\n'
         "length = -(-length // 64) * 64                       # pad: few different shapes",
     ),
-    "host-synchronisation": Remedy(
-        "loss.item(), print(loss) and conditions on tensors end the graph and wait for the device: read values after "
-        "the step, and rarely.",
-        "if step % 100 == 0:\n    xm.add_step_closure(lambda loss: print(loss.item()), args=(loss,))",
-    ),
+    "host-synchronisation": _AFTER_THE_STEP,
+    "waiting-for-results": _AFTER_THE_STEP,
+    "memory-headroom": _LARGER_BATCH,
+    "small-batch": _LARGER_BATCH,
     "launch-bound": Remedy(
         "Trace less in each step: compile the step once, and let one graph hold all of it.",
         "@torch_xla.compile\ndef train_step(batch):\n    ...                         # forward, backward and optimizer",

@@ -373,13 +373,19 @@ class View:
         remedy: Remedy,
         where: tuple[Location, ...] = (),
         change: Change | None = None,
+        own_remedy: bool = False,
     ) -> Finding:
-        """A finding whose saving is what a replay with this change gives, or else a cost over the span."""
+        """A finding whose saving is what a replay with this change gives, or else a cost over the span.
+
+        Args:
+            own_remedy: whether the remedy holds for every framework, so that none has another.
+        """
         if self.complete_steps.is_empty():
             title, basis, evidence = without_steps(title, basis, evidence)
         if not self.has_cuda:
             title, remedy = for_any_device(title, remedy)
-        remedy = for_framework(self.framework, rule, remedy)
+        if not own_remedy:
+            remedy = for_framework(self.framework, rule, remedy)
         if change is not None and self.experiment.why_not is not None:
             change = None
         if change is None:

@@ -24,6 +24,7 @@ from stepscope.trace.nesting import Rows
 from stepscope.whatif.build import build_graph
 from stepscope.whatif.graph import Edges, Graph
 from stepscope.whatif.replay import Replay, replay
+from stepscope.whatif.silent_waits import silent_wait_ns
 
 MOST_UNEXPLAINED: Final = 0.1
 """Where more of the steps' time than this is waiting for no known reason, a replay promises nothing."""
@@ -207,12 +208,18 @@ class Experiment:
         busy = busy_intervals(table.filter(pl.col("device") == self.device), self.span)
         return (waiting.total_ns - waiting.overlap_ns(busy)) / max(self.span.duration_ns, 1)
 
-    @property
+    @cached_property
     def why_not(self) -> str | None:
         """Why replays of this trace promise nothing, in one sentence; None where they do."""
         if self.unexplained_share > MOST_UNEXPLAINED:
             return (
                 f"the device waited {self.unexplained_share:.0%} of the time for something that the trace does not show"
+            )
+        silent = silent_wait_ns(self.trace, self.activity, self.lane, self.device, self.span)
+        if silent > MOST_UNEXPLAINED * self.span.duration_ns:
+            return (
+                f"the host waited for the device for {silent / self.span.duration_ns:.0%} of the time in calls that do "
+                "not say so"
             )
         if self.steps.height and not len(self.graph.stretches.start):
             return "no host thread was recorded, so that nothing tells what the steps waited for"

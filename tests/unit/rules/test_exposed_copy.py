@@ -186,3 +186,18 @@ def test_the_remedy_is_what_is_not_done_yet(trace: Trace, text: str, code: str) 
 
     assert remedy.text.startswith(text)
     assert code in remedy.code
+
+
+def test_more_copying_than_computing_cannot_be_hidden() -> None:
+    recording = Recording()
+    recording.step(0, 1_000, 1)
+    recording.launch(1, 2, 101, name="cudaMemcpyAsync")
+    recording.work(10, 700, "Memcpy HtoD (Pinned -> Device)", 101, kind="copy_in")
+    recording.launched(4, 710, 100, "gemm", 102)
+
+    finding = the_finding(rule, recording.trace())
+    assert finding.title.endswith("; computing is too short to hide them")
+    assert (finding.confidence, finding.remedy.text.split(":")[0]) == (
+        "low",
+        "More time goes to moving data than to computing with it, so that no overlap can hide the copies",
+    )

@@ -58,6 +58,7 @@ from stepscope.diagnosis.rules import (
     unaligned_dimensions,
     unfused_attention,
     unused_parameters,
+    waiting_for_results,
     wrong_backend,
     zero_grad,
 )
@@ -69,6 +70,7 @@ RULES: Final[tuple[ModuleType, ...]] = (
     loader_contention,
     frequent_logging,
     host_synchronisation,
+    waiting_for_results,
     late_first_launch,
     launch_bound,
     small_batch,

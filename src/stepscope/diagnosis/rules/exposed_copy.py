@@ -27,6 +27,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.analysis.idle import device_window
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
@@ -45,6 +46,14 @@ _MEMORY: Final = "(?i)pageable|pinned"
 """What copies are called where their names tell the host's memory; those of other devices than GPUs do not."""
 
 
+_STAY: Final = Remedy(
+    "More time goes to moving data than to computing with it, so that no overlap can hide the copies: keep on the "
+    "device what every step needs, move it in fewer bytes, or do more with it before it goes back.",
+    "# once, before the loop: weights, caches and states that fit the device's memory stay there\n"
+    "# in the loop: copy only what is new, in 16 bits where that is enough",
+)
+
+
 def check(view: View) -> RuleResult:
     """Add exposed copies and idle time inside copy calls."""
     if view.device is None:
@@ -61,13 +70,16 @@ def check(view: View) -> RuleResult:
     calls = copies.filter(pl.col("launch").is_not_null())
     slices = view.activity.slices_of("launches")[calls["launch"].to_numpy().astype(np.int64)]
     moved = int(copies["bytes"].sum() or 0) // view.step_count
+    hopeless = view.exposed_ns(_KINDS) > _computing_ns(view)
     finding = view.finding(
         ID,
         f"{view.share(cost):.0%} of the step goes to copies between host and device that nothing overlaps"
-        + (", from pageable memory" if pageable.height else ""),
+        + (", from pageable memory" if pageable.height else "")
+        + ("; computing is too short to hide them" if hopeless else ""),
         cost,
-        basis="time when the device only copies, plus idle time inside copy calls",
-        confidence="high",
+        basis="time when the device only copies, plus idle time inside copy calls"
+        + ("; gone only if nothing is copied" if hopeless else ""),
+        confidence="low" if hopeless else "high",
         evidence=Evidence(
             (
                 Figure("share of the step lost to copies", view.share(cost), "share", limit),
@@ -77,7 +89,8 @@ def check(view: View) -> RuleResult:
             ),
             view.longest(copies, "copy"),
         ),
-        remedy=_remedy(view, copies, pageable),
+        remedy=_STAY if hopeless else _remedy(view, copies, pageable),
+        own_remedy=hopeless,
         where=view.locations_of(slices, calls["duration_ns"].to_numpy()),
         change=_beside_computations(view, copies),
     )
@@ -91,6 +104,12 @@ def _beside_computations(view: View, copies: pl.DataFrame) -> Change:
     if view.device is not None:  # the very first call waits for the device to be set up
         calls &= activity.start >= device_window(view.trace, view.device).start_ns
     return together(overlapped(copies["row"].to_numpy().astype(np.int64)), without_waits(activity.row[calls]))
+
+
+def _computing_ns(view: View) -> int:
+    """How long the device computed in the span."""
+    mine = view.trace.device_work.filter(pl.col("device") == pl.lit(view.device, pl.String))
+    return busy_intervals(mine.filter(pl.col("kind") == "compute"), view.device_span).total_ns
 
 
 def _remedy(view: View, copies: pl.DataFrame, pageable: pl.DataFrame) -> Remedy:
