@@ -403,6 +403,29 @@ def test_packed_packets_that_unpack_to_nothing_but_bytes_are_refused(
         opened(tmp_path, writer.bytes())
 
 
+def test_a_packed_packet_is_decoded_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = []
+    decoded = packets.Packets._decoded
+
+    def noted(self: packets.Packets, text: bytes, trace: Any) -> Any:
+        longest.append(len(text))
+        return decoded(self, text, trace)
+
+    monkeypatch.setattr(packets.Packets, "_decoded", noted)
+    inner, huge = Writer(), Writer()
+    inner.slice(5_000, 5_500, "packed", "cpu_op")
+    huge.event(INSTANT, 5_000, name="x" * 2**22)
+    others = Packets(packet=[TracePacket(timestamp=1)] * 2**20).SerializeToString()
+    writer = training()
+    writer.packet().compressed_packets = zlib.compress(b"\x0a\x00" * 2**23 + others + huge.bytes() + inner.bytes(), 9)
+
+    trace = opened(tmp_path, writer.bytes())
+
+    assert max(longest) < 2**19
+    assert kinds(trace)["oversized_packet"] == 1
+    assert trace.operators["name"].to_list() == ["aten::mm", "packed"]
+
+
 def test_a_file_without_slices_is_refused_with_what_it_holds(tmp_path: Path) -> None:
     writer = Writer()
     writer.packet(timestamp=5).ftrace_events.cpu = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -16,14 +17,15 @@ from stepscope.readers.source import ByteSource
 if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
 
-LARGEST_PACKET_BYTES: Final = 8 * 2**20
+LARGEST_PACKET_BYTES: Final = 4 * 2**20
 """Packets are hundreds of bytes; one of this size made of nothing but empty messages takes some hundred MB."""
 LARGEST_UNPACKED_BYTES: Final = 64 * 2**20
 """Of one compressed packet."""
-_BOMB_BYTES: Final = 2**30
+_BOMB_BYTES: Final = 2**27
 _BOMB_RATIO: Final = 150
 _TOGETHER_BYTES: Final = 2**18
 _PACKET_TAG: Final = 0x0A
+_EMPTY_PACKETS: Final = re.compile(rb"(?:\n\0){1,60000}")
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _TELLING_FIELDS: Final = frozenset(
     {
@@ -95,11 +97,12 @@ class Packets:
                 if inner is None:
                     yield packet
                     continue
-                for each in self._decoded(inner, trace):
-                    if each.WhichOneof("data") in ("compressed_packets", "zstd_compressed_packets"):
-                        self._damage["damaged_packet"] += 1
-                    else:
-                        yield each
+                for part in self._together(inner):
+                    for each in self._decoded(part, trace):
+                        if each.WhichOneof("data") in ("compressed_packets", "zstd_compressed_packets"):
+                            self._damage["damaged_packet"] += 1
+                        else:
+                            yield each
 
     def _framed(self) -> Iterator[bytes]:
         """Whole packets with their tags and lengths, several at a time."""
@@ -137,6 +140,29 @@ class Packets:
             rest = data[position:]
         if rest or skip:
             self._damage["truncated"] += 1
+
+    def _together(self, text: bytes) -> Iterator[bytes]:
+        """The whole packets of an unpacked text, several at a time: decoded at once they take many times its size."""
+        begin = position = 0
+        while position < len(text):
+            end = _end_of_packet(text, position)
+            if not end or end > len(text):
+                self._damage["damaged_packet"] += 1
+                break
+            empty = _EMPTY_PACKETS.match(text, position)
+            is_oversized = end - position > LARGEST_PACKET_BYTES
+            if empty is not None or is_oversized:
+                self._damage["oversized_packet"] += is_oversized
+                if position > begin:
+                    yield text[begin:position]
+                begin = position = end if empty is None else empty.end()
+                continue
+            position = end
+            if position - begin >= _TOGETHER_BYTES:
+                yield text[begin:position]
+                begin = position
+        if position > begin:
+            yield text[begin:position]
 
     def _decoded(self, text: bytes, trace: type[Trace]) -> Iterator[TracePacket]:
         """The packets of a serialised trace; those that cannot be decoded are left out."""
