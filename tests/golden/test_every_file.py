@@ -1,7 +1,8 @@
 """Every real file of every profiler is diagnosed, or refused with a sentence; devices' figures are another reader's.
 
 The figures of XLA's files come from `jax.profiler.ProfileData`, which gives times as doubles; those of Nsight Systems
-from SQL on the exported tables. Both are the union of the kernels, copies and sets (XLA: ops, asynchronous ops, streams).
+from SQL on the exported tables. Both are the union of the kernels, copies and sets (XLA: ops, asynchronous ops and
+streams).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "input_types": pl.String,  # JSON
         "input_values": pl.String,  # JSON: of the inputs that are no tensors, as text; "" for those that are
         "call_stack": pl.String,  # "file(line): function", innermost first, separated by ";"
-        "scope": pl.String,  # in compiled code: the names it was written under, such as "jit(step)/jvp(Model)/dense/dot"
+        "scope": pl.String,  # in compiled code: the names it was written under: "jit(step)/jvp(Model)/dense/dot"
         "source_file": pl.String,  # the user's statement that caused it, where the recording kept lines
         "source_line": pl.Int32,
         "source_function": pl.String,
