@@ -29,7 +29,7 @@ from stepscope.readers.xplane.wire import (
     words_at,
 )
 
-CHUNK_BYTES: Final = 2**19
+CHUNK_BYTES: Final = 2**20
 LONGEST_EVENT_BYTES: Final = 2**26
 _EVENT_TAG: Final = 0x22
 _STEPS: Final = 16

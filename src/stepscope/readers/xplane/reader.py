@@ -123,7 +123,7 @@ class _Profile:
             if replaced > 10
             else "copy or record the profile again"
         )
-        return f"{self._name} begins like an XLA profile (.xplane.pb), but its bytes are damaged: {error}; {why}"
+        return f"{self._name} begins like an XLA profile (.xplane.pb), but is damaged or cut off: {error}; {why}"
 
     def read(self, gathering: Gathering) -> None:
         """Gather the events of all planes: hosts before devices, whose copies their calls explain.
