@@ -29,7 +29,7 @@ def silent_wait_ns(trace: Trace, activity: HostActivity, lane: int, device: str 
     Counted are the pieces of a thread's time that lie in slices which wait by their names but are no launches, and
     pieces of SHORTEST_NS or more inside an operator during which the device works throughout.
     """
-    if trace.metadata.format not in XLA_FORMATS or device is None:
+    if trace.metadata.format not in XLA_FORMATS or device is None or not len(activity.table):
         return 0
     pieces = activity.cut(lane, np.array([span.start_ns]), np.array([span.end_ns]))
     table = np.where(pieces.slices >= 0, activity.table[np.maximum(pieces.slices, 0)], -1)
