@@ -45,6 +45,15 @@ def test_lanes_do_not_mix() -> None:
     assert parents_of([(0, 10), (2, 3), (3, 1)], [0, 1, 0]) == [-1, -1, 0]
 
 
+def test_slices_that_are_nested_deeper_than_any_programs() -> None:
+    deep, points = 6_000, 1_000
+    slices = [(row, 2 * (deep - row)) for row in range(deep)] + [(20_000, 0)] * points
+    # then: also what stands beside them, on a lane of its own, has its parent
+    found = parents_of([*slices, (0, 10), (2, 3)], [1] * len(slices) + [2, 2])
+    assert found[:deep] == [-1, *range(deep - 1)]
+    assert found[deep:] == [-1, *range(deep, deep + points - 1), -1, deep + points]
+
+
 def test_a_frame_that_outlives_its_parent_is_not_its_doing() -> None:
     # given: a short slice, and a frame that begins in it and goes on for long
     starts, durations = np.array([0, 5], np.int64), np.array([10, 100], np.int64)

@@ -258,6 +258,18 @@ def test_a_profile_without_events_is_refused(tmp_path: Path) -> None:
         open_trace(path)
 
 
+def test_more_lines_than_any_profile_has_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "made.xplane.pb"
+    planes = [PlaneWriter("/host:CPU"), PlaneWriter("/device:GPU:0")]
+    for number in range(25_001):
+        for plane in planes:
+            plane.line(f"line {number}")
+    path.write_bytes(space(*planes))
+
+    with pytest.raises(NotATraceError, match=r"more than 50,000 lines of events, as no profile does"):
+        open_trace(path)
+
+
 def test_a_profile_that_was_taken_for_text_is_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "made.xplane.pb"
     many = host_plane()

@@ -16,6 +16,8 @@ from stepscope.trace.intervals import Times
 
 Rows = npt.NDArray[np.int64]
 
+_MOST_LEVELS: Final = 5_000
+"""Programs nest hundreds of slices deep; files that nest them deeper are taken slice by slice."""
 _ROUNDS: Final = 64
 """Climbs of all slices at once before the few that go on are taken one by one."""
 
@@ -68,6 +70,11 @@ def _parents_by_level(lane: npt.NDArray[np.int32], start: Times, end: Times) -> 
     depth = np.arange(count) - first_of_lane - closed
     result = np.full(count, -1, np.int64)
     levels = by_level(depth)
+    if len(levels) > _MOST_LEVELS:  # a level costs as much as many slices
+        for first, last in _bounds_of_lanes(lane):
+            found = _parents_by_stack(start[first:last], end[first:last])
+            result[first:last] = np.where(found >= 0, found + first, -1)
+        return result
     for previous, current in pairwise(levels):
         if previous.size:
             found = np.searchsorted(previous, current) - 1
@@ -75,6 +82,12 @@ def _parents_by_level(lane: npt.NDArray[np.int32], start: Times, end: Times) -> 
             valid = (found >= 0) & (lane[candidate] == lane[current])
             result[current] = np.where(valid, candidate, -1)
     return result
+
+
+def _bounds_of_lanes(lane: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
+    """The first row of each lane and the one behind its last, of rows that stand lane by lane."""
+    bounds = [0, *(np.flatnonzero(np.diff(lane)) + 1).tolist(), len(lane)]
+    return list(pairwise(bounds))
 
 
 def by_level(depth: Rows) -> list[Rows]:

@@ -14,7 +14,8 @@ from stepscope.readers.xplane.wire import WireError, fields, signed, text
 
 MOST_NAMES: Final = 4_000_000
 """Of all tables of a file; more are made to exhaust a machine."""
-MOST_LINES: Final = 1_000_000
+MOST_LINES: Final = 50_000
+"""Of all planes of a file: real ones have one a thread and queue, some hundreds."""
 _LARGEST_NAME_BYTES: Final = 2**26
 
 Value = int | float | str | bytes
@@ -58,10 +59,11 @@ class Plane:
 
 
 class Budget:
-    """How many names a file may still have."""
+    """How many names and lines a file may still have."""
 
     def __init__(self, source_name: str) -> None:
         self._left = MOST_NAMES
+        self._lines_left = MOST_LINES
         self._name = source_name
 
     def take(self) -> None:
@@ -73,6 +75,16 @@ class Budget:
         self._left -= 1
         if self._left < 0:
             raise NotATraceError(f"{self._name} has more than {MOST_NAMES:,} names in its tables, as no profile does")
+
+    def take_line(self) -> None:
+        """Count a line.
+
+        Raises:
+            NotATraceError: there are too many.
+        """
+        self._lines_left -= 1
+        if self._lines_left < 0:
+            raise NotATraceError(f"{self._name} has more than {MOST_LINES:,} lines of events, as no profile does")
 
 
 def read_plane(content: Content, start: int, end: int, budget: Budget) -> Plane:
@@ -86,8 +98,7 @@ def read_plane(content: Content, start: int, end: int, budget: Budget) -> Plane:
             elif number == 2 and isinstance(value, bytes):
                 plane.name = text(value)
             elif number == 3:
-                if len(plane.lines) >= MOST_LINES:
-                    break
+                budget.take_line()
                 plane.lines.append((first, last))
             elif number == 5 and isinstance(value, bytes):
                 budget.take()
