@@ -14,7 +14,9 @@ from stepscope.trace import Trace
 
 PROFILE: Final = "torch.profiler.profile({}, schedule=torch.profiler.schedule(wait=1, warmup=2, active=5, repeat=1))"
 _RECORDED_BY_TORCH: Final = "record the program with stepscope run, or with torch.profiler"
-_NOT_IN_JAX: Final = "these rules know PyTorch's operators; what XLA compiled is told by `stepscope kernels`"
+_NOT_IN_JAX: Final = (
+    "these rules know PyTorch's operators; what XLA compiled is told by `stepscope operators` and `kernels`"
+)
 _NVTX_STEP: Final = 'torch.cuda.nvtx.range_push(f"step {i}") ... torch.cuda.nvtx.range_pop()'
 _JAX_STEP: Final = 'mark each iteration: with jax.profiler.StepTraceAnnotation("train", step_num=i)'
 _JAX_LINES: Final = (
@@ -186,8 +188,8 @@ HOST: Final[Mapping[str, str]] = {
     "": f"record with {PROFILE.format('with_stack=True')}, and every rank if there are several",
     "nsight_systems": "record NVTX ranges around the program's parts, and --trace=cuda,nvtx,osrt",
     "rocprof": "record roctx ranges around the program's parts: rocprofv3 --runtime-trace",
-    "xplane": f"record more of the host: options.host_tracer_level = 3; {_JAX_LINES}",
-    "xla_json": f"record more of the host: options.host_tracer_level = 3; {_JAX_LINES}",
+    "xplane": f"{_JAX_LINES}; stepscope attach does so with --stacks",
+    "xla_json": f"{_JAX_LINES}; stepscope attach does so with --stacks",
 }
 """Reader's name -> how more of what the host did is recorded; "" stands for all others."""
 

@@ -207,3 +207,16 @@ def test_rules_that_know_pytorchs_operators_are_not_asked_of_others() -> None:
 
     assert "loop-in-step" in [each.rule for each in diagnose(ours).findings]
     assert "loop-in-step" not in [each.rule for each in diagnose(theirs).findings]
+
+
+def test_a_main_thread_that_recorded_little_without_a_device() -> None:
+    def silent(between_ns: int) -> Trace:
+        recording = Recording()
+        for step in range(4):
+            recording.step(1_000 * step, 1_000, step)
+            told = {"input_shapes": "[]", "input_types": "[]", "call_stack": "a.py(3): f"}
+            recording.operator(1_000 * step, 1_000 - between_ns, "aten::mm", **told)
+        return recording.trace()
+
+    assert questions_of(silent(400)) == [MEMORY, "What did the main thread do for 40% of the time?"]
+    assert questions_of(silent(150)) == [MEMORY]

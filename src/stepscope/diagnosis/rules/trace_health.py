@@ -36,6 +36,7 @@ THRESHOLDS: Final = {
     "overhead": Threshold(0.05, "share", "share of the step lost to the profiler itself"),
     "unlaunched": Threshold(0.05, "share", "share of the device's work whose launch is missing"),
     "unknown": Threshold(0.05, "share", "share of the step idle for a reason the trace does not show"),
+    "untraced": Threshold(0.2, "share", "share of the step in which a host without a device recorded nothing"),
 }
 
 
@@ -97,7 +98,7 @@ def _missing_parts(view: View) -> list[NotAnswered]:
 
 def _missing_events(view: View) -> list[NotAnswered]:
     if view.device is None:
-        return []
+        return _silent_host(view)
     found = []
     work = view.trace.device_work.filter(pl.col("device") == pl.lit(view.device, pl.String))
     unlaunched = work["launch"].null_count() / work.height
@@ -122,3 +123,18 @@ def _missing_events(view: View) -> list[NotAnswered]:
             )
         )
     return found
+
+
+def _silent_host(view: View) -> list[NotAnswered]:
+    """Without a device, what the main thread did while nothing of it was recorded."""
+    silent = int(view.pieces.filter(pl.col("cause") == "untraced")["duration_ns"].sum())
+    if view.share(silent) <= view.threshold(ID, THRESHOLDS, "untraced"):
+        return []
+    return [
+        NotAnswered(
+            f"What did the main thread do for {view.share(silent):.0%} of the time?",
+            "nothing was recorded on it then: it slept, waited, or ran what this recording does not show",
+            how_to_record(HOST, view.trace.metadata.format),
+            ID,
+        )
+    ]
