@@ -420,9 +420,10 @@ class TestTables:
         assert seen == [("name", "input_shapes"), ("name",)]
 
     def test_steps(self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        tables(monkeypatch, "steps", step_table=lambda trace: pl.DataFrame({"index": [3], "duration_ns": [5_000_000]}))
+        steps = {"index": [3], "start_ns": [2_000_000], "duration_ns": [5_000_000]}
+        tables(monkeypatch, "steps", step_table=lambda trace: pl.DataFrame(steps))
         assert main(["steps", trace]) == 0
-        assert capsys.readouterr().out == "index  duration\n    3    5.0 ms\n"
+        assert capsys.readouterr().out == "index   start  duration\n    3  2.0 ms    5.0 ms\n"
 
     def test_idle(self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         pieces = pl.DataFrame(
