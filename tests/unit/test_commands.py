@@ -423,7 +423,7 @@ class TestTables:
         steps = {"index": [3], "start_ns": [2_000_000], "duration_ns": [5_000_000]}
         tables(monkeypatch, "steps", step_table=lambda trace: pl.DataFrame(steps))
         assert main(["steps", trace]) == 0
-        assert capsys.readouterr().out == "index   start  duration\n    3  2.0 ms    5.0 ms\n"
+        assert capsys.readouterr().out == "index     start  duration\n    3  2.000 ms    5.0 ms\n"
 
     def test_idle(self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         pieces = pl.DataFrame(
