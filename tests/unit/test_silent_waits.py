@@ -1,11 +1,44 @@
-"""Waits that do not say so, in XLA's profiles."""
+"""Where XLA's host waits for the device in calls that do not say so, a replay promises nothing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from stepscope.analysis.host import host_activity
-from stepscope.trace import Metadata, Window
+from stepscope.trace import Metadata, Trace, Window
+from stepscope.whatif import Experiment
 from stepscope.whatif.silent_waits import silent_wait_ns
 from tests.unit.recording import Recording
+
+MS = 1_000_000
+
+
+def throttled(call_ms: int, trace_format: str = "xplane", busy_ms: int = 100) -> Trace:
+    """Steps of 100 ms in which the device works for `busy_ms`, and the host stands in Execute for `call_ms`."""
+    recording = Recording()
+    for step in range(4):
+        start = 100 * MS * step
+        recording.step(start, 100 * MS, step)
+        recording.operator(start, call_ms * MS, "TfrtTpuLoadedExecutable::Execute")
+        recording.launched(start + 1, start + 10, busy_ms * MS - 20, "fusion", 100 + step)
+    return replace(recording.trace(), metadata=Metadata(format=trace_format))
+
+
+def test_a_long_call_beside_a_busy_device_is_a_wait() -> None:
+    assert Experiment(throttled(50)).why_not == (
+        "the host waited for the device for 50% of the time in calls that do not say so"
+    )
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [throttled(50, "kineto"), throttled(5), throttled(50, busy_ms=40)],
+    ids=["PyTorch's calls say so", "hardly any", "the device was idle meanwhile"],
+)
+def test_a_replay_promises_where_the_host_did_not_wait_silently(trace: Trace) -> None:
+    assert Experiment(trace).why_not is None
 
 
 def test_a_profile_of_devices_alone_has_none() -> None:
@@ -14,13 +47,3 @@ def test_a_profile_of_devices_alone_has_none() -> None:
     trace = recording.trace()
 
     assert silent_wait_ns(trace, host_activity(trace), 0, "0", Window(0, 100)) == 0
-
-
-def test_a_long_operator_during_which_the_device_works_throughout_is_a_wait() -> None:
-    recording = Recording(metadata=Metadata(format="xplane"), unit_ns=1_000_000)
-    recording.operator(10, 30, "PjitFunction(f)")
-    recording.operator(50, 30, "PjitFunction(f)")
-    recording.work(0, 60, "fusion.1")
-    trace = recording.trace()
-
-    assert silent_wait_ns(trace, host_activity(trace), 0, "0", Window(0, 100_000_000)) == 30_000_000
