@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import polars as pl
+import pytest
 
 from stepscope.analysis.lines import LINE_SCHEMA, line_table
 from stepscope.analysis.modules import MODULE_SCHEMA, module_table
 from stepscope.analysis.place_costs import place_costs
 from stepscope.report.places import places_report, places_text
 from stepscope.report.source_view import source_view
-from stepscope.trace import Trace, Window
+from stepscope.trace import Metadata, Trace, Window
 from tests.unit.recording import Recording
 from tests.unit.test_attribution import training
 
@@ -55,6 +56,17 @@ def test_nothing() -> None:
         "No lines of yours are known in this trace: it has no Python stacks either. stepscope run records lines; "
         "torch.profiler needs with_stack=True.\n"
     )
+
+
+@pytest.mark.parametrize("things", ["lines", "modules"])
+def test_who_has_no_torch_is_not_told_to_record_with_it(things: str) -> None:
+    trace = Trace.from_tables({}, Metadata(format="xplane"))
+
+    table = line_table(trace) if things == "lines" else module_table(trace)
+    text = places_text(place_costs(trace), table, things, width=100, top=0)
+
+    assert "XLA_IR_DEBUG=1" in text
+    assert "torch.profiler" not in text
 
 
 def test_without_a_device_lines_cost_the_operators_own_time_in_the_complete_steps() -> None:

@@ -11,6 +11,7 @@ import pytest
 from stepscope.analysis.backward import node_source
 from stepscope.analysis.device_time import device_time
 from stepscope.analysis.steps import step_table
+from stepscope.commands import main
 from stepscope.compare import compare_traces
 from stepscope.readers import open_trace
 from stepscope.trace import Trace, Window
@@ -56,6 +57,16 @@ def test_a_kernel_its_launch_and_the_operator_around_it(tmp_path: Path) -> None:
         trace, "device_work", "grid", "block", "registers", "shared_memory_bytes", "occupancy", "correlation"
     ) == [("4,2,1", "128,1,1", 32, 1536, None, 7)]
     assert trace.warnings == ()
+
+
+def test_an_export_is_not_taken_for_telemetry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path / "run.sqlite", **{RUNTIME: [call(1100, 1200, 7)], KERNEL: [kernel(1500, 2500, 7)]})
+    page = tmp_path / "report.html"
+
+    assert main(["diagnose", str(tmp_path / "run.sqlite"), "--html", str(page), "--no-cache"]) == 0
+
+    assert capsys.readouterr().err == f"stepscope: wrote {page}\n"
+    assert "device 0: <" not in page.read_text()  # the file tells no name
 
 
 def test_names_come_from_the_short_one_and_else_are_said_to_be_missing(tmp_path: Path) -> None:

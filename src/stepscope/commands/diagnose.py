@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
@@ -246,7 +247,8 @@ def _telemetry(trace: Trace) -> TelemetryPicture | None:
     from stepscope.analysis.telemetry_plots import telemetry_picture
     from stepscope.trace.telemetry import read_telemetry, telemetry_files
 
-    files = telemetry_files(trace.metadata.path)
+    path = Path(trace.metadata.path)
+    files = [file for file in telemetry_files(path) if file != path]  # an export of Nsight Systems ends like telemetry
     try:
         telemetry = read_telemetry(files)
     except UsageError as error:

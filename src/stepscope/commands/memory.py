@@ -54,12 +54,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the screen or the table."""
     from stepscope.analysis.memory import allocation_table, device_memories
+    from stepscope.diagnosis.parts import PARTS
 
     trace = open_from(arguments, arguments.trace)
     memories = _chosen(device_memories(trace), arguments.device)
     if not memories:
         _output.print_text(
-            "No allocations were recorded: record with profile_memory=True, or with stepscope run.\n"
+            f"No allocations were recorded: {PARTS['memory'].how_for(trace.metadata.format)}.\n"
             if trace.memory.is_empty()
             else "Nothing was allocated in this trace.\n"
         )

@@ -70,7 +70,9 @@ _JAX: Final[dict[str, Remedy]] = {
         "batch = following",
     ),
     "device-tail": Remedy(
-        "Begin copying results while the next step computes, and read them a step later.",
+        "Copy while something is computed: put the next batch on the device before this step ends, and read results a "
+        "step later.",
+        "following = jax.device_put(next(batches))     # returns at once: right after this step was called\n"
         "result.copy_to_host_async()                   # read it after the next step was called",
     ),
     "checkpoint-in-step": Remedy(

@@ -183,7 +183,9 @@ def _facts(diagnosis: Diagnosis) -> list[str]:
     facts = [printable(metadata.format), f"{count(metadata.events)} events" if metadata.events else ""]
     if metadata.rank is not None:
         facts.append(f"rank {metadata.rank}" + (f" of {metadata.world_size}" if metadata.world_size else ""))
-    facts += [f"device {printable(device.device)}: {printable(device.name or '')}" for device in metadata.devices]
+    facts += [
+        f"device {printable(device.device)}: {printable(device.name)}" for device in metadata.devices if device.name
+    ]
     facts.append(printable(metadata.host or ""))
     return [fact for fact in facts if fact]
 
@@ -342,7 +344,7 @@ def _steps(diagnosis: Diagnosis, picture: StepPicture | None) -> View:
     return {
         "bars": bars,
         "median": 100 * diagnosis.step_ns / longest,
-        "typical": duration(diagnosis.step_ns),
+        "mean": duration(diagnosis.step_ns),
         "longest": duration(longest),
         "first": rows[0]["index"],
         "last": rows[-1]["index"],

@@ -23,6 +23,12 @@ _HOW: Final = {
     "lines": "it has no Python stacks either. stepscope run records lines; torch.profiler needs with_stack=True.",
     "modules": "stepscope run records their calls; torch.profiler needs with_stack=True.",
 }
+_HOW_IN_XLA: Final = {
+    "lines": "let JAX's Python tracer record frames; PyTorch/XLA tells lines with XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1.",
+    "modules": "XLA tells those of compiled code, by the names that JAX's libraries (or jax.named_scope) give them; "
+    "PyTorch/XLA with XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1.",
+}
+_XLA: Final = ("xplane", "xla_json")
 _LIBRARIES: Final = (
     "its Python frames are those of libraries. --user-code PATTERN says which files of theirs are yours."
 )
@@ -37,7 +43,8 @@ def places_text(costs: PlaceCosts, table: pl.DataFrame, things: str, *, width: i
     """
     if table[table.columns[0]].null_count() == table.height:
         has_frames = things == "lines" and costs.attribution.trace.frames.height > 0
-        return f"No {things} of yours are known in this trace: {_LIBRARIES if has_frames else _HOW[things]}\n"
+        how = _HOW_IN_XLA if costs.attribution.trace.metadata.format in _XLA else _HOW
+        return f"No {things} of yours are known in this trace: {_LIBRARIES if has_frames else how[things]}\n"
     shown = table.head(top) if top else table
     rest = table[shown.height :].filter(pl.col(table.columns[0]).is_null())  # often most of the time: never cut off
     shown = pl.concat([shown, rest])

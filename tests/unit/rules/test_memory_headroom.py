@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 
 from stepscope.diagnosis.rules import memory_headroom as rule
@@ -75,6 +77,16 @@ def test_how_much_larger_a_batch_fits() -> None:
         ("times as large a batch that fits, estimated", 7, "count", None),
     ]
     assert "batch_size=2 * batch_size" in finding.remedy.code
+
+
+def test_a_program_of_jax_is_not_told_of_torchs_loader() -> None:
+    trace = waiting()
+    tables = {name: trace.table(name) for name in SCHEMAS}
+    tables["operators"] = trace.operators.with_columns(name=pl.lit("PjitFunction(step)"))
+
+    finding = the_finding(rule, Trace.from_tables(tables, replace(trace.metadata, format="xplane")))
+
+    assert (finding.remedy.text[:40], finding.remedy.code) == ("Raise the batch size step by step until ", "")
 
 
 def test_the_remedy_begins_with_the_loaders_batch_size() -> None:

@@ -38,7 +38,7 @@ def test_a_note_says_how_far_the_mean_is_above_the_median() -> None:
 
     assert (finding.saving_ns_per_step, finding.severity) == (0, "note")
     assert finding.confidence == "low"
-    assert finding.title == "steps take from 100.0 to 200.0 ms; the average is 17% above the typical step"
+    assert finding.title == "steps take from 100.0 to 200.0 ms; the typical one is 17% shorter than the mean"
     assert figures_of(finding) == [
         ("mean step above the median, as a share of the mean", 20 / 120, "share", 0.05),
         ("mean step", 120.0 * MILLISECOND, "ns", None),

@@ -31,6 +31,7 @@ import polars as pl
 
 from stepscope.analysis.memory import DeviceMemory, alive_table
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
+from stepscope.diagnosis.framework_remedies import for_framework
 from stepscope.diagnosis.memory_findings import memory_locations, size_in_words
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
@@ -80,7 +81,7 @@ def check(view: View) -> RuleResult:
                 "a step takes no less time with a larger batch, but a sample does",
                 "medium",
                 Evidence(figures),
-                _remedy(view, factor),
+                for_framework(view.framework, ID, _remedy(view, factor)),
                 memory_locations(memory.blocks.filter(pl.col("category") == "input")),
             ),
         )

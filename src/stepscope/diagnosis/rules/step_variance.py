@@ -55,7 +55,7 @@ def check(view: View) -> RuleResult:
     cause, more_ns = _largest_excess(view, int(slow["index"][0]))
     finding = view.finding(
         ID,
-        f"steps take from {shortest:,.1f} to {longest:,.1f} ms; the average is {excess:.0%} above the typical step",
+        f"steps take from {shortest:,.1f} to {longest:,.1f} ms; the typical one is {excess:.0%} shorter than the mean",
         0,
         basis="no saving of its own: what made a step slow is told by other findings, or was chance",
         confidence="medium" if summary.count >= 10 else "low",
