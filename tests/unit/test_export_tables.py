@@ -73,6 +73,7 @@ def test_a_folder_is_never_written_over_nor_half(
     (tmp_path / "file").write_text("mine")
     assert main([*arguments[:2], "file", *arguments[3:]]) == 2
     assert main([*arguments[:2], "no/such/place", *arguments[3:]]) == 2
+    assert main([*arguments[:2], "n" * 300, *arguments[3:]]) == 2
 
     told = capsys.readouterr().err
     assert "exists already: name a new or an empty folder" in told

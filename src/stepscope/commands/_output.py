@@ -75,10 +75,10 @@ def write_folder(target: str, write: Callable[[Path], None]) -> None:
     place = Path(os.path.realpath(target))
     if target == "-":
         raise UsageError("a folder cannot go to standard output: name one to write")
-    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
-        raise UsageError(f"{target} exists already: name a new or an empty folder")
     temporary = place.with_name(f".{place.name[:_LONGEST_NAME]}-{os.urandom(4).hex()}.partial")
     try:
+        if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+            raise UsageError(f"{target} exists already: name a new or an empty folder")
         temporary.mkdir()
         write(temporary)
         if place.exists():
