@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.errors import NotATraceError, UnreadableTraceError, UsageError
 from stepscope.readers import open_trace, source
-from stepscope.readers.rocprof import document, recognises
+from stepscope.readers.rocprof import document, reader, recognises
 from stepscope.readers.rocprof.document import Document
 from stepscope.trace import Trace
 from stepscope.trace.window import StepRange, Window
@@ -381,6 +381,32 @@ def test_what_is_too_long_is_left_out(tmp_path: Path, monkeypatch: pytest.Monkey
 
     assert trace.launches.height == 5
     assert {warning.kind: warning.count for warning in trace.warnings}["oversized_value"] == 1
+
+
+@pytest.mark.parametrize("where", ["agents", "strings"])
+def test_descriptions_of_millions_of_nothings_are_left_out(where: str, tmp_path: Path) -> None:
+    written = text_of(process(), separators=(",", ":"))
+    key = {"agents": b'"agents":', "strings": b'"buffer_records":'}[where]
+    before, behind = written.split(key, 1)
+
+    trace = opened(tmp_path, before + key + b"[" + b"{}," * 2_000_000 + b"{}]" + b',"ignored":' + behind)
+
+    assert {warning.kind: warning.count for warning in trace.warnings}["oversized_value"] == 1
+    assert trace.launches.height == opened(tmp_path, written).launches.height
+
+
+def test_a_file_of_more_processes_than_any_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_MOST_SMALL_PARTS", 40)
+
+    with pytest.raises(NotATraceError, match="more than 40 short lists"):
+        opened(tmp_path, text_of(*[process()] * 20))
+
+
+def test_the_elements_of_a_long_piece_are_the_same_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b'{"a": [1, 2]}, "b, \\"c", [], 3'
+    for size in range(1, len(text) + 1):
+        monkeypatch.setattr(document, "PIECE_BYTES", size)
+        assert list(document.elements(text)) == [b'{"a": [1, 2]}', b' "b, \\"c"', b" []", b" 3"]
 
 
 def test_it_is_told_by_its_content() -> None:

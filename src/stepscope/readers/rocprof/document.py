@@ -224,9 +224,10 @@ def _key(block: bytes, before: bytes, place: int) -> str:
 
 def elements(text: bytes) -> Iterator[bytes]:
     """The single elements of a piece of a list."""
-    marks = _Structure().marks(text)
-    begin = 0
-    for place in marks.places[(marks.classes == _COMMA) & (marks.depths == 0)].tolist():
-        yield text[begin:place]
-        begin = place + 1
+    structure, begin = _Structure(), 0
+    for first in range(0, len(text), PIECE_BYTES):
+        marks = structure.marks(text[first : first + PIECE_BYTES])
+        for place in marks.places[(marks.classes == _COMMA) & (marks.depths == 0)].tolist():
+            yield text[begin : first + place]
+            begin = first + place + 1
     yield text[begin:]

@@ -28,6 +28,8 @@ from stepscope.trace.model import Device
 _GPU: Final = 2
 _DEVICE_MEMORY: Final = (1, 2)
 """Heaps of a memory bank that are the device's own: visible to the host, or not."""
+_LARGEST_BYTES: Final = {"agents": 2**22, "buffer_records": 2**22}
+"""Of descriptions that are some kilobytes long, and whose entries take many times that in memory."""
 _CALLS: Final = ("hip_api", "hsa_api")
 _HSA_KINDS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("synchronise", re.compile(r"signal_wait")),
@@ -66,7 +68,9 @@ class Process:
 
     def describe(self, key: str, text: bytes) -> None:
         """Take one of the process's values, by the key it stands under."""
-        if key == "metadata":
+        if len(text) > _LARGEST_BYTES.get(key, len(text)):
+            self._damage["oversized_value"] += 1
+        elif key == "metadata":
             self.number = str(_field(text, "pid", int) or 0)
         elif key == "agents":
             self._describe_agents(decode_entries(text, Agent, self._damage))

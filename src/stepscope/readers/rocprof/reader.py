@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from stepscope.errors import UnreadableTraceError
+from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import Gathering, warnings
 from stepscope.readers.rocprof.document import Document, Path, Wanted
@@ -27,6 +27,9 @@ _ENTERED: Final[tuple[Path, ...]] = (
     (*_ROOT, "[]", "buffer_records"),
 )
 _DESCRIPTIONS: Final = ("metadata", "agents", "kernel_symbols")
+_SMALL_BYTES: Final = 2**16
+_MOST_SMALL_PARTS: Final = 20_000
+"""A file has some twenty for each process that the tool followed."""
 _STRINGS: Final = ("buffer_records", "marker_api")
 _SAMPLES: Final = ("pc_sample_host_trap", "pc_sample_stochastic", "scratch_memory", "memory_allocation")
 """Lists that no table takes: samples inside of kernels, and memory that the driver handed out."""
@@ -40,7 +43,7 @@ EXPLANATIONS: Final = {
     "unnamed_kernel": "kernels that the file does not describe are called by their number",
     "unnamed_operation": "calls and copies that the file does not name are called by their number",
     "copy_on_host": "copies from host memory to host memory were left out",
-    "oversized_value": "values of more than 256 MiB were left out",
+    "oversized_value": "values far longer than any that the tool writes were left out",
 }
 
 
@@ -60,6 +63,7 @@ def read(
     """Read kernels, copies, calls of HIP and HSA, and roctx ranges into `writer`'s tables.
 
     Raises:
+        NotATraceError: it is of more processes than any profile.
         UnreadableTraceError: the file holds no record that could be read.
         UsageError: steps were asked for that the trace does not have.
     """
@@ -67,8 +71,14 @@ def read(
     document = Document(source, _wanted)
     process = Process(gathering)
     devices: dict[str, Device] = {}
+    small = 0
     for path, text in document.parts():
         key = path[-1]
+        small += len(text) < _SMALL_BYTES
+        if small > _MOST_SMALL_PARTS:
+            raise NotATraceError(
+                f"{source.name} has more than {_MOST_SMALL_PARTS:,} short lists of records, as no profile does"
+            )
         if path[2:-1] == ("buffer_records",):
             process.add(key, decode_records(text, gathering.damage))
         else:
