@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 
@@ -134,6 +136,15 @@ def test_categories_follow_from_when_blocks_lived() -> None:
         300: "before",
         **{size: name.split(" of ")[0].split(" that ")[0] for name, (_, _, size) in BLOCKS.items()},
     }
+
+
+def test_xlas_events_do_not_tell_what_is_an_activation() -> None:
+    trace = training()
+    of_xla = Trace.from_tables({name: trace.table(name) for name in SCHEMAS}, replace(trace.metadata, format="xplane"))
+
+    found = dict(memory_of(of_xla).blocks.select("bytes", "category").iter_rows())
+
+    assert found[BLOCKS["activation"][2]] == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,8 @@ _FACTORIES: Final = re.compile(
     r"^aten::(?:rand\w*|normal|zeros|ones|empty|full|arange|linspace|eye|tensor|from_numpy|lift_fresh|to|_to_copy)$"
 )
 _FOREVER: Final = np.iinfo(np.int64).max
+_WITHOUT_PASSES: Final = ("xplane", "xla_json")
+"""Formats whose operators are the runtime's own events, which tell nothing of forward and backward."""
 
 _BY_FRAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("optimizer_state", re.compile(r"torch/optim/\w+\.py\(\d+\): |torch/optim/.*\): _?init_group$")),
@@ -73,6 +75,7 @@ def block_categories(trace: Trace, blocks: pl.DataFrame, first_step_ns: int | No
     first = _first_ns(trace, first_step_ns, phase)
     in_optimizer = (optimizer_end >= 0) | (stacks == "optimizer_state")
     lasts = end == _FOREVER
+    in_passes = trace.metadata.format not in _WITHOUT_PASSES
     choices: list[tuple[npt.NDArray[np.bool_], str]] = [
         ((start < 0) | (phase.by_stacks & (start == 0) & (stacks == "")), "before"),
         (phase.in_backward & (end <= passes), "temporary"),
@@ -82,7 +85,7 @@ def block_categories(trace: Trace, blocks: pl.DataFrame, first_step_ns: int | No
         (end <= phase.operator_end, "temporary"),
         ((lasts & (start < first)) | (stacks == "parameter"), "parameter"),
         (in_loader | (stacks == "input") | phase.in_copy | phase.in_factory, "input"),
-        (phase.in_operator | (stacks == "activation"), "activation"),
+        ((phase.in_operator & in_passes) | (stacks == "activation"), "activation"),
     ]
     found = np.select([each for each, _ in choices], [name for _, name in choices], "unknown")
     return pl.Series("category", found, pl.String)
