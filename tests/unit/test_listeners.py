@@ -84,3 +84,9 @@ def test_nobody_there_ends_in_a_sentence() -> None:
         port = listener.getsockname()[1]
     with pytest.raises(AgentError, match=f"nothing listens at 127.0.0.1:{port}"):
         listener_at(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("host", ["h" * 300, "..", "a..b"])
+def test_what_is_no_name_of_a_host_ends_in_a_sentence(host: str) -> None:
+    with pytest.raises(AgentError, match="is no name of a host"):
+        listener_at(f"{host}:9012")

@@ -363,6 +363,14 @@ def test_hostile_counts_are_bounded(tmp_path: Path) -> None:
     assert huge.compilations is None
 
 
+def test_a_log_that_is_one_endless_line_is_searched_once(tmp_path: Path) -> None:
+    evidence = read_fallback_log(
+        written(tmp_path, "CPU fallback " * 2**20 + "\nCPU fallback aten::nonzero : a" + "b" * 2_000)
+    )
+
+    assert evidence.fallbacks[-1] == Fallback("aten::nonzero", 1, "a" + "b" * 199)
+
+
 def test_joined_evidence_counts_nothing_twice() -> None:
     first = Evidence(
         sources=("a",),

@@ -83,5 +83,7 @@ def _first_bytes(address: str, request: bytes, connect_s: float, answer_s: float
         raise AgentError(f"{address} has not answered within {answer_s:.0f} s") from None
     except ConnectionError:
         return b""
+    except UnicodeError:  # of IDNA, which splits a name into its parts
+        raise AgentError(f"{address} cannot be reached: {host[:100]!r} is no name of a host") from None
     except OSError as error:
         raise AgentError(f"{address} cannot be reached: {error.strerror or error}") from error

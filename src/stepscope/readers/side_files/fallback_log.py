@@ -11,7 +11,7 @@ from stepscope.errors import UsageError
 from stepscope.readers.side_files.text import LARGEST_COUNT, MOST_NAMES, lines
 from stepscope.trace.evidence import Evidence, Fallback
 
-_CALL: Final = re.compile(r"CPU fallback (?:for )?([\w:.]{1,200})\s*:?\s*(.{0,1000})$")
+_CALL: Final = re.compile(r"CPU fallback (?:for )?([\w:.]{1,200})\s*:?\s*(.{0,1000})")
 _TABLE: Final = "Frequency of op and op name that were executed on CPU"
 _ROW: Final = re.compile(r"^\s*(\d{1,18})\s+([\w:.]{1,200})\s*$")
 _LONGEST_TYPES: Final = 200
