@@ -114,6 +114,14 @@ def test_one_step_that_compiles_may_be_the_first() -> None:
     assert finding.title == "15% of the time goes to compiling code: 1 compilation in 1 of 2 steps"
 
 
+def test_without_steps_none_are_counted() -> None:
+    recording = Recording()
+    recording.frame(0, 1000, "train.py(12): main")
+    recording.frame(100, 300, COMPILES)
+
+    assert the_finding(rule, recording.trace()).title == "30% of the time goes to compiling code: 1 compilation"
+
+
 def test_the_threshold_decides() -> None:
     assert len(asked(rule, on_the_host(), share=0.15).findings) == 1
     assert asked(rule, on_the_host(), share=0.16).findings == ()

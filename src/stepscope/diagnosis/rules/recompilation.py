@@ -91,7 +91,8 @@ def check(view: View) -> RuleResult:
     finding = view.finding(
         ID,
         f"{view.share(cost):.0%} of the time goes to compiling code: {count} "
-        f"{'compilation' if count == 1 else 'compilations'} in {steps} of {view.step_count} steps"
+        f"{'compilation' if count == 1 else 'compilations'}"
+        + (f" in {steps} of {view.step_count} steps" if view.complete_steps.height else "")
         + (f", because {worst.what}" if worst is not None else ""),
         cost,
         basis="idle time of the device while the launching thread was compiling"
