@@ -9,6 +9,8 @@ from typing import Any
 import polars as pl
 
 from stepscope.readers import open_trace
+from stepscope.readers.kineto.chunks import EventStream
+from stepscope.readers.source import ByteSource
 from stepscope.trace import Trace
 
 
@@ -103,3 +105,15 @@ def test_a_process_for_each_device_and_names_for_rows(tmp_path: Path) -> None:
 
     assert rows(trace.device_work, "name", "device", "queue") == [("gemm", "GPU 1", "3"), ("gemm", "GPU 0", "3")]
     assert trace.lanes["kind"].to_list() == ["queue", "queue"]
+
+
+def test_events_of_nothing_come_in_chunks_too(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(b"[" + b"{}," * 4_000_000 + json.dumps(event("X", 1, "a", dur=2)).encode() + b"]")
+    source = ByteSource(path)
+
+    sizes = [len(chunk) for chunk in EventStream(source).chunks()]
+    source.close()
+
+    assert sum(sizes) == 4_000_001
+    assert max(sizes) < 2_200_000

@@ -258,6 +258,20 @@ def test_a_profile_without_events_is_refused(tmp_path: Path) -> None:
         open_trace(path)
 
 
+def test_of_an_event_with_endless_statistics_the_first_are_read(tmp_path: Path) -> None:
+    host = PlaneWriter("/host:CPU")
+    many = {f"more{number}": 1 for number in range(3_000)}
+    host.event("python", "step", 1_000, 500, step_num=7, **many)
+    host.event("python", "late", 2_000, 500, **many, step_num=8)
+    path = tmp_path / "made.xplane.pb"
+    path.write_bytes(space(host))
+
+    trace = open_trace(path)
+
+    rows = trace.annotations.select("name", "start_ns", "duration_ns", "step").rows()
+    assert rows == [("step", 0, 500, 7), ("late", 1_000, 500, None)]
+
+
 def test_more_lines_than_any_profile_has_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "made.xplane.pb"
     planes = [PlaneWriter("/host:CPU"), PlaneWriter("/device:GPU:0")]

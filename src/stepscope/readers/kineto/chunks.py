@@ -29,7 +29,7 @@ MAXIMUM_HEADER_BYTES: Final = 16 * 2**20
 """How much text before and after the events is kept; the search for the events goes on beyond it."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BEFORE_BRACE = re.compile(rb",\s*\{\s*$")
-_GENERAL = re.compile(rb'\}\s*(,)\s*\{\s*"[A-Za-z_]')
+_GENERAL = re.compile(rb'\}\s*(,)\s*\{\s*(?:"[A-Za-z_]|\})')
 _SEARCH_BYTES: Final = 2**20
 _OVERLAP_BYTES: Final = 256
 """More than any text that is searched for takes, its white space included."""

@@ -30,8 +30,10 @@ from stepscope.readers.xplane.wire import (
 )
 
 CHUNK_BYTES: Final = 2**20
-LONGEST_EVENT_BYTES: Final = 2**26
+LONGEST_EVENT_BYTES: Final = 2**24
 _EVENT_TAG: Final = 0x22
+_MOST_STATISTICS: Final = 1000
+"""Of an event, which has some ten; those after them are left out."""
 _STEPS: Final = 16
 _STAT_ID, _DOUBLE, _UNSIGNED, _SIGNED, _TEXT, _BYTES, _REFERENCE = 0x08, 0x11, 0x18, 0x20, 0x2A, 0x32, 0x38
 LATEST_PS: Final = 2**62
@@ -187,7 +189,7 @@ class LineReader:
                 size = CHUNK_BYTES
             elif raw[:1] != bytes([_EVENT_TAG]):
                 self._other_field(raw)
-            elif size > LONGEST_EVENT_BYTES or self._at + len(raw) >= self._end:
+            elif 4 * size > LONGEST_EVENT_BYTES or self._at + len(raw) >= self._end:
                 raise WireError("an event is longer than its line")
             else:
                 size *= 4
@@ -305,7 +307,9 @@ def _stat_bounds(data: Bytes, words: Values, at: Positions, ends: Positions) -> 
     nothing = np.zeros(0, np.int64)
     found: list[tuple[Positions, Positions, Positions]] = [(nothing, nothing, nothing)]
     rows = np.flatnonzero((at < ends) & (data[at] == _EVENT_TAG))
-    while rows.size:
+    for _ in range(_MOST_STATISTICS):
+        if not rows.size:
+            break
         place, end = at[rows], ends[rows]
         length = data[place + 1].astype(np.int64)
         begin = place + 2
