@@ -46,13 +46,14 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
             r"|triton/backends/.*compiler\.py\(\d+\): make_|dynamo_timed|entire_frame_compile|compile_inner"
             # Habana's graph compiler; XLA's, of JAX and of torch_xla, by its clients' calls.
             r"|^compileGraph|^XlaCompil|^(?:\w+::)*\w*(?:Client|Compiler)::Compile(?:AndLoad)?\b"
-            r"|^XLAGraphExecutor::Compile$|^backend_compile(?:_and_load)?$|^lower_sharding_computation$"
+            r"|^XLAGraphExecutor::Compile$|^backend_compile(?:_and_load)?$"
             # JAX's tracer writes its frames without their folder.
-            r"|(?:^|/)(?:pxla|mlir|compiler)\.py\(\d+\): (?:lower_|backend_compile|compile_or_get_cached|jaxpr_sub)",
+            r"|(?:^|/)compiler\.py\(\d+\): (?:backend_compile|compile_or_get_cached)",
         ),
         (
             "graph_tracing",
-            r"^trace_to_jaxpr|(?:^|/)(?:partial_eval|pjit)\.py\(\d+\): (?:trace_to_|_create_pjit_jaxpr|_infer_params)",
+            r"^trace_to_jaxpr|^lower_sharding_computation$|(?:^|/)(?:pxla|mlir)\.py\(\d+\): (?:lower_|jaxpr_sub)"
+            r"|(?:^|/)(?:partial_eval|pjit)\.py\(\d+\): (?:trace_to_|_create_pjit_jaxpr|_infer_params)",
         ),
         (
             "step_marker",

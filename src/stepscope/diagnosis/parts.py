@@ -20,9 +20,9 @@ _NOT_IN_JAX: Final = (
 _NVTX_STEP: Final = 'torch.cuda.nvtx.range_push(f"step {i}") ... torch.cuda.nvtx.range_pop()'
 _JAX_STEP: Final = 'mark each iteration: with jax.profiler.StepTraceAnnotation("train", step_num=i)'
 _JAX_LINES: Final = (
-    "let the Python tracer record frames: options = jax.profiler.ProfileOptions(); options.python_tracer_level = 1; "
-    "with PyTorch/XLA set XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1"
+    "let the Python tracer record frames: options = jax.profiler.ProfileOptions(); options.python_tracer_level = 1"
 )
+_TORCH_XLA_LINES: Final = "run with XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1, so that compiled work knows its lines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ class Part:
         question: what nobody can tell without it.
         why: how that is said.
         is_missing: whether a trace lacks it.
-        how: reader's name -> how to record it with that profiler, or what to record instead; "" stands for all others.
+        how: reader's name, or framework that the program uses -> how to record it with that profiler, or what to record
+            instead; "" stands for all others.
     """
 
     question: str
@@ -41,9 +42,9 @@ class Part:
     is_missing: Callable[[Trace], bool]
     how: Mapping[str, str]
 
-    def how_for(self, trace_format: str) -> str:
-        """How to record it with the profiler that writes this format."""
-        return self.how.get(trace_format, self.how[""])
+    def how_for(self, trace_format: str, framework: str | None = None) -> str:
+        """How to record it in a program of this framework, with the profiler that writes this format."""
+        return how_to_record(self.how, trace_format, framework)
 
 
 def _has(table: str, *columns: str) -> Callable[[Trace], bool]:
@@ -89,6 +90,7 @@ PARTS: Final[dict[str, Part]] = {
             "rocprof": f"mark each iteration, and record with --marker-trace: {_NVTX_STEP}",
             "xplane": _JAX_STEP,
             "xla_json": _JAX_STEP,
+            "torch_xla": 'mark each iteration: with torch_xla.debug.profiler.StepTrace("train_step", step_num=i)',
         },
     ),
     "lines": Part(
@@ -101,6 +103,7 @@ PARTS: Final[dict[str, Part]] = {
             "rocprof": f"rocprofv3 tells no lines of Python: {_RECORDED_BY_TORCH} and with_stack=True",
             "xplane": _JAX_LINES,
             "xla_json": _JAX_LINES,
+            "torch_xla": _TORCH_XLA_LINES,
         },
     ),
     "operators": Part(
@@ -160,6 +163,7 @@ PARTS: Final[dict[str, Part]] = {
             "rocprof": f"{_RECORDED_BY_TORCH} and profile_memory=True, or take a snapshot of torch's allocator",
             "xplane": "jax.profiler.save_device_memory_profile(FILE) tells what holds memory, which pprof reads",
             "xla_json": "jax.profiler.save_device_memory_profile(FILE) tells what holds memory, which pprof reads",
+            "torch_xla": "torch_xla.core.xla_model.get_memory_info(device) tells how much is used, not what for",
         },
     ),
     "grids": Part(
@@ -190,13 +194,14 @@ HOST: Final[Mapping[str, str]] = {
     "rocprof": "record roctx ranges around the program's parts: rocprofv3 --runtime-trace",
     "xplane": f"{_JAX_LINES}; stepscope attach does so with --stacks",
     "xla_json": f"{_JAX_LINES}; stepscope attach does so with --stacks",
+    "torch_xla": 'name the parts of the step: with torch_xla.debug.profiler.Trace("forward")',
 }
 """Reader's name -> how more of what the host did is recorded; "" stands for all others."""
 
 
-def how_to_record(what: Mapping[str, str], trace_format: str) -> str:
-    """Of LAUNCHES or HOST what fits the profiler that writes this format."""
-    return what.get(trace_format, what[""])
+def how_to_record(what: Mapping[str, str], trace_format: str, framework: str | None = None) -> str:
+    """Of LAUNCHES, HOST or a part's `how` what fits the framework, or else the profiler that writes this format."""
+    return what.get(framework or "", what[""]) if framework in what else what.get(trace_format, what[""])
 
 
 def missing(view: View) -> list[str]:

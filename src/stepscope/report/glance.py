@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepscope.analysis.engines import ENGINES, EngineUse
@@ -18,23 +19,28 @@ class Glance:
     rows: tuple[tuple[str, str, str], ...]
 
 
-def glances(diagnosis: Diagnosis) -> tuple[Glance, ...]:
-    """Every device's summary and then the host's; none without a device, where the host's causes say as much."""
+def glances(diagnosis: Diagnosis, devices: Sequence[str] | None = None) -> tuple[Glance, ...]:
+    """Every device's summary and then the host's; none without a device, where the host's causes say as much.
+
+    Args:
+        devices: only these.
+    """
     if not diagnosis.device_uses:
         return ()
-    engines = {use.device: use for use in diagnosis.engine_uses}
-    devices = tuple(
+    engines = {use.device: use for use in diagnosis.engine_uses if devices is None or use.device in devices}
+    found = tuple(
         Glance(
             f"Device {printable(use.device)} at a glance", tuple(_device_rows(use, has_engines=use.device in engines))
         )
         for use in diagnosis.device_uses
+        if devices is None or use.device in devices
     )
-    devices += tuple(
+    found += tuple(
         Glance(f"Engines of device {printable(use.device)}", tuple(_engine_rows(use))) for use in engines.values()
     )
     if diagnosis.host_use is None or not diagnosis.host_use.window_ns:
-        return devices
-    return (*devices, Glance("The host at a glance", _host_rows(diagnosis.host_use)))
+        return found
+    return (*found, Glance("The host at a glance", _host_rows(diagnosis.host_use)))
 
 
 def _device_rows(use: DeviceUse, *, has_engines: bool) -> list[tuple[str, str, str]]:

@@ -28,6 +28,8 @@ _TOP_COLUMNS: Final = (
     "device_self_share",
 )
 """What a report shows of operators and kernels; `stepscope operators` and `stepscope kernels` show every column."""
+MOST_DEVICES: Final = 2
+"""So many devices are shown at length each."""
 ATTRIBUTED: Final = "attributed, not replayed"
 """How a saving is marked that adds up the time a cause took and was not replayed without it."""
 _STEP_SOURCES: Final = {"annotation": "annotated", "inferred": "inferred from what repeats"}
@@ -167,6 +169,38 @@ def rank_table(diagnoses: Iterable[Diagnosis]) -> pl.DataFrame:
 def worst_device(diagnosis: Diagnosis) -> DeviceSummary | None:
     """The device that idles most, as a share of its window."""
     return max(diagnosis.devices, key=idle_share, default=None)
+
+
+def busiest_device(diagnosis: Diagnosis) -> DeviceSummary | None:
+    """The device that findings are about: the one that worked longest, the first of several."""
+    return min(diagnosis.devices, key=lambda device: (-device.busy_ns, device.device), default=None)
+
+
+def about_sentence(diagnosis: Diagnosis) -> str:
+    """Which device findings are about, where there are several."""
+    device = busiest_device(diagnosis)
+    if device is None or len(diagnosis.devices) < 2 or not diagnosis.findings:
+        return ""
+    return f"The findings are about device {printable(device.device)}, the busiest."
+
+
+def shown_devices(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """The devices that are shown at length: all of few, of many the most idle and the busiest."""
+    if len(diagnosis.devices) <= MOST_DEVICES:
+        return tuple(device.device for device in diagnosis.devices)
+    chosen = (worst_device(diagnosis), busiest_device(diagnosis))
+    return tuple(dict.fromkeys(device.device for device in chosen if device is not None))
+
+
+def device_table(diagnosis: Diagnosis) -> pl.DataFrame:
+    """A row for each device: device, window_ns, busy_ns, idle_share and the cause of most of its idle time."""
+    rows = []
+    for device in diagnosis.devices:
+        causes = diagnosis.idle.filter(pl.col("device") == device.device).group_by("cause").agg(pl.col("ns").sum())
+        cause = causes.sort(["ns", "cause"], descending=[True, False])["cause"].to_list()
+        rows.append((device.device, device.window_ns, device.busy_ns, idle_share(device), *(cause[:1] or [""])))
+    schema = ["device", "window_ns", "busy_ns", "idle_share", "biggest_cause"]
+    return pl.DataFrame(rows, schema=schema, orient="row", infer_schema_length=None)
 
 
 def idle_by_cause(idle: pl.DataFrame) -> pl.DataFrame:

@@ -18,8 +18,10 @@ from stepscope.diagnosis.finding import Finding
 from stepscope.report.format import duration, printable, share
 from stepscope.report.glance import glances
 from stepscope.report.sentences import (
+    about_sentence,
     afterwards_sentence,
     basis_sentence,
+    device_table,
     headline,
     hidden_sentence,
     idle_by_cause,
@@ -31,6 +33,7 @@ from stepscope.report.sentences import (
     ranks_or_traces,
     saving_sentence,
     sentence,
+    shown_devices,
     together_sentence,
     top_rows,
     trigger_sentence,
@@ -127,6 +130,9 @@ def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     if not diagnosis.findings:
         open_questions = diagnosis.not_answered and " What the trace cannot answer stands below, with how to record it."
         yield Text(f"{nothing_sentence(diagnosis)}{open_questions or ''}")
+    if about := about_sentence(diagnosis):
+        yield Text(about)
+        yield ""
     for number, finding in enumerate(diagnosis.findings, start=1):
         title = Text(f"{number}. {printable(finding.title)}", style=_SEVERITY_STYLES.get(finding.severity, ""))
         yield title
@@ -161,7 +167,13 @@ def _finding_facts(finding: Finding, diagnosis: Diagnosis) -> Iterator[tuple[str
 
 
 def _times(diagnosis: Diagnosis, width: int) -> Iterator[RenderableType]:
-    for device in diagnosis.devices:
+    shown = shown_devices(diagnosis)
+    if len(shown) < len(diagnosis.devices):
+        table = device_table(diagnosis)
+        yield _heading(f"All {len(diagnosis.devices)} devices")
+        yield from _plain("  " + line for line in table_lines(table, width=width - 2))
+        yield ""
+    for device in (each for each in diagnosis.devices if each.device in shown):
         idle = diagnosis.idle.filter(pl.col("device") == device.device)
         total = f"{duration(device.idle_ns)} of {duration(device.window_ns)} ({share(idle_share(device))})"
         yield _heading(f"Why device {printable(device.device)} was idle: {total}")
@@ -173,7 +185,7 @@ def _times(diagnosis: Diagnosis, width: int) -> Iterator[RenderableType]:
 
 def _glances(diagnosis: Diagnosis, width: int) -> Iterator[RenderableType]:
     """A line a figure: label, value and what it means; the meaning goes where there is no room."""
-    for glance in glances(diagnosis):
+    for glance in glances(diagnosis, shown_devices(diagnosis)):
         yield _heading(glance.heading)
         grid = Table.grid(padding=(0, 1))
         grid.add_column(no_wrap=True)

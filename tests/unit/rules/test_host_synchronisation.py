@@ -335,3 +335,16 @@ def test_what_the_host_does_after_the_wait_is_charged_once() -> None:
     # Without the wait the device works while data is loaded; without loading, the host would still launch late.
     assert finding.saving_ns_per_step == 100 * US
     assert {one.rule: one.saving_ns_per_step for one in diagnose(trace).findings}["input-bound"] == 60 * US
+
+
+def test_single_numbers_need_no_pinned_memory() -> None:
+    def copied(byte_count: int) -> Callable[[Host, Queue], None]:
+        def copy(host: Host, queue: Queue) -> None:
+            host.copy_to_device(byte_count, queue)
+
+        return copy
+
+    of_numbers, of_a_batch = (the_finding(rule, recorded(waiting(copied(count)))) for count in (8, 4096))
+    assert of_numbers.title.startswith("a copy of single numbers to the device makes the host wait")
+    assert "torch.full((), value, device=device)" in of_numbers.remedy.code
+    assert of_a_batch.title.startswith("a copy to the device from pageable memory")

@@ -48,7 +48,7 @@ from stepscope.analysis.host import CAUSE_CODES
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
 from stepscope.diagnosis.logging_calls import BACKWARD_NODE, every_steps
 from stepscope.diagnosis.rules._reported import figures_of, note, places_of
-from stepscope.diagnosis.rules._synchronisation_kinds import KINDS, kinds_of
+from stepscope.diagnosis.rules._synchronisation_kinds import KINDS, Kind, kinds_of
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
@@ -74,6 +74,16 @@ _TOLD_ELSEWHERE: Final = (
 """Causes of idle time after a wait that other rules charge."""
 _ACCESS: Final = "trying to access tensor value"
 """Of what PyTorch/XLA says of a graph that had to be run early for a value in it."""
+_NUMBERS_BYTES: Final = 64
+_OF_NUMBERS: Final = Kind(
+    "a copy of single numbers to the device",
+    Remedy(
+        "Make the numbers on the device, before the loop where they do not change, or leave them Python numbers.",
+        "scale = torch.full((), value, device=device)       # instead of torch.tensor(value).to(device)\n"
+        "result = tensor * value                            # a Python number needs no copy",
+    ),
+)
+"""Copies so small that no batch is among them; pinned memory would not help."""
 _FREQUENT: Final = 0.01
 """Share of the step that a wait may cost at the advised frequency."""
 _FRAMEWORKS_OWN: Final = ("optimizer", "input", "checkpoint", "profiler_overhead")
@@ -206,7 +216,7 @@ def charged_waits(view: View) -> pl.DataFrame:
 
 
 def _finding(view: View, key: str, calls: pl.DataFrame, cost: int, limit: float) -> Finding:
-    kind = KINDS[key]
+    kind = _OF_NUMBERS if key == "copy_in" and _copies_numbers(view, calls) else KINDS[key]
     per_step = calls.height / view.step_count
     rows = calls["launch"].to_numpy().astype(np.int64)
     slices = view.activity.slices_of("launches")[rows]
@@ -241,6 +251,15 @@ def _finding(view: View, key: str, calls: pl.DataFrame, cost: int, limit: float)
         where=view.locations_of(slices, calls["charged_ns"].to_numpy()),
         change=without_waits(_waits_of_kind(view, key, rows)),
     )
+
+
+def _copies_numbers(view: View, calls: pl.DataFrame) -> bool:
+    """Whether the copies to the device that these calls wait for, by their operators, are of a few bytes each."""
+    operators = view.trace.launches["operator"]
+    copies = view.work.filter((pl.col("kind") == "copy_in") & pl.col("launch").is_not_null())
+    mine = operators.gather(copies["launch"]).is_in(calls["operator"].drop_nulls().implode()).fill_null(False)
+    sizes = copies.filter(mine)["bytes"].drop_nulls()
+    return bool(sizes.len()) and bool((sizes <= _NUMBERS_BYTES).all())
 
 
 def _waits_of_kind(view: View, key: str, charged: Rows) -> Rows:

@@ -92,7 +92,7 @@ def _missing_parts(view: View) -> list[NotAnswered]:
         )
     for name in missing(view):
         part = PARTS[name]
-        found.append(NotAnswered(part.question, part.why, part.how_for(trace.metadata.format), ID))
+        found.append(NotAnswered(part.question, part.why, part.how_for(trace.metadata.format, view.framework), ID))
     return found
 
 
@@ -108,7 +108,7 @@ def _missing_events(view: View) -> list[NotAnswered]:
                 "Which code launched all of the device's work?",
                 f"{unlaunched:.0%} of the device's work has no launch in the trace: it was launched before the "
                 "recording began, or launches were not recorded",
-                how_to_record(LAUNCHES, view.trace.metadata.format),
+                how_to_record(LAUNCHES, view.trace.metadata.format, view.framework),
                 ID,
             )
         )
@@ -118,7 +118,7 @@ def _missing_events(view: View) -> list[NotAnswered]:
             NotAnswered(
                 f"Why is the device idle for {view.share(unknown):.0%} of the step without a visible reason?",
                 "the host threads recorded nothing then, or the device waited for something outside the trace",
-                how_to_record(HOST, view.trace.metadata.format),
+                how_to_record(HOST, view.trace.metadata.format, view.framework),
                 ID,
             )
         )
@@ -134,7 +134,7 @@ def _silent_host(view: View) -> list[NotAnswered]:
         NotAnswered(
             f"What did the main thread do for {view.share(silent):.0%} of the time?",
             "nothing was recorded on it then: it slept, waited, or ran what this recording does not show",
-            how_to_record(HOST, view.trace.metadata.format),
+            how_to_record(HOST, view.trace.metadata.format, view.framework),
             ID,
         )
     ]
