@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from stepscope.errors import StepscopeError
 from stepscope.readers import open_trace
-from stepscope.readers.xplane.events import event_bounds, read_events
+from stepscope.readers.xplane.bounds import event_bounds
+from stepscope.readers.xplane.events import read_events
 from stepscope.readers.xplane.wire import PADDING, WireError, fields, varint, varints, words_at
 from tests.unit.xplanes import part
 from tests.unit.xplanes import varint as encoded
@@ -67,6 +68,42 @@ def test_events_are_found_where_they_follow_each_other(bodies: list[bytes], behi
 
     assert [data[start:stop].tobytes() for start, stop in zip(starts.tolist(), ends.tolist(), strict=True)] == bodies
     assert end == (size if bodies else 0)
+
+
+def one_after_another(data: bytes) -> list[tuple[int, int]]:
+    """Start and end of each event from the beginning on, found by going from one to the next."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    with contextlib.suppress(WireError):
+        while data[at : at + 1] == b"\x22":
+            length, start = varint(data, at + 1)
+            if start + length > len(data):
+                break
+            at = start + length
+            found.append((start, at))
+    return found
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 30])
+def test_events_of_many_blocks_are_those_that_follow_one_by_one(damaged: int) -> None:
+    """Beyond a few KiB all blocks are followed at once, statistics look like events, and any byte may be wrong."""
+    rng = random.Random(damaged)
+    for _ in range(150):
+        stats = [part(4, part(1, 34) + part(3, number)) for number in (34, 0x2222, 2**40)]
+        events = [part(4, part(1, rng.randrange(300)) + b"".join(rng.choices(stats, k=rng.randrange(12))))]
+        events += [part(4, part(1, rng.randrange(300)) + rng.choice(stats)) for _ in range(rng.randrange(3000))]
+        events.insert(rng.randrange(len(events)), part(4, rng.randbytes(rng.choice([0, 130, 20_000]))))
+        written = bytearray(b"".join(events))
+        for _ in range(damaged):
+            written[rng.randrange(len(written))] = rng.choice([0x22, 0, 0x80, 0xFF, rng.randrange(256)])
+        del written[len(written) - rng.randrange(1, 12) :]
+        data = np.frombuffer(bytes(written) + bytes(PADDING), np.uint8)
+
+        starts, ends, end = event_bounds(data, len(written))
+
+        expected = one_after_another(bytes(written))
+        assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == expected
+        assert end == (expected[-1][1] if expected else 0)
 
 
 @given(

@@ -1,8 +1,6 @@
-"""The events of a line, many at a time: where each begins, and its fields as arrays.
+"""The events of a line, many at a time, their fields as arrays.
 
-An event is a few numbers of changing length. Its beginning is known only once the one before is: all places that could
-be a beginning are found at once, then the true ones by following sixteen at a step. Fields are then read from all
-events together, the first of each, then the second.
+Fields are numbers of changing length, read from all events together: the first of each, then the second.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.readers.xplane.bounds import EVENT_TAG, event_bounds
 from stepscope.readers.xplane.content import Content
 from stepscope.readers.xplane.wire import (
     PADDING,
@@ -24,17 +23,14 @@ from stepscope.readers.xplane.wire import (
     Values,
     WireError,
     fields,
-    varint,
     varints,
     words_at,
 )
 
 CHUNK_BYTES: Final = 2**20
 LONGEST_EVENT_BYTES: Final = 2**24
-_EVENT_TAG: Final = 0x22
 _MOST_STATISTICS: Final = 1000
 """Of an event, which has some ten; those after them are left out."""
-_STEPS: Final = 16
 _STAT_ID, _DOUBLE, _UNSIGNED, _SIGNED, _TEXT, _BYTES, _REFERENCE = 0x08, 0x11, 0x18, 0x20, 0x2A, 0x32, 0x38
 LATEST_PS: Final = 2**62
 MOST_WORDS: Final = 1_000_000
@@ -187,7 +183,7 @@ class LineReader:
                 yield read_events(data, starts, ends, self._roles, self.damage)
                 self._at += behind
                 size = CHUNK_BYTES
-            elif raw[:1] != bytes([_EVENT_TAG]):
+            elif raw[:1] != bytes([EVENT_TAG]):
                 self._other_field(raw)
             elif 4 * size > LONGEST_EVENT_BYTES or self._at + len(raw) >= self._end:
                 raise WireError("an event is longer than its line")
@@ -200,57 +196,6 @@ class LineReader:
                 self.head[number] = value
             self._at = max(start, end)
             return
-
-
-def event_bounds(data: Bytes, size: int) -> tuple[Positions, Positions, int]:
-    """Where the events lie that follow each other from the data's beginning: their starts and ends, and what is behind.
-
-    Args:
-        data: with PADDING behind its `size` bytes.
-    """
-    begin = np.flatnonzero(data[:size] == _EVENT_TAG)
-    nothing = np.zeros(0, np.int64)
-    if not len(begin) or begin[0] != 0:
-        return nothing, nothing, 0
-    first, second = (data[begin + number].astype(np.int64) for number in (1, 2))
-    length = np.where(first < 0x80, first, (first & 0x7F) | (second & 0x7F) << 7)
-    head = np.where(first < 0x80, 2, 3)
-    longer = np.flatnonzero((first >= 0x80) & (second >= 0x80))
-    for row in longer.tolist():
-        try:
-            number, behind = varint(data[begin[row] + 1 : begin[row] + 6].tobytes(), 0)
-        except WireError:
-            number, behind = size, 1
-        length[row], head[row] = number, behind + 1
-    follows = begin + head + length
-    inside = follows <= size
-    begin, follows, head = begin[inside], follows[inside], head[inside]
-    if not len(begin) or begin[0] != 0:
-        return nothing, nothing, 0
-    chain = _chain(begin, follows, size)
-    return begin[chain] + head[chain], follows[chain], int(follows[chain[-1]])
-
-
-def _chain(begin: Positions, follows: Positions, size: int) -> Positions:
-    """Which of the places that could begin an event are reached from the first one."""
-    count = len(begin)
-    number = np.full(size + 1, count, np.int64)
-    number[begin] = np.arange(count)
-    following = np.append(number[follows], count)
-    leap = following
-    for _ in range(4):  # sixteen at a step
-        leap = leap[leap]
-    anchors, item, at = [], leap.item, 0
-    while at != count:
-        anchors.append(at)
-        at = item(at)
-    reached = np.empty((_STEPS, len(anchors)), np.int64)
-    reached[0] = anchors
-    for step in range(1, _STEPS):
-        reached[step] = following[reached[step - 1]]
-    chain = reached.T.ravel()
-    result: Positions = chain[chain != count]
-    return result
 
 
 def read_events(data: Bytes, starts: Positions, ends: Positions, roles: Positions, damage: Counter[str]) -> Batch:
@@ -306,7 +251,7 @@ def _stat_bounds(data: Bytes, words: Values, at: Positions, ends: Positions) -> 
     """Event, start and end of each statistic; `at` moves behind the last one."""
     nothing = np.zeros(0, np.int64)
     found: list[tuple[Positions, Positions, Positions]] = [(nothing, nothing, nothing)]
-    rows = np.flatnonzero((at < ends) & (data[at] == _EVENT_TAG))
+    rows = np.flatnonzero((at < ends) & (data[at] == EVENT_TAG))
     for _ in range(_MOST_STATISTICS):
         if not rows.size:
             break
@@ -324,7 +269,7 @@ def _stat_bounds(data: Bytes, words: Values, at: Positions, ends: Positions) -> 
             rows, begin, behind, end = rows[inside], begin[inside], behind[inside], end[inside]
         found.append((rows, begin, behind))
         at[rows] = behind
-        rows = rows[(behind < end) & (data[behind] == _EVENT_TAG)]
+        rows = rows[(behind < end) & (data[behind] == EVENT_TAG)]
     event, begin, behind = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return event, begin, behind
 
