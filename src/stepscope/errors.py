@@ -2,6 +2,7 @@
 
     StepscopeError                 a user's mistake or a bad file: one sentence, exit code 2
     ├── UsageError                 an option, a selection or a query that cannot be carried out
+    │   └── NoStepMarksError       steps were asked for, and nothing in the trace marks any
     ├── TraceError                 the trace cannot be used
     │   ├── NotATraceError         the file is something else, or nothing; the message says what it is
     │   ├── UnreadableTraceError   the file cannot be opened or holds no readable event
@@ -18,6 +19,7 @@ __all__ = [
     "AgentError",
     "CacheError",
     "InconsistentTraceError",
+    "NoStepMarksError",
     "NotATraceError",
     "StepscopeError",
     "TraceError",
@@ -32,6 +34,10 @@ class StepscopeError(Exception):
 
 class UsageError(StepscopeError):
     """An option, a selection or a query that cannot be carried out."""
+
+
+class NoStepMarksError(UsageError):
+    """Steps were asked for, and nothing in the trace marks any; they may still follow from what repeats."""
 
 
 class TraceError(StepscopeError):

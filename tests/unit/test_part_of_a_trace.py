@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from stepscope.analysis.host_time import host_time
 from stepscope.analysis.steps import step_table
+from stepscope.commands import main
 from stepscope.diagnosis import diagnose
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
+from tests.simulator import Machine
+from tests.simulator.kineto import write_kineto
 from tests.unit.recording import Recording
 
 
@@ -58,3 +63,39 @@ def test_what_was_cut_off_is_asked_about(kind: str) -> None:
     assert asked == [
         ("What stood in the part of the file that is missing, such as the work of a device?", "the file ends early")
     ]
+
+
+def without_marks(folder: Path) -> str:
+    """Eight times the same three kernels, 100 us apart, in a file."""
+    machine = Machine()
+    host, queue = machine.host("main"), machine.queue()
+    for _ in range(8):
+        for name in ("first", "second", "third"):
+            host.launch(name, queue, 5_000)
+        host.work(100_000)
+    return str(write_kineto(machine, folder / "trace.json"))
+
+
+def test_steps_that_are_inferred_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = without_marks(tmp_path)
+    assert main(["steps", path, "--no-cache", "--format", "json"]) == 0
+    steps = json.loads(capsys.readouterr().out)
+    assert [step["index"] for step in steps] == list(range(len(steps)))
+    assert len(steps) >= 6
+    query = "select name from device_work"
+    assert main(["query", path, query, "--steps", "2:3", "--no-cache", "--format", "json"]) == 0
+    read = [work["name"] for work in json.loads(capsys.readouterr().out)]
+    assert read[:6] == ["first", "second", "third"] * 2  # and what was launched then and ran later
+    assert len(read) < 12
+    assert main(["diagnose", path, "--steps", "50", "--no-cache"]) == 2
+    assert "what repeats gives steps 0 to" in capsys.readouterr().err
+
+
+def test_without_steps_of_any_kind_a_window_is_advised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = Machine()
+    machine.host("main").launch("once", machine.queue(), 5_000)
+    path = str(write_kineto(machine, tmp_path / "trace.json"))
+    assert main(["diagnose", path, "--steps", "1", "--no-cache"]) == 2
+    assert capsys.readouterr().err == (
+        "stepscope: nothing marks steps in this trace, and nothing repeats: use a window of time instead\n"
+    )

@@ -67,6 +67,20 @@ def step_table(trace: Trace) -> pl.DataFrame:
     return _with_complete(steps.sort("start_ns"), trace.metadata.window)
 
 
+XLA_FORMATS: Final = ("xplane", "xla_json")
+
+
+def are_of_a_device(trace: Trace, steps: pl.DataFrame) -> bool:
+    """Whether steps tell when a device did something, however long before its work was launched.
+
+    XLA's hosts run many steps ahead, and of unmarked steps only the devices tell.
+
+    Args:
+        steps: as `step_table` gives them.
+    """
+    return trace.metadata.format in XLA_FORMATS and "inferred" in steps["source"]
+
+
 def step_summary(steps: pl.DataFrame) -> StepSummary:
     """The steps of `step_table` in one line."""
     complete = steps.filter(pl.col("complete"))["duration_ns"].to_numpy()

@@ -9,17 +9,18 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from stepscope.errors import TraceError, UsageError
+from stepscope.errors import NoStepMarksError, TraceError, UsageError
 from stepscope.report.format import count, printable, share, size
 
 if TYPE_CHECKING:
     from stepscope.capture.run_folder import RunFolder
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.trace import Trace
-    from stepscope.trace.window import StepRange
+    from stepscope.trace.window import StepRange, Window
 
 _QUIET_S: Final = 1.0
 _REDRAW_S: Final = 0.1
@@ -44,23 +45,48 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
 
     path = _one_trace(path)
     progress = Progress(str(path), sys.stderr)
+    steps = StepRange.parse(arguments.steps) if arguments.steps is not None else None
+    opened = partial(
+        open_trace,
+        path,
+        cache=None if arguments.no_cache else TraceCache(),
+        progress=progress if sys.stderr.isatty() else None,
+    )
     try:
-        trace = open_trace(
-            path,
-            window=Window.parse(arguments.window) if arguments.window is not None else None,
-            steps=StepRange.parse(arguments.steps) if arguments.steps is not None else None,
-            cache=None if arguments.no_cache else TraceCache(),
-            progress=progress if sys.stderr.isatty() else None,
-        )
+        trace = opened(window=Window.parse(arguments.window) if arguments.window is not None else None, steps=steps)
+    except NoStepMarksError:
+        if steps is None or str(path) == "-":
+            raise
+        return _with_printable_path(opened(window=_inferred_steps(opened(), steps)))
     finally:
         progress.clear()
     if arguments.window and _is_empty(trace):
         raise UsageError(
             f"nothing was recorded in the window {arguments.window!r} of {path}; times count from the trace's start"
         )
-    if arguments.steps is not None:
-        _say_which_steps(trace, StepRange.parse(arguments.steps))
+    if steps is not None:
+        _say_which_steps(trace, steps)
     return _with_printable_path(trace)
+
+
+def _inferred_steps(trace: Trace, wanted: StepRange) -> Window:
+    """From the first to the last of these steps, by the numbers that `stepscope steps` gives those it inferred.
+
+    Raises:
+        UsageError: there are none.
+    """
+    from stepscope.analysis.steps import step_table
+    from stepscope.trace.window import Window
+
+    steps = step_table(trace)
+    chosen = steps.filter(steps["index"].is_between(wanted.first, wanted.last))
+    if steps.is_empty():
+        raise UsageError("nothing marks steps in this trace, and nothing repeats: use a window of time instead")
+    if chosen.is_empty():
+        have = f"{steps['index'][0]} to {steps['index'][-1]}"
+        raise UsageError(f"no step of the trace is in the range asked for: what repeats gives steps {have}")
+    end = int((chosen["start_ns"] + chosen["duration_ns"]).to_numpy().max())
+    return Window(int(chosen["start_ns"].to_numpy().min()), end)
 
 
 def readable_traces(

@@ -19,7 +19,7 @@ from stepscope.analysis.line_places import line_places, merged
 from stepscope.analysis.memory import DeviceMemory, device_memories
 from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.analysis.operators import operator_costs
-from stepscope.analysis.steps import StepSummary, step_summary, step_table
+from stepscope.analysis.steps import StepSummary, are_of_a_device, step_summary, step_table
 from stepscope.analysis.where import Place, places, slice_index
 from stepscope.diagnosis.finding import (
     Confidence,
@@ -312,7 +312,8 @@ class View:
         calls = self.trace.launches.select(launch_start_ns="start_ns").with_row_index("launch")
         rows = self.trace.device_work.with_row_index("row").filter(pl.col("device") == pl.lit(self.device, pl.String))
         rows = rows.join(calls, on="launch", how="left", maintain_order="left")
-        time = pl.coalesce("launch_start_ns", "start_ns")
+        own = are_of_a_device(self.trace, self.steps)
+        time = pl.col("start_ns") if own else pl.coalesce("launch_start_ns", "start_ns")
         return rows.filter(time.is_between(self.span.start_ns, self.span.end_ns, closed="left"))
 
     def exposed_ns(self, kinds: tuple[str, ...]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.errors import UsageError
+from stepscope.errors import NoStepMarksError, UsageError
 from stepscope.readers import linking, names
 from stepscope.readers.spill import Spill
 from stepscope.trace.store import StoreWriter
@@ -121,7 +121,7 @@ class Assembly:
                 numbers = described["step"].to_list()
                 have = f"it has steps {min(numbers)} to {max(numbers)}"
                 raise UsageError(f"no step of the trace is in the range asked for: {have}")
-        raise UsageError("the trace has no step annotations to choose steps by: use a window of time instead")
+        raise NoStepMarksError("the trace has no step annotations to choose steps by: use a window of time instead")
 
     def _write_table(
         self, table: str, frame: pl.DataFrame, describe: Callable[[pl.DataFrame], pl.DataFrame] | None = None

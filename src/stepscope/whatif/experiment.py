@@ -17,7 +17,7 @@ from stepscope.analysis.host import HostActivity, host_activity
 from stepscope.analysis.host_time import main_lane
 from stepscope.analysis.idle import device_window
 from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
-from stepscope.analysis.steps import step_table
+from stepscope.analysis.steps import are_of_a_device, step_table
 from stepscope.trace import Trace, Window
 from stepscope.trace.intervals import Times, union
 from stepscope.trace.nesting import Rows
@@ -121,13 +121,18 @@ class Experiment:
         return max(self.steps.height, 1)
 
     @cached_property
+    def _device_marks_the_span(self) -> bool:
+        """Whether nothing but the device tells where the span begins and ends."""
+        return not self.steps.height or are_of_a_device(self.trace, self.steps)
+
+    @cached_property
     def works(self) -> Rows:
         """The busiest device's work that was launched in the span, or ran in it where no launch is known."""
         if self.device is None:
             return np.zeros(0, np.int64)
         table = self.trace.device_work
         mine = (table["device"] == self.device).fill_null(False).to_numpy()
-        if not self.steps.height:
+        if self._device_marks_the_span:
             start, end = table["start_ns"].to_numpy(), (table["start_ns"] + table["duration_ns"]).to_numpy()
             return np.flatnonzero(mine & (end > self.span.start_ns) & (start < self.span.end_ns))
         launched = self.trace.launches["start_ns"].gather(table["launch"])
@@ -146,8 +151,8 @@ class Experiment:
         return max(host_end - host_start, last - first, 1)
 
     def host_ends(self, done: Replay) -> tuple[int, int]:
-        """When the span begins and ends on the host in a replay; on the device in a trace without steps."""
-        if not self.steps.height and self.device is not None:  # the device alone marks the span
+        """When the span begins and ends on the host in a replay; on the device where nothing else marks it."""
+        if self.device is not None and self._device_marks_the_span:
             return int(done.work_start[self.works].min()), int(done.work_end[self.works].max())
         lanes = np.full(2, self.lane, np.int32)
         start, end = done.host_times(lanes, np.array([self.span.start_ns, self.span.end_ns], np.int64)).tolist()

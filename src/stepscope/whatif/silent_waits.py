@@ -14,9 +14,9 @@ import polars as pl
 
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import CAUSE_CODES, TABLES, HostActivity
+from stepscope.analysis.steps import XLA_FORMATS
 from stepscope.trace import Trace, Window
 
-XLA_FORMATS: Final = ("xplane", "xla_json")
 SHORTEST_NS: Final = 1_000_000
 """A call that is shorter than this is taken for the host's own work."""
 _BUSY: Final = 0.99
