@@ -349,3 +349,18 @@ def test_runs_of_different_lengths_count_alike_in_the_verdict_and_by_steps_in_th
         "Every run counts the same in the verdict, and every step in the tables: their mean step is 0.3 us before and "
         "0.3 us after.",
     )
+
+
+def test_several_devices_are_said_to_count_together_or_alone() -> None:
+    recording = Recording()
+    for step in range(4):
+        recording.step(1_000 * step, 1_000, step)
+        for device in ("0", "1"):
+            correlation = 10 * step + int(device)
+            recording.launch(1_000 * step + 5 + int(device), 1, correlation)
+            recording.work(1_000 * step + 20, 500, "gemm", correlation, device=device)
+    told = compare_traces(recording.trace(), recording.trace()).notes
+    assert (
+        "A trace has 2 devices: operators and lines of your code count those of all, the other tables are about one."
+        in told
+    )

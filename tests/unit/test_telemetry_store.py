@@ -151,7 +151,7 @@ def test_a_log_in_a_folder_that_cannot_be_written_is_read_from_a_copy(tmp_path: 
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [(b"", "no such table"), (b"not a database at all" * 100, "not a database")],
+    [(b"", "it holds no telemetry of stepscope"), (b"not a database at all" * 100, "not a database")],
     ids=["empty", "text"],
 )
 def test_what_is_no_telemetry_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:

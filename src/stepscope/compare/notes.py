@@ -49,6 +49,12 @@ def notes(
             yield f"{word.capitalize()}, while reading: {'; '.join(told)}{more}."
         if side.step_source == "none":
             yield f"No steps were found {word}: all that was recorded counts as one step."
+    several = max(side.trace.device_work["device"].n_unique() for side in (ours, theirs))
+    if several > 1:
+        yield (
+            f"A trace has {several} devices: operators and lines of your code count those of all, the other tables "
+            "are about one."
+        )
     if "input_shapes" in unknown:
         yield "Only one side's recording kept input shapes: operators are matched without them."
     if "module" in unknown:

@@ -79,6 +79,8 @@ def heading(costs: PlaceCosts, placed_ns: int | None = None, where: str = "lines
     steps = max(costs.steps, 1)
     over = f"per step, mean of {count(costs.steps)}" if costs.steps > 1 else "of one step" if costs.steps else "in all"
     what = "Device time" if costs.basis == "device" else "Operators’ own time"
+    devices = costs.attribution.trace.device_work["device"].n_unique() if costs.basis == "device" else 0
+    what += f" of {count(devices)} devices together" if devices > 1 else ""
     idle = f", idle {duration(costs.idle_ns / steps)}" if costs.idle_ns else ""
     part = share(placed_ns / max(costs.total_ns, 1))
     return f"{what} {over}: {duration(costs.total_ns / steps)}{idle}; {part} of it in {where}."

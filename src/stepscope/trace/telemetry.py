@@ -95,7 +95,8 @@ def read_telemetry(files: Sequence[Path]) -> Telemetry:
         try:
             parts.append(_read_file(file))
         except (sqlite3.Error, OSError, UsageError) as error:
-            warnings.append(TraceWarning("telemetry", 1, f"{file} could not be read: {error}"))
+            reason = "it holds no telemetry of stepscope" if "no such table" in str(error) else error
+            warnings.append(TraceWarning("telemetry", 1, f"{file} could not be read: {reason}"))
     if files and not parts:
         raise UsageError(warnings[0].detail)
     samples = pl.concat([part[0] for part in parts] or [pl.DataFrame(schema=SAMPLE_SCHEMA)])
