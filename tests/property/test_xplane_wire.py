@@ -30,7 +30,7 @@ PROFILE = Path(__file__).resolve().parents[1] / "fixtures" / "jax_training_cpu.x
 
 def examples(count: int) -> settings:
     """So many examples, each with time enough, all in one folder."""
-    slow = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    slow = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
     return settings(deadline=None, max_examples=count, suppress_health_check=slow)
 
 
@@ -55,6 +55,7 @@ def test_a_number_that_does_not_end_has_no_length() -> None:
     assert varints(data, words_at(data), np.array([0]))[1].tolist() == [0]
 
 
+@examples(100)
 @given(
     st.lists(st.binary(max_size=300) | st.binary(min_size=20_000, max_size=20_010), max_size=40), st.binary(max_size=3)
 )

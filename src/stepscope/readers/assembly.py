@@ -90,7 +90,7 @@ class Assembly:
         absent = [name for name in _LINKING.get(table, ()) if name not in frame.columns]
         frame = frame.with_columns(pl.lit(None, pl.Int64).alias(name) for name in absent)
         frame = frame.with_columns(pl.col("start_ns") - self._origin_ns)
-        early = frame.filter(pl.col("start_ns") < 0).height
+        early = int((frame["start_ns"] < 0).sum())
         if early:  # an instant or a flow just before the first slice
             self._damage["instant_before_start"] += early
             frame = frame.with_columns(pl.col("start_ns").clip(lower_bound=0))

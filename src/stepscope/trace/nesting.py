@@ -16,8 +16,10 @@ from stepscope.trace.intervals import Times
 
 Rows = npt.NDArray[np.int64]
 
-_MOST_LEVELS: Final = 5_000
-"""Programs nest hundreds of slices deep; files that nest them deeper are taken slice by slice."""
+_MOST_EFFORT: Final = 64
+"""Steps a slice, together, up to those around it; files that nest deeper are taken slice by slice."""
+_ROUND_COSTS: Final = 500
+"""Steps that take as long as beginning with the next of all slices."""
 _ROUNDS: Final = 64
 """Climbs of all slices at once before the few that go on are taken one by one."""
 
@@ -40,48 +42,42 @@ def _are_in_order(lanes: npt.NDArray[np.int32], starts: Times, durations: Times)
 def parents(lanes: npt.NDArray[np.int32], starts: Times, durations: Times) -> Rows:
     """The parent's row for each slice, -1 where it has none; rows in any order, shape (n,).
 
-    Strictly nested lanes are solved all at once, level by level; lanes with partial overlaps by a stack.
+    Slices of a lane are solved all at once; by a stack where that takes too much.
     """
     order = nesting_order(lanes, starts, durations)
     lane, start = lanes[order], starts[order]
     end = start + durations[order]
-    result = _parents_by_level(lane, start, end)
-    has_parent = result >= 0
-    broken = has_parent & (end > end[np.where(has_parent, result, 0)])
-    for bad_lane in np.unique(lane[broken]):
-        first, last = np.searchsorted(lane, [bad_lane, bad_lane + 1])
-        found = _parents_by_stack(start[first:last], end[first:last])
+    result = np.full(len(order), -1, np.int64)
+    for first, last in _bounds_of_lanes(lane):
+        found = _parents_at_once(start[first:last], end[first:last])
         result[first:last] = np.where(found >= 0, found + first, -1)
     parent = np.full(len(order), -1, np.int64)
     parent[order] = np.where(result >= 0, order[result], -1)
     return parent
 
 
-def _parents_by_level(lane: npt.NDArray[np.int32], start: Times, end: Times) -> Rows:
-    """Parents of strictly nested slices given in nesting order; wrong where slices partly overlap."""
+def _parents_at_once(start: Times, end: Times) -> Rows:
+    """Parents of the slices of one lane in nesting order: of each the last one before it that is still open."""
     count = len(start)
+    if not count:
+        return np.zeros(0, np.int64)
     # Doubled times let a slice of no length end after it starts, and before anything longer that starts with it.
     begins = start * 2
     finishes = np.maximum(end * 2, begins + 1)
-    one_lane = count > 0 and lane[0] == lane[-1]
-    finish_order = np.argsort(finishes, kind="stable") if one_lane else np.lexsort((finishes, lane))
-    closed = _rank_per_lane(lane, begins, lane[finish_order], finishes[finish_order])
-    first_of_lane = np.searchsorted(lane, lane)
-    depth = np.arange(count) - first_of_lane - closed
-    result = np.full(count, -1, np.int64)
-    levels = by_level(depth)
-    if len(levels) > _MOST_LEVELS:  # a level costs as much as many slices
-        for first, last in _bounds_of_lanes(lane):
-            found = _parents_by_stack(start[first:last], end[first:last])
-            result[first:last] = np.where(found >= 0, found + first, -1)
-        return result
-    for previous, current in pairwise(levels):
-        if previous.size:
-            found = np.searchsorted(previous, current) - 1
-            candidate = previous[np.maximum(found, 0)]
-            valid = (found >= 0) & (lane[candidate] == lane[current])
-            result[current] = np.where(valid, candidate, -1)
-    return result
+    above = np.arange(-1, count - 1)
+    above[1:][begins[1:] >= np.maximum.accumulate(finishes)[:-1]] = -1  # all before have ended
+    rows = np.flatnonzero(above >= 0)
+    asked, candidate = begins[rows], rows - 1
+    effort = 0
+    while (closed := np.flatnonzero(finishes[candidate] <= asked)).size:
+        effort += len(closed) + _ROUND_COSTS
+        if effort > _MOST_EFFORT * (count + _ROUND_COSTS):
+            return _parents_by_stack(start, end)
+        rows, asked = rows[closed], asked[closed]
+        # What lies between a slice and its candidate has closed by then: also what lies before that one's own.
+        candidate = above[candidate[closed]]
+        above[rows] = candidate
+    return above
 
 
 def _bounds_of_lanes(lane: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
@@ -116,18 +112,6 @@ def inherit(own: Rows, around: Rows) -> Rows:
         over = above[active]
         result[active] = result[over]
         above[active] = above[over]
-    return result
-
-
-def _rank_per_lane(
-    lane: npt.NDArray[np.int32], begins: Times, end_lane: npt.NDArray[np.int32], finishes: Times
-) -> Rows:
-    """For each begin, how many slices of its lane had finished by then."""
-    result = np.empty(len(begins), np.int64)
-    for number in np.unique(lane):
-        first, last = np.searchsorted(lane, [number, number + 1])
-        low, high = np.searchsorted(end_lane, [number, number + 1])
-        result[first:last] = np.searchsorted(finishes[low:high], begins[first:last], side="right")
     return result
 
 

@@ -1,7 +1,8 @@
-"""The unpacked bytes of a profile, on disk when they are many, read piece by piece."""
+"""The unpacked bytes of a profile, in its file or on disk when they are many, read piece by piece."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,7 +39,17 @@ class Content:
     """
 
     def __init__(self, source: ByteSource, directory: Path, progress: Callable[[int, int | None], None] | None) -> None:
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed by close()
+        self._progress: Callable[[int], None] = lambda _: None
+        self._read_bytes = 0
+        total = source.total_bytes
+        if source.plain_path is not None and total:
+            with contextlib.suppress(OSError):  # which it was replaced with, or forbidden, since
+                self._file: IO[bytes] = source.plain_path.open("rb")
+                self.size = total
+                if progress is not None:
+                    self._progress = lambda read: progress(read, total)
+                return
+        self._file = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed by close()
             max_size=MEMORY_BYTES, dir=str(directory)
         )
         self.size = 0
@@ -46,7 +57,7 @@ class Content:
             self._file.write(block)
             self.size += len(block)
             if progress is not None:
-                progress(source.read_bytes, source.total_bytes)
+                progress(source.read_bytes, total)
 
     def close(self) -> None:
         """Forget the bytes."""
@@ -55,7 +66,10 @@ class Content:
     def read(self, start: int, size: int) -> bytes:
         """`size` bytes from `start`, fewer at the end."""
         self._file.seek(start)
-        return self._file.read(size)
+        data = self._file.read(size)
+        self._read_bytes = max(self._read_bytes, start + len(data))
+        self._progress(self._read_bytes)
+        return data
 
     def fields(self, start: int, end: int) -> Iterator[Field]:
         """The fields of the message between two positions.

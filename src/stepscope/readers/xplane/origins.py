@@ -20,7 +20,8 @@ class Origins:
         self._programs = programs
         self._pooled = pooled
         self._words = words
-        self._known: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._rows: dict[tuple[int, int, int], int] = {}
+        self._codes: list[tuple[int, int]] = []
 
     def columns(
         self, batch: Batch, mine: Positions, row: Positions, operation: Positions, role: Mapping[str, int]
@@ -38,20 +39,23 @@ class Origins:
         events = mine[compiled]
         program, has_program = batch.integers(role["program_id"])
         module = batch.texts(role["hlo_module"], self._words)
-        key = np.stack([row[events], program[events], module[events]])
-        different, first, inverse = np.unique(key, axis=1, return_index=True, return_inverse=True)
-        found = []
-        for (name, number, text), place in zip(different.T.tolist(), first.tolist(), strict=True):
-            if (name, number, text) not in self._known:
+        keys = zip(row[events].tolist(), program[events].tolist(), module[events].tolist(), strict=True)
+        rows = []
+        for place, key in enumerate(keys):  # one by one, for sorting them takes several times as long
+            known = self._rows.get(key)
+            if known is None:
                 event = int(events[place])
-                self._known[name, number, text] = self._look_up(
-                    number if has_program[event] else None,
-                    self._words.of(text),
-                    self._words.of(int(operation[event])) or "",
+                known = self._rows[key] = len(self._rows)
+                self._codes.append(
+                    self._look_up(
+                        key[1] if has_program[event] else None,
+                        self._words.of(key[2]),
+                        self._words.of(int(operation[event])) or "",
+                    )
                 )
-            found.append(self._known[name, number, text])
+            rows.append(known)
+        values = np.array(self._codes, np.uint32)[rows]
         stack, scope = (np.full(len(mine), NO_CODE, np.uint32) for _ in range(2))
-        values = np.array(found, np.uint32).reshape(-1, 2)[inverse.ravel()]
         stack[compiled], scope[compiled] = values[:, 0], values[:, 1]
         return {"call_stack": column(stack), "scope": column(scope)}
 
