@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import sys
+import warnings
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -69,7 +70,9 @@ def own_namespace() -> str:
 
 def user_agents() -> Path:
     """The folder of this user's agents: in STEPSCOPE_DATA_DIR, or where files of running programs lie."""
-    parent = os.environ.get("STEPSCOPE_DATA_DIR") or platformdirs.user_runtime_dir("stepscope", appauthor=False)
+    with warnings.catch_warnings():  # where no XDG_RUNTIME_DIR is set, a folder for temporary files serves
+        warnings.simplefilter("ignore")
+        parent = os.environ.get("STEPSCOPE_DATA_DIR") or platformdirs.user_runtime_dir("stepscope", appauthor=False)
     return Path(parent) / "agents"
 
 
