@@ -29,7 +29,7 @@ def is_sorted(frame: pl.DataFrame) -> bool:
 def in_order(frame: pl.DataFrame) -> pl.DataFrame:
     """The rows by start, longer slices first; column by column, so that only one stands in memory twice."""
     order = _order(frame)
-    return pl.DataFrame([frame.drop_in_place(name).gather(order) for name in frame.columns])
+    return pl.DataFrame([frame.drop_in_place(name).rechunk().gather(order) for name in frame.columns])
 
 
 def _order(frame: pl.DataFrame) -> pl.Series:

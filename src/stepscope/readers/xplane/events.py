@@ -23,11 +23,14 @@ from stepscope.readers.xplane.wire import (
     Values,
     WireError,
     fields,
+    numbers_of,
     varints,
     words_at,
 )
 
-CHUNK_BYTES: Final = 2**20
+CHUNK_BYTES: Final = 2**21
+_TOGETHER: Final = 8192
+"""Events whose numbers fit into a processor's cache, at each step of reading them."""
 LONGEST_EVENT_BYTES: Final = 2**24
 _MOST_STATISTICS: Final = 1000
 """Of an event, which has some ten; those after them are left out."""
@@ -209,9 +212,13 @@ def read_events(data: Bytes, starts: Positions, ends: Positions, roles: Position
     """
     words = words_at(data)
     at = starts.copy()
-    name, _ = _number(data, words, at, ends, 0x08)
-    offset, _ = _number(data, words, at, ends, 0x10)
-    duration, lasts = _number(data, words, at, ends, 0x18)
+    name, offset, duration = (np.empty(len(starts), np.int64) for _ in range(3))
+    lasts = np.empty(len(starts), np.bool_)
+    for first in range(0, len(starts), _TOGETHER):
+        some = slice(first, first + _TOGETHER)
+        for target, tag in ((name, 0x08), (offset, 0x10), (duration, 0x18)):
+            target[some], length, lasts[some] = numbers_of(data, words, at[some], ends[some], tag)
+            at[some] += length
     event, stat_start, stat_end = _stat_bounds(data, words, at, ends)
     broken = at != ends
     for row in np.flatnonzero(broken).tolist():  # fields in another order, or unknown ones
@@ -230,21 +237,6 @@ def read_events(data: Bytes, starts: Positions, ends: Positions, roles: Position
         )
         name, offset, duration, lasts = name[kept], offset[kept], duration[kept], lasts[kept]
     return Batch(name, offset, duration, lasts, stats, data)
-
-
-def _number(data: Bytes, words: Values, at: Positions, ends: Positions, tag: int) -> tuple[Positions, Mask]:
-    """The number of the field that comes next where it has this tag, 0 elsewhere; `at` moves behind it."""
-    has = (data[at] == tag) & (at < ends)
-    if has.all():
-        value, length = varints(data, words, at + 1)
-        at += length + 1
-        return value.astype(np.int64), has
-    result = np.zeros(len(at), np.int64)
-    rows = np.flatnonzero(has)
-    value, length = varints(data, words, at[rows] + 1)
-    result[rows] = value.astype(np.int64)
-    at[rows] += length + 1
-    return result, has
 
 
 def _stat_bounds(data: Bytes, words: Values, at: Positions, ends: Positions) -> tuple[Positions, Positions, Positions]:

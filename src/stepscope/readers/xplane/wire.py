@@ -22,6 +22,8 @@ _LONGEST_VARINT: Final = 10
 _ONE: Final = np.uint64(1)
 _STOPS: Final = np.uint64(0x8080808080808080)
 _LOWEST: Final = np.uint64(0x0101010101010101)
+_BYTE: Final = np.uint64(0xFF)
+_STOPS_BEHIND_TAG: Final = np.uint64(0x0080808080808080)
 _GATHER: Final = tuple(
     (np.uint64(keep), np.uint64(move), np.uint64(shift))
     for keep, move, shift in (
@@ -107,12 +109,7 @@ def varints(data: Bytes, words: Values, at: Positions) -> tuple[Values, Position
     """
     word = words[at]
     stop = ~word & _STOPS
-    low = stop & (~stop + _ONE)
-    kept = low | (low - _ONE)
-    word &= kept
-    length = (((kept & _LOWEST) * _LOWEST) >> np.uint64(56)).astype(np.int64)
-    for keep, move, shift in _GATHER:
-        word = (word & keep) | ((word & move) >> shift)
+    word, length = _joined(word, stop)
     longer = np.flatnonzero(stop == 0)
     if longer.size:
         ninth, tenth = data[at[longer] + 8].astype(np.uint64), data[at[longer] + 9].astype(np.uint64)
@@ -120,4 +117,44 @@ def varints(data: Bytes, words: Values, at: Positions) -> tuple[Values, Position
         word[longer] |= (ninth & np.uint64(0x7F)) << np.uint64(56)
         word[longer] |= np.where(goes_on, (tenth & _ONE) << np.uint64(63), np.uint64(0))
         length[longer] = np.where(goes_on, np.where(tenth < 0x80, 10, 0), 9)
+    return word, length
+
+
+def numbers_of(data: Bytes, words: Values, at: Positions, ends: Positions, tag: int) -> tuple[Values, Positions, Mask]:
+    """Of each position the number there, its bytes, and whether there is one with this tag; 0 and 0 where not.
+
+    Args:
+        data, words: as `varints` takes them.
+        ends: where the messages end that the positions are in.
+        tag: of one byte, which stands before the number.
+    """
+    word = words[at]
+    has = (word & _BYTE) == tag
+    has &= at < ends
+    word >>= np.uint64(8)
+    stop = ~word & _STOPS_BEHIND_TAG
+    if not stop.all() and (has & (stop == 0)).any():  # more than seven bytes
+        rows = np.flatnonzero(has)
+        value, length = np.zeros(len(at), np.uint64), np.zeros(len(at), np.int64)
+        value[rows], length[rows] = varints(data, words, at[rows] + 1)
+        length[rows] += 1
+        return value, length, has
+    value, length = _joined(word, stop)
+    length += 1
+    if not has.all():
+        value *= has
+        length *= has
+    return value, length, has
+
+
+def _joined(word: Values, stop: Values) -> tuple[Values, Positions]:
+    """The numbers in words up to the lowest bit of each `stop`, seven bits of each byte, and how many bytes that is."""
+    stop = stop & (~stop + _ONE)
+    kept = stop | (stop - _ONE)
+    word = word & kept
+    length = (((kept & _LOWEST) * _LOWEST) >> np.uint64(56)).astype(np.int64)
+    largest = int(word.max(initial=0))
+    for keep, move, shift in _GATHER:
+        if largest >> int(8 * shift):  # else all are in the lowest group already
+            word = (word & keep) | ((word & move) >> shift)
     return word, length
