@@ -44,6 +44,8 @@ def parents(lanes: npt.NDArray[np.int32], starts: Times, durations: Times) -> Ro
 
     Slices of a lane are solved all at once; by a stack where that takes too much.
     """
+    if _are_in_order(lanes, starts, durations):
+        return _parents_at_once(starts, starts + durations)
     order = nesting_order(lanes, starts, durations)
     lane, start = lanes[order], starts[order]
     end = start + durations[order]

@@ -21,6 +21,7 @@ MEMORY_EVENTS: Final = ("MemoryAllocation", "MemoryDeallocation")
 LIBRARY: Final = "<library>"
 """Stands for the folder of a library's file, which JAX's tracer does not tell."""
 NO_CODE: Final = 2**32 - 1
+_MOST_LISTED: Final = 2**20
 Codes = npt.NDArray[np.uint32]
 
 
@@ -47,11 +48,18 @@ class NameRows:
         order = sorted(found)
         self._numbers = np.array(order, np.int64)
         self.names = [found[number] for number in order]
+        self._rows: Positions | None = None
+        if order and order[0] >= 0 and order[-1] < _MOST_LISTED:  # as in every real file
+            self._rows = np.full(order[-1] + 2, -1, np.int64)  # the last stands for all higher numbers
+            self._rows[self._numbers] = np.arange(len(order))
 
     def of(self, numbers: Positions) -> tuple[Positions, Mask]:
         """The row of each number, and whether it has one."""
         if not len(self._numbers):
             return np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.bool_)
+        if self._rows is not None:
+            row = self._rows.take(np.where(numbers < 0, len(self._rows) - 1, numbers), mode="clip")
+            return np.maximum(row, 0), row >= 0
         place = np.minimum(np.searchsorted(self._numbers, numbers), len(self._numbers) - 1)
         return place, self._numbers[place] == numbers
 
