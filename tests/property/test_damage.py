@@ -42,8 +42,8 @@ RECORDINGS = (
     FIXTURES.parent.parent / "src/stepscope/data/gpt2_per_token_loss_cpu.json.gz",
 )
 
-few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-many = settings(few, max_examples=80)
+few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+many = settings(few, max_examples=60)
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +131,7 @@ def test_a_recording_cut_off_keeps_every_event_before(recording: Path) -> None:
 @example(EVERY_KIND.spans[4][1], "delete", 0, False)
 @example(EVERY_KIND.spans[4][1], "flip", ord('"'), False)
 @example(EVERY_KIND.spans[4][1], "flip", ord("["), True)
+@example(EVERY_KIND.array[1], "flip", ord("]"), False)
 def test_one_damaged_byte_costs_at_most_the_event_it_is_in(place: int, how: str, byte: int, pieces: bool) -> None:
     text = EVERY_KIND.text
     removed = 0 if how == "insert" else 1

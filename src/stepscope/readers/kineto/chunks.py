@@ -7,6 +7,7 @@ by a letter, which no string can hold either.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -133,8 +134,10 @@ class EventStream:
         except DECODE_ERRORS as error:
             end = end_of_array(error, text, is_last=is_last)
         if end is not None:
-            self._close(text[end:])
-            return decode_events(text[:end], exact=self._exact)
+            with contextlib.suppress(*DECODE_ERRORS):  # of two brackets, one is stray
+                events = decode_events(text[:end], exact=self._exact)
+                self._close(text[end:])
+                return events
         events, rest = decode_damaged(text, exact=self._exact, is_last=is_last, damage=self.damage)
         if rest is not None:
             self._close(rest)
