@@ -55,17 +55,7 @@ def notes(
             f"A trace has {several} devices: operators and lines of your code count those of all, the other tables "
             "are about one."
         )
-    if "input_shapes" in unknown:
-        yield "Only one side's recording kept input shapes: operators are matched without them."
-    if "module" in unknown:
-        yield "Only one side's recording kept modules: operators are matched without them."
-    for name, what in (("lines", "lines of your code"), ("memory", "memory")):
-        if name in unknown:
-            yield f"Only one side's recording kept {what}, which cannot be compared."
-    kept = [side.trace.metadata.recorded for side in (ours, theirs)]
-    if kept[0] is not None and kept[1] is not None and set(kept[0]) != set(kept[1]):
-        more = ", ".join(sorted(set(kept[0]) ^ set(kept[1])))
-        yield f"Only one side's recording kept {more}, which costs time itself: record both alike."
+    yield from _of_one_side(ours, theirs, unknown)
     if ours.ranks != theirs.ranks:
         yield f"Ranks: {ours.ranks} before and {theirs.ranks} after; the tables are a rank's mean."
     if is_unprofiled:
@@ -80,6 +70,21 @@ def notes(
             "Every run counts the same in the verdict, and every step in the tables: their mean step is "
             f"{_time(ours.step_ns)} before and {_time(theirs.step_ns)} after."
         )
+
+
+def _of_one_side(ours: SideSummary, theirs: SideSummary, unknown: Collection[str]) -> Iterator[str]:
+    """What only one side's recording kept."""
+    if "input_shapes" in unknown:
+        yield "Only one side's recording kept input shapes: operators are matched without them."
+    if "module" in unknown:
+        yield "Only one side's recording kept modules: operators are matched without them."
+    for name, what in (("lines", "lines of your code"), ("memory", "memory")):
+        if name in unknown:
+            yield f"Only one side's recording kept {what}, which cannot be compared."
+    kept = [side.trace.metadata.recorded for side in (ours, theirs)]
+    if kept[0] is not None and kept[1] is not None and set(kept[0]) != set(kept[1]):
+        more = ", ".join(sorted(set(kept[0]) ^ set(kept[1])))
+        yield f"Only one side's recording kept {more}, which costs time itself: record both alike."
 
 
 def _left_out(word: str, steps: Sequence[LeftOut]) -> str:
