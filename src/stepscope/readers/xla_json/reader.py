@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from stepscope.readers import xplane
@@ -55,6 +56,8 @@ class _Profile:
     def __init__(self, source: ByteSource) -> None:
         self._source = source
         self.name = source.name
+        self.plain_path: Path | None = None
+        """No file holds the content as it is."""
         self.stream = EventStream(source)
 
     @property
