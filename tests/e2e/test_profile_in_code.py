@@ -132,6 +132,7 @@ with stepscope.profile(sys.argv[1], schedule=stepscope.schedule(wait=1, active=2
         optimizer.step()
         optimizer.zero_grad()
         profile.step()
+distributed.barrier()  # a rank that ends while the other still needs it may abort
 distributed.destroy_process_group()
 """
 
