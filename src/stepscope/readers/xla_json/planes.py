@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stepscope.protobuf_fields import beginning, message, text, whole
 from stepscope.readers.kineto.events import DECODE_ERRORS, Event
 from stepscope.readers.xla_json import wire
 from stepscope.readers.xplane.names import DEVICE_PLANE, HOST_PLANES
@@ -109,18 +110,18 @@ class _Plane:
 
     def serialised(self, number: int) -> Iterator[bytes]:
         """The plane as a field of the profile."""
-        parts = [wire.whole(1, number), wire.data(2, self.name.encode("utf-8", "replace"))]
+        parts = [whole(1, number), text(2, self.name)]
         for place, (thread, events) in enumerate(self.lines.items()):
             name = self.thread_names.get(thread, "")
             if not _DERIVED.search(name):
                 identifier = thread if isinstance(thread, int) and 0 < thread < 2**63 else place + 1
-                head = wire.whole(1, identifier) + wire.data(2, name.encode("utf-8", "replace"))
-                parts.append(wire.data(3, head + b"".join(events)))
+                head = whole(1, identifier) + text(2, name)
+                parts.append(message(3, head + b"".join(events)))
         for key, code in self._names.items():
-            parts.append(wire.data(4, self._name_entry(key, code)))
-        parts += [wire.data(5, wire.named(code, name)) for name, code in self._statistics.items()]
+            parts.append(message(4, self._name_entry(key, code)))
+        parts += [message(5, wire.named(code, name)) for name, code in self._statistics.items()]
         size = sum(map(len, parts))
-        yield bytes([0x0A]) + wire.varint(size)
+        yield beginning(1, size)
         yield from parts
 
     def _name_entry(self, key: tuple[Any, ...], code: int) -> bytes:

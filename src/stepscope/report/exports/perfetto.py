@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from stepscope.protobuf_fields import double, fixed64, message, text, varint, whole
 from stepscope.readers.perfetto.vocabulary import (
     ANNOTATIONS,
     HEADER_ANNOTATION,
@@ -27,7 +28,6 @@ from stepscope.readers.perfetto.vocabulary import (
 from stepscope.report.exports.json_text import identifier, parts
 from stepscope.report.exports.perfetto_tracks import Tracks
 from stepscope.report.exports.row_numbers import entries
-from stepscope.report.exports.wire import double, fixed64, message, text, varint, whole
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
 from stepscope.trace.tables import SCHEMAS, SLICE_TABLES

@@ -15,9 +15,9 @@ from typing import IO, Any, Final
 
 import polars as pl
 
+from stepscope.protobuf_fields import beginning, double, message, text, whole
 from stepscope.readers.names import host_slice_table
 from stepscope.report.exports.json_text import by_value, identifier
-from stepscope.report.exports.wire import beginning, double, message, text, whole
 from stepscope.trace import Trace
 from stepscope.trace.model import Device
 
