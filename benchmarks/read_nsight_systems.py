@@ -32,6 +32,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from fresh_process import measure
+
 HERE = Path(__file__).resolve().parent
 PANDAS = "pandas>=3,<4"
 REAL_TRACE = "nsys/two_gpu_before.sqlite"
@@ -56,9 +58,6 @@ NAMES = ("cudaLaunchKernel_v7000", "cudaMemcpyAsync_v3020", "cudaStreamSynchroni
 FIRST_KERNEL = 100
 
 PROLOGUE = """
-import json, os, sys, time
-if hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 path, tables = sys.argv[1], json.loads(sys.argv[2])
 def report(rows):
     print(json.dumps({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "rows": rows}))
@@ -126,28 +125,6 @@ def generate(path: Path, wanted: int) -> None:
         connection.commit()
 
 
-def measure(python: str, program: str, path: Path, tables: dict[str, str]) -> dict[str, Any]:
-    """One run in a fresh process: wall and CPU seconds of the call, CPU seconds and peak MiB of the process."""
-    environment = {**os.environ, "POLARS_MAX_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    environment["PYTHONPATH"] = str(HERE.parent / "src")
-    with tempfile.TemporaryFile() as output:
-        child = subprocess.Popen(
-            [python, "-c", PROLOGUE + program, str(path), json.dumps(tables)],
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode:
-            raise SystemExit(f"a measured process failed with exit code {child.returncode}: {path}")
-        output.seek(0)
-        said = json.loads(output.read().splitlines()[-1])
-    peak_unit = 1 if sys.platform == "darwin" else 1024
-    whole = {"process_cpu": usage.ru_utime + usage.ru_stime, "peak_mib": usage.ru_maxrss * peak_unit / 2**20}
-    return {**said, **whole}
-
-
 def lines(name: str, path: Path, runs: int, pandas: str | None) -> Iterator[str]:
     """The lines of the table that belong to one file."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
@@ -159,7 +136,7 @@ def lines(name: str, path: Path, runs: int, pandas: str | None) -> Iterator[str]
         programs += [("pandas, the columns that are used", pandas, READ_PANDAS, used)]
         programs += [("pandas, all columns", pandas, READ_PANDAS, dict.fromkeys(used, "*"))]
     for what, python, program, tables in programs:
-        found = [measure(python, program, path, tables) for _ in range(runs)]
+        found = [measure(python, PROLOGUE + program, str(path), json.dumps(tables)) for _ in range(runs)]
         cpu, wall, process, peak = (
             statistics.median(run[key] for run in found) for key in ("cpu", "wall", "process_cpu", "peak_mib")
         )

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import os
 import platform
 import shutil
@@ -33,14 +32,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fresh_process import measure
+
 HERE = Path(__file__).resolve().parent
 HTA = ("holistictraceanalysis==0.5.0", "pandas<3")
 REAL_TRACE = "kineto/v100_dlrm_rank1of2.json.gz"
 
 PROLOGUE = """
-import json, os, sys, time
-if hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 path, cache = sys.argv[1], sys.argv[2]
 def report(events):
     print(json.dumps({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "events": events}))
@@ -84,28 +82,6 @@ report([len(events), sum("dur" in e and "cat" in e and e["cat"] != "Trace" for e
 """
 
 
-def measure(python: str, program: str, path: Path, cache: Path) -> dict[str, Any]:
-    """One run in a fresh process: wall and CPU seconds of the call, CPU seconds and peak MiB of the process."""
-    environment = {**os.environ, "POLARS_MAX_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    environment["PYTHONPATH"] = str(HERE.parent / "src")
-    with tempfile.TemporaryFile() as output:
-        child = subprocess.Popen(
-            [python, "-c", PROLOGUE + program, str(path), str(cache)],
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode:
-            raise SystemExit(f"a measured process failed with exit code {child.returncode}: {path}")
-        output.seek(0)
-        said = json.loads(output.read().splitlines()[-1])
-    peak_unit = 1 if sys.platform == "darwin" else 1024
-    whole = {"process_cpu": usage.ru_utime + usage.ru_stime, "peak_mib": usage.ru_maxrss * peak_unit / 2**20}
-    return {**said, **whole}
-
-
 def medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """The median of each figure; the events, which must be the same in all runs."""
     if len({run["events"] for run in runs}) != 1:
@@ -125,9 +101,9 @@ def rows(
     if hta is not None:
         programs += [("HTA, Trace.parse_traces", hta, HTA_PARSE, options.runs)]
         programs += [("HTA, TraceAnalysis(...)", hta, HTA_OPEN, options.runs)]
-        all_events, hta_events = measure(sys.executable, COUNT, path, cache)["events"]
+        all_events, hta_events = measure(sys.executable, PROLOGUE + COUNT, str(path), str(cache))["events"]
     for what, python, program, runs in programs:
-        found = medians([measure(python, program, path, cache) for _ in range(runs)])
+        found = medians([measure(python, PROLOGUE + program, str(path), str(cache)) for _ in range(runs)])
         note = f"{found['events']:,}"
         if hta is not None:
             expected = hta_events if what.startswith("HTA") else all_events

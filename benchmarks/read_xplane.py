@@ -17,25 +17,24 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
-import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from fresh_process import measure
+
+from stepscope.protobuf_fields import message, whole
+from stepscope.readers.xplane.wire import varint
+
 HERE = Path(__file__).resolve().parent
 PROFILE = HERE.parent / "tests" / "fixtures" / "jax_training_cpu.xplane.pb.gz"
 PLANES, LINES, EVENTS, OFFSET, DURATION = 1, 3, 4, 2, 3
 
 PROLOGUE = """
-import json, os, sys, time
-if hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 path = sys.argv[1]
 def report(wall, cpu, events):
     print(json.dumps({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "events": events}))
@@ -58,64 +57,42 @@ report(wall, cpu, len(data))
 """
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a position, and the position behind it."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value, at
-
-
-def written(value: int) -> bytes:
-    """A number as protobuf writes it."""
-    result = bytearray()
-    while value > 0x7F:
-        result.append(value & 0x7F | 0x80)
-        value >>= 7
-    result.append(value)
-    return bytes(result)
-
-
-def fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+def fields(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
     """Number, value and all bytes of each field; the value of a number is what follows its tag."""
     at = 0
-    while at < len(message):
+    while at < len(data):
         begin = at
-        tag, at = varint(message, at)
+        tag, at = varint(data, at)
         start = at
         if tag & 7 == 0:
-            _, at = varint(message, at)
+            _, at = varint(data, at)
         elif tag & 7 == 2:
-            length, start = varint(message, at)
+            length, start = varint(data, at)
             at = start + length
         else:
             at += 8 if tag & 7 == 1 else 4
-        yield tag >> 3, message[start:at], message[begin:at]
+        yield tag >> 3, data[start:at], data[begin:at]
 
 
 class Line:
     """A line of the small profile: what stands around its events, and each as what comes before and after its time."""
 
-    def __init__(self, message: bytes) -> None:
+    def __init__(self, data: bytes) -> None:
         self.rest = b""
         self.events: list[tuple[bytes, int, bytes]] = []
         self.end_ps = 0
-        for number, value, raw in fields(message):
+        for number, value, raw in fields(data):
             if number != EVENTS:
                 self.rest += raw
                 continue
             before, offset, after = b"", 0, b""
-            for inner, part, whole in fields(value):
+            for inner, part, both in fields(value):
                 if inner == OFFSET:
                     offset = varint(part, 0)[0]
                 elif inner < OFFSET:
-                    before += whole
+                    before += both
                 else:
-                    after += whole
+                    after += both
                 if inner == DURATION:
                     self.end_ps = max(self.end_ps, offset + varint(part, 0)[0])
             self.events.append((before, offset, after))
@@ -126,8 +103,8 @@ class Line:
         parts = [self.rest]
         for copy in range(copies):
             for before, offset, after in self.events:
-                event = before + bytes([OFFSET << 3]) + written(offset + copy * length_ps) + after
-                parts.append(bytes([EVENTS << 3 | 2]) + written(len(event)) + event)
+                event = before + whole(OFFSET, offset + copy * length_ps) + after
+                parts.append(message(EVENTS, event))
         return b"".join(parts)
 
 
@@ -140,13 +117,13 @@ def make(small: bytes, megabytes: int, target: IO[bytes]) -> None:
             others += raw
             continue
         head, lines, rest = b"", [], b""
-        for inner, part, whole in fields(value):
+        for inner, part, both in fields(value):
             if inner == LINES:
                 lines.append(Line(part))
             elif inner < LINES:
-                head += whole
+                head += both
             else:
-                rest += whole
+                rest += both
         planes.append((head, lines, rest))
     length_ps = max((line.end_ps for _, lines, _ in planes for line in lines), default=0) + 1_000_000
     size = sum(
@@ -155,27 +132,9 @@ def make(small: bytes, megabytes: int, target: IO[bytes]) -> None:
     copies = max(1, megabytes * 10**6 // size)
     for head, lines, rest in planes:
         repeated = [line.repeated(copies, length_ps) for line in lines]
-        body = head + b"".join(bytes([LINES << 3 | 2]) + written(len(each)) + each for each in repeated) + rest
-        target.write(bytes([PLANES << 3 | 2]) + written(len(body)) + body)
+        body = head + b"".join(message(LINES, each) for each in repeated) + rest
+        target.write(message(PLANES, body))
     target.write(others)
-
-
-def measure(python: str, program: str, path: Path) -> dict[str, Any]:
-    """One run in a fresh process: wall and CPU seconds of the call, peak MiB of the process."""
-    environment = {**os.environ, "POLARS_MAX_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    environment["PYTHONPATH"] = str(HERE.parent / "src")
-    with tempfile.TemporaryFile() as output:
-        child = subprocess.Popen(
-            [python, "-c", PROLOGUE + program, str(path)], stdout=output, stderr=subprocess.DEVNULL, env=environment
-        )
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode:
-            raise SystemExit(f"a measured process failed with exit code {child.returncode}: {path}")
-        output.seek(0)
-        said: dict[str, Any] = json.loads(output.read().splitlines()[-1])
-    unit = 1 if sys.platform == "darwin" else 1024
-    return {**said, "peak_mib": usage.ru_maxrss * unit / 2**20}
 
 
 def row(name: str, runs: list[dict[str, Any]], size: int) -> str:
@@ -206,11 +165,11 @@ def main() -> None:
             with path.open("wb") as target:
                 make(small, megabytes, target)
             size = path.stat().st_size
-            ours = [measure(sys.executable, READ, path) for _ in range(options.runs)]
+            ours = [measure(sys.executable, PROLOGUE + READ, str(path)) for _ in range(options.runs)]
             print(f"{size / 1e6:.0f} MB, {ours[0]['events']:,} events read")
             print(row("  stepscope", ours, size), flush=True)
             if options.xprof_python:
-                theirs = [measure(options.xprof_python, XPROF, path) for _ in range(options.runs)]
+                theirs = [measure(options.xprof_python, PROLOGUE + XPROF, str(path)) for _ in range(options.runs)]
                 print(row("  xprof, overview page", theirs, size), flush=True)
             path.unlink()
 

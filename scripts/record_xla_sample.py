@@ -3,7 +3,7 @@
 
     python scripts/record_xla_sample.py
 
-Needs jax on a CPU; four steps are recorded, the third of which compiles.
+Needs jax on a CPU, and stepscope; four steps are recorded, the third of which compiles.
 """
 
 import gzip
@@ -16,6 +16,9 @@ from types import ModuleType
 
 import jax
 import jax.numpy as jnp
+
+from stepscope.protobuf_fields import text
+from stepscope.readers.xplane.wire import varint
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXAMPLE = "examples/jax_training.py"
@@ -72,7 +75,7 @@ def record(example: ModuleType, folder: Path) -> None:
 
 def shareable(profile: bytes) -> bytes:
     """The profile under another host name; raises SystemExit if it names a path of this machine."""
-    parts = [encoded(HOSTNAMES, HOST.encode()) if number == HOSTNAMES else raw for number, raw in fields(profile)]
+    parts = [text(HOSTNAMES, HOST) if number == HOSTNAMES else raw for number, raw in fields(profile)]
     found = b"".join(parts)
     left = sorted(set(ABSOLUTE_PATH.findall(found)))
     if left:
@@ -88,23 +91,6 @@ def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
         length, behind = varint(message, behind)
         yield tag >> 3, message[at : behind + length]
         at = behind + length
-
-
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a position, and the position behind it."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value, at
-
-
-def encoded(number: int, value: bytes) -> bytes:
-    """A short field."""
-    return bytes([number << 3 | 2, len(value)]) + value
 
 
 if __name__ == "__main__":
