@@ -23,6 +23,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.backward import BACKWARD_NAME, backward_source
+from stepscope.analysis.formats import XLA_FORMATS
 from stepscope.analysis.memory_events import outermost_operators
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows, inherit
@@ -43,8 +44,6 @@ _FACTORIES: Final = re.compile(
     r"^aten::(?:rand\w*|normal|zeros|ones|empty|full|arange|linspace|eye|tensor|from_numpy|lift_fresh|to|_to_copy)$"
 )
 _FOREVER: Final = np.iinfo(np.int64).max
-_WITHOUT_PASSES: Final = ("xplane", "xla_json")
-"""Formats whose operators are the runtime's own events, which tell nothing of forward and backward."""
 
 _BY_FRAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("optimizer_state", re.compile(r"torch/optim/\w+\.py\(\d+\): |torch/optim/.*\): _?init_group$")),
@@ -75,7 +74,9 @@ def block_categories(trace: Trace, blocks: pl.DataFrame, first_step_ns: int | No
     first = _first_ns(trace, first_step_ns, phase)
     in_optimizer = (optimizer_end >= 0) | (stacks == "optimizer_state")
     lasts = end == _FOREVER
-    in_passes = trace.metadata.format not in _WITHOUT_PASSES
+    in_passes = (
+        trace.metadata.format not in XLA_FORMATS
+    )  # the runtime's own events tell nothing of forward and backward
     choices: list[tuple[npt.NDArray[np.bool_], str]] = [
         ((start < 0) | (phase.by_stacks & (start == 0) & (stacks == "")), "before"),
         (phase.in_backward & (end <= passes), "temporary"),

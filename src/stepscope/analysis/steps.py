@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.formats import XLA_FORMATS
 from stepscope.trace import Trace, Window
 from stepscope.trace.intervals import Times
 
@@ -65,9 +66,6 @@ def step_table(trace: Trace) -> pl.DataFrame:
         if steps.is_empty():
             steps = find(trace)
     return _with_complete(steps.sort("start_ns"), trace.metadata.window)
-
-
-XLA_FORMATS: Final = ("xplane", "xla_json")
 
 
 def are_of_a_device(trace: Trace, steps: pl.DataFrame) -> bool:

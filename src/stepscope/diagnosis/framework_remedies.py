@@ -7,6 +7,7 @@ from typing import Final
 
 import polars as pl
 
+from stepscope.analysis.formats import XLA_FORMATS
 from stepscope.diagnosis.finding import Remedy
 from stepscope.diagnosis.gaudi_remedies import HPU
 from stepscope.trace import Trace
@@ -133,7 +134,7 @@ def framework_of(trace: Trace) -> str | None:
     """ "jax" or "torch_xla" where what the host recorded is one's of these, "hpu" on Gaudi; None for all else."""
     if trace.metadata.format == "gaudi":
         return "hpu"
-    if trace.metadata.format not in ("xplane", "xla_json"):
+    if trace.metadata.format not in XLA_FORMATS:
         return None
     tables = (trace.operators, trace.frames, trace.launches, trace.annotations, trace.device_work)
     names = pl.concat([table["name"] for table in tables]).unique()

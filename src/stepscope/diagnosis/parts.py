@@ -201,7 +201,7 @@ HOST: Final[Mapping[str, str]] = {
 
 def how_to_record(what: Mapping[str, str], trace_format: str, framework: str | None = None) -> str:
     """Of LAUNCHES, HOST or a part's `how` what fits the framework, or else the profiler that writes this format."""
-    return what.get(framework or "", what[""]) if framework in what else what.get(trace_format, what[""])
+    return next(what[key] for key in (framework, trace_format, "") if key is not None and key in what)
 
 
 def missing(view: View) -> list[str]:

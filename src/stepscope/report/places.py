@@ -7,6 +7,7 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope import __version__
+from stepscope.analysis.formats import XLA_FORMATS
 from stepscope.analysis.place_costs import PHASE_COLUMNS, PlaceCosts
 from stepscope.report.format import count, duration, share
 from stepscope.report.json_report import SCHEMA
@@ -28,7 +29,6 @@ _HOW_IN_XLA: Final = {
     "modules": "XLA tells those of compiled code, by the names that JAX's libraries (or jax.named_scope) give them; "
     "PyTorch/XLA with XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1.",
 }
-_XLA: Final = ("xplane", "xla_json")
 _LIBRARIES: Final = (
     "its Python frames are those of libraries. --user-code PATTERN says which files of theirs are yours."
 )
@@ -43,7 +43,7 @@ def places_text(costs: PlaceCosts, table: pl.DataFrame, things: str, *, width: i
     """
     if table[table.columns[0]].null_count() == table.height:
         has_frames = things == "lines" and costs.attribution.trace.frames.height > 0
-        how = _HOW_IN_XLA if costs.attribution.trace.metadata.format in _XLA else _HOW
+        how = _HOW_IN_XLA if costs.attribution.trace.metadata.format in XLA_FORMATS else _HOW
         return f"No {things} of yours are known in this trace: {_LIBRARIES if has_frames else how[things]}\n"
     shown = table.head(top) if top else table
     rest = table[shown.height :].filter(pl.col(table.columns[0]).is_null())  # often most of the time: never cut off

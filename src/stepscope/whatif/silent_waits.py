@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.device_time import busy_intervals
+from stepscope.analysis.formats import XLA_FORMATS
 from stepscope.analysis.host import CAUSE_CODES, TABLES, HostActivity
-from stepscope.analysis.steps import XLA_FORMATS
 from stepscope.trace import Trace, Window
 
 SHORTEST_NS: Final = 1_000_000

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from stepscope.errors import UnreadableTraceError
 from stepscope.readers.assembly import Assembly
 from stepscope.readers.gathering import warnings
 from stepscope.readers.gaudi.columns import GaudiColumns
@@ -60,13 +59,7 @@ def read(
     stream = EventStream(source)
     columns = GaudiColumns(stream.damage)  # also what is after the window: what started what follows from all of it
     spill = Spill(writer.directory)
-    for events in stream.chunks():
-        spill.add(columns.batch(events))
-        if progress is not None:
-            progress(source.read_bytes, source.total_bytes)
-    columns.pairs.finish()
-    if not columns.complete_events:
-        raise UnreadableTraceError(f"{source.name} is a trace without a single event that has a start and a duration")
+    kineto.gather(source, stream, columns, spill, progress)
     header = kineto.header_of(stream)
     Sorting(columns, spill).sort()
     spill.flush()

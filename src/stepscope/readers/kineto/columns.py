@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers.kineto import arguments, names
+from stepscope.readers.kineto import arguments, names, values
 from stepscope.readers.kineto.events import Damage, Event
 from stepscope.readers.kineto.pairs import Pairs
 from stepscope.readers.kineto.times import LATEST_NS, LONGEST_NS, nanoseconds
@@ -212,9 +212,9 @@ class Columns:
     def _operators(self, events: list[Event]) -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.Operator, self.damage)
         return {
-            "sequence_number": _integers([a.sequence_number for a in args]),
-            "forward_thread": _integers([a.forward_thread for a in args]),
-            "external_id": _integers([a.external_id for a in args]),
+            "sequence_number": values.integers([a.sequence_number for a in args]),
+            "forward_thread": values.integers([a.forward_thread for a in args]),
+            "external_id": values.integers([a.external_id for a in args]),
             "input_shapes": self.pool.raw_codes([a.input_shapes for a in args]),
             "input_types": self.pool.raw_codes([a.input_types for a in args]),
             "input_values": self.pool.raw_codes([a.input_values for a in args]),
@@ -224,15 +224,17 @@ class Columns:
     def _launches(self, events: list[Event]) -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.Launch, self.damage)
         return {
-            "correlation": _integers([a.correlation for a in args]),
-            "external_id": _integers([a.old_external_id if a.external_id is None else a.external_id for a in args]),
-            "bytes": _integers([_integer(a.bytes) for a in args]),
+            "correlation": values.integers([a.correlation for a in args]),
+            "external_id": values.integers(
+                [a.old_external_id if a.external_id is None else a.external_id for a in args]
+            ),
+            "bytes": values.integers([values.integer(a.bytes) for a in args]),
         }
 
     def _device_work(self, category: str, events: list[Event]) -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.DeviceWork, self.damage)
         devices = [str(e.pid if a.device is None else a.device) for e, a in zip(events, args, strict=True)]
-        queues = [_queue(e.tid if a.stream is None else a.stream) for e, a in zip(events, args, strict=True)]
+        queues = [values.queue(e.tid if a.stream is None else a.stream) for e, a in zip(events, args, strict=True)]
         for event, device, queue in zip(events, devices, queues, strict=True):
             self.queues.setdefault(self._lane_of[event.pid, event.tid], (device, queue))
         kinds = _Kinds(category)
@@ -241,27 +243,29 @@ class Columns:
             "kind": self.pool.codes([kinds[e.name, a.direction] for e, a in zip(events, args, strict=True)]),
             "device": self.pool.codes(devices),
             "queue": self.pool.codes(queues),
-            "correlation": _integers([a.correlation for a in args]),
-            "external_id": _integers([a.old_external_id if a.external_id is None else a.external_id for a in args]),
-            "bytes": _integers([a.size if a.bytes is None else _integer(a.bytes) for a in args]),
+            "correlation": values.integers([a.correlation for a in args]),
+            "external_id": values.integers(
+                [a.old_external_id if a.external_id is None else a.external_id for a in args]
+            ),
+            "bytes": values.integers([a.size if a.bytes is None else values.integer(a.bytes) for a in args]),
             "grid": self.pool.raw_codes([a.grid for a in args]),
             "block": self.pool.raw_codes([a.block for a in args]),
-            "registers": _small_integers([_integer(a.registers) for a in args]),
-            "shared_memory_bytes": _integers([_integer(a.shared_memory) for a in args]),
+            "registers": values.small_integers([values.integer(a.registers) for a in args]),
+            "shared_memory_bytes": values.integers([values.integer(a.shared_memory) for a in args]),
             "occupancy": pl.Series([a.occupancy for a in args], dtype=pl.Float64, strict=False) / 100,
             "blocks_per_multiprocessor": pl.Series(
                 [a.blocks_per_multiprocessor for a in args], dtype=pl.Float64, strict=False
             ),
             "collective": self.pool.optional_codes([a.collective for a in args]),
             "group": self.pool.optional_codes([a.group for a in args]),
-            "group_size": _integers([a.group_size for a in args]),
-            "message_elements": _integers([a.message_elements for a in args]),
+            "group_size": values.integers([a.group_size for a in args]),
+            "message_elements": values.integers([a.message_elements for a in args]),
             "message_type": self.pool.optional_codes([a.message_type for a in args]),
         }
 
     def _frames(self, events: list[Event]) -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.Frame, self.damage)
-        return {"python_id": _integers([a.python_id for a in args])}
+        return {"python_id": values.integers([a.python_id for a in args])}
 
     def _annotations(self, events: list[Event], kind: str = "host") -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.Annotation, self.damage)
@@ -277,11 +281,11 @@ class Columns:
         ]
         return {
             "kind": self.pool.codes(kinds),
-            "correlation": _integers([a.correlation for a in args]),
+            "correlation": values.integers([a.correlation for a in args]),
             "device": self.pool.optional_codes([a.device for a in args]),
-            "queue": self.pool.optional_codes([_real_queue(a.stream) for a in args]),
-            "waited_queue": self.pool.optional_codes([_real_queue(a.waited_stream) for a in args]),
-            "waited_correlation": _integers(
+            "queue": self.pool.optional_codes([values.real_queue(a.stream) for a in args]),
+            "waited_queue": self.pool.optional_codes([values.real_queue(a.waited_stream) for a in args]),
+            "waited_correlation": values.integers(
                 [None if a.waited_correlation == -1 else a.waited_correlation for a in args]
             ),
         }
@@ -296,11 +300,11 @@ class Columns:
             {
                 "start_ns": start,
                 "lane": self._lane_codes(events),
-                "device": self.pool.codes([_memory_device(a) for a in args]),
-                "address": _integers([a.address for a in args]),
-                "bytes": _integers([a.bytes for a in args]),
-                "total_allocated": _integers([a.total_allocated for a in args]),
-                "total_reserved": _integers([a.total_reserved for a in args]),
+                "device": self.pool.codes([values.memory_device(a) for a in args]),
+                "address": values.integers([a.address for a in args]),
+                "bytes": values.integers([a.bytes for a in args]),
+                "total_allocated": values.integers([a.total_allocated for a in args]),
+                "total_reserved": values.integers([a.total_reserved for a in args]),
             }
         )
         self._count("time_out_of_range", ~fits)
@@ -363,7 +367,7 @@ class Columns:
             elif event.name == "process_labels" and args.labels is not None:
                 self.process_labels[process] = args.labels
             elif event.name == "thread_name" and args.name is not None:
-                self.thread_names[process, _queue(event.tid)] = args.name
+                self.thread_names[process, values.queue(event.tid)] = args.name
 
 
 class _LaneCache(dict[tuple[Any, Any], int]):
@@ -373,7 +377,7 @@ class _LaneCache(dict[tuple[Any, Any], int]):
         self._lanes = lanes
 
     def __missing__(self, key: tuple[Any, Any]) -> int:
-        lane = self[key] = self._lanes[str(key[0]), _queue(key[1])]
+        lane = self[key] = self._lanes[str(key[0]), values.queue(key[1])]
         return lane
 
 
@@ -390,34 +394,3 @@ class _Kinds(dict[tuple[str, Any], str]):
 
 def _append(batch: Batch, table: str, frame: pl.DataFrame) -> None:
     batch[table] = pl.concat([batch[table], frame]) if table in batch else frame
-
-
-def _integers(values: list[int | None]) -> pl.Series:
-    return pl.Series(values, dtype=pl.Int64)
-
-
-def _small_integers(values: list[int | None]) -> pl.Series:
-    """Int32; null where a value does not fit."""
-    return pl.Series([v if v is None or abs(v) < 2**31 else None for v in values], dtype=pl.Int32)
-
-
-def _integer(value: int | float | str | None) -> int | None:
-    if value is None or isinstance(value, int):
-        return value
-    try:
-        number = int(float(value))
-    except (ValueError, OverflowError):
-        return None
-    return number if abs(number) < 2**63 else None
-
-
-def _queue(thread: Any) -> str:
-    return str(thread).removeprefix("stream ").strip()
-
-
-def _real_queue(stream: Any) -> str | None:
-    return None if stream is None or str(stream) in ("-1", "4294967295") else _queue(stream)
-
-
-def _memory_device(args: arguments.Memory) -> str:
-    return "cpu" if args.device_type in (0, None) or args.device_id in (-1, None) else str(args.device_id)

@@ -26,6 +26,14 @@ LEGACY_CATEGORIES: Final[dict[int | str, str]] = {"CPU functions": "operator", "
 """By process, of the oldest exports, whose events have no category."""
 CATEGORY_OF_TABLE: Final = {"operators": "cpu_op", "launches": "cuda_runtime", "frames": "python_function"}
 """Of slices whose name alone tells where they belong."""
+RECORDED: Final = {
+    "with_stack": "stacks",
+    "record_shapes": "shapes",
+    "profile_memory": "memory",
+    "with_modules": "modules",
+    "with_flops": "flops",
+}
+"""Key of the header that says what the profiler was asked for -> the word of `Metadata.recorded`."""
 
 
 def device_work_kind(category: str, name: str, direction: str | None) -> str:

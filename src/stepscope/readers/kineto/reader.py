@@ -17,6 +17,7 @@ from stepscope.readers.kineto import own
 from stepscope.readers.kineto.chunks import EventStream
 from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage
+from stepscope.readers.kineto.names import RECORDED
 from stepscope.readers.kineto.restoring import RestoringColumns
 from stepscope.readers.source import ByteSource
 from stepscope.readers.spill import Spill
@@ -24,16 +25,9 @@ from stepscope.trace.model import Device, Metadata, TraceWarning
 from stepscope.trace.store import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
-_RECORDED: Final = {
-    "with_stack": "stacks",
-    "record_shapes": "shapes",
-    "profile_memory": "memory",
-    "with_modules": "modules",
-    "with_flops": "flops",
-}
 _WANTED: Final = frozenset(
     {
-        *_RECORDED,
+        *RECORDED,
         KEY,
         own.HEADER,
         "traceEvents",
@@ -101,13 +95,7 @@ def read(
     stream = EventStream(source)
     columns = _columns(source.peek(), stream.damage, window, steps)
     spill = Spill(writer.directory)
-    for events in stream.chunks():
-        spill.add(columns.batch(events))
-        if progress is not None:
-            progress(source.read_bytes, source.total_bytes)
-    columns.pairs.finish()
-    if not columns.complete_events and not columns.exact:
-        raise UnreadableTraceError(f"{source.name} is a trace without a single event that has a start and a duration")
+    gather(source, stream, columns, spill, progress)
     header = header_of(stream)
     spill.flush()
     origin_ns = columns.origin_ns or 0
@@ -124,6 +112,27 @@ def read(
     metadata, told = own.with_header(metadata, header.get(own.HEADER), stream.damage)
     kinds = {warning.kind for warning in told}
     return metadata, (*told, *(each for each in warnings(stream.damage, EXPLANATIONS) if each.kind not in kinds))
+
+
+def gather(
+    source: ByteSource,
+    stream: EventStream,
+    columns: Columns,
+    spill: Spill,
+    progress: Callable[[int, int | None], None] | None,
+) -> None:
+    """Turn all events into rows, which `spill` takes.
+
+    Raises:
+        UnreadableTraceError: there is no event with a start and a duration, nor is the file our own export.
+    """
+    for events in stream.chunks():
+        spill.add(columns.batch(events))
+        if progress is not None:
+            progress(source.read_bytes, source.total_bytes)
+    columns.pairs.finish()
+    if not columns.complete_events and not columns.exact:
+        raise UnreadableTraceError(f"{source.name} is a trace without a single event that has a start and a duration")
 
 
 def _columns(head: bytes, damage: Damage, window: Window | None, steps: StepRange | None) -> Columns:
@@ -180,7 +189,7 @@ def metadata_of(path: str, header: dict[str, Any], columns: Columns, window: Win
     """What the header and the events tell of the trace."""
     distributed = header.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
-    recorded = tuple(word for key, word in _RECORDED.items() if header.get(key))
+    recorded = tuple(word for key, word in RECORDED.items() if header.get(key))
     origin_ns = columns.origin_ns or 0
     base_ns = _whole_number(header.get("baseTimeNanoseconds"))
     unix_ns = origin_ns + base_ns if base_ns else (origin_ns if origin_ns > _UNIX_EPOCH_LIMIT_NS else None)

@@ -9,11 +9,8 @@ from typing import Final
 import polars as pl
 
 from stepscope.readers import names
-from stepscope.readers.gathering import Gathering
-from stepscope.readers.nsight_systems.database import Database
-from stepscope.readers.nsight_systems.places import STREAM_KEYS, Places
-from stepscope.readers.nsight_systems.selection import Selection
-from stepscope.readers.nsight_systems.strings import Strings
+from stepscope.readers.nsight_systems.places import STREAM_KEYS
+from stepscope.readers.nsight_systems.tables import TableReader
 
 RUNTIME: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
 KERNEL: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -71,17 +68,8 @@ _WORK_NUMBERS: Final[_Types] = {
 _ON_STREAM: Final[_Types] = dict.fromkeys(("start", "end", *STREAM_KEYS, "correlationId"), pl.Int64)
 
 
-class Activities:
+class Activities(TableReader):
     """Reads the CUPTI tables of one file; call `read` once."""
-
-    def __init__(
-        self, database: Database, gathering: Gathering, strings: Strings, places: Places, selection: Selection
-    ) -> None:
-        self._database = database
-        self._gathering = gathering
-        self._strings = strings
-        self._places = places
-        self._selection = selection
 
     def read(self) -> Iterator[None]:
         """Gather all of it; stops now and then for the caller to show progress."""

@@ -7,11 +7,7 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.readers.gathering import Gathering
-from stepscope.readers.nsight_systems.database import Database
-from stepscope.readers.nsight_systems.places import Places
-from stepscope.readers.nsight_systems.selection import Selection
-from stepscope.readers.nsight_systems.strings import Strings
+from stepscope.readers.nsight_systems.tables import TableReader
 
 HOST_CALLS: Final = ("OSRT_API", "CUDNN_EVENTS", "CUBLAS_EVENTS")
 OVERHEADS: Final = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
@@ -33,22 +29,14 @@ _ON_HOST: Final = (0, 1)
 _Types = dict[str, type[pl.DataType]]
 
 
-class Others:
+class Others(TableReader):
     """Reads these tables of one file; call `read` once, after the threads that matter are known.
 
     Attributes:
         has_memory: whether allocations were recorded.
     """
 
-    def __init__(
-        self, database: Database, gathering: Gathering, strings: Strings, places: Places, selection: Selection
-    ) -> None:
-        self._database = database
-        self._gathering = gathering
-        self._strings = strings
-        self._places = places
-        self._selection = selection
-        self.has_memory = False
+    has_memory = False
 
     def read(self) -> Iterator[None]:
         """Gather all of it; stops now and then for the caller to show progress."""

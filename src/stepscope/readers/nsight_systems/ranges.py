@@ -16,6 +16,7 @@ from stepscope.readers.nsight_systems.places import Places
 from stepscope.readers.nsight_systems.selection import Selection
 from stepscope.readers.nsight_systems.step_marks import StepMarks, may_mark_steps
 from stepscope.readers.nsight_systems.strings import Strings
+from stepscope.readers.nsight_systems.tables import TableReader
 
 NVTX: Final = "NVTX_EVENTS"
 _RANGES: Final = (35, 37, 59, 60, 66, 68, 70, 71)
@@ -36,7 +37,7 @@ _COLUMNS: Final[dict[str, type[pl.DataType]]] = {
 }
 
 
-class Ranges:
+class Ranges(TableReader):
     """Reads the NVTX ranges of one file; call `read` once, then `finish` when everything else was gathered.
 
     Attributes:
@@ -46,11 +47,7 @@ class Ranges:
     def __init__(
         self, database: Database, gathering: Gathering, strings: Strings, places: Places, selection: Selection
     ) -> None:
-        self._database = database
-        self._gathering = gathering
-        self._strings = strings
-        self._places = places
-        self._selection = selection
+        super().__init__(database, gathering, strings, places, selection)
         self._marks = StepMarks()
         self._open: list[pl.DataFrame] = []
         self.has_shapes = False

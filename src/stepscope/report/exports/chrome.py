@@ -16,6 +16,7 @@ import polars as pl
 
 from stepscope.program_facts import KEY, to_json
 from stepscope.readers.kineto import own
+from stepscope.readers.kineto.names import RECORDED
 from stepscope.report.exports import json_text
 from stepscope.report.exports.kineto_arguments import arguments_of, category_of
 from stepscope.report.exports.row_numbers import entries
@@ -24,13 +25,6 @@ from stepscope.trace.tables import SLICE_TABLES
 
 _OWN_ROWS: Final = ("lines", "modules")
 """Tables whose slices would stand across those of their thread: each gets a row of its own."""
-_RECORDED: Final = {
-    "with_stack": "stacks",
-    "record_shapes": "shapes",
-    "profile_memory": "memory",
-    "with_modules": "modules",
-    "with_flops": "flops",
-}
 
 
 def chrome(trace: Trace) -> Iterator[bytes]:
@@ -71,7 +65,7 @@ def _header(metadata: Metadata) -> dict[str, bytes]:
     told = {"backend": metadata.backend, "rank": metadata.rank, "world_size": metadata.world_size}
     if distributed := {key: value for key, value in told.items() if value is not None}:
         header["distributedInfo"] = distributed
-    header |= {key: 1 for key, word in _RECORDED.items() if word in (metadata.recorded or ())}
+    header |= {key: 1 for key, word in RECORDED.items() if word in (metadata.recorded or ())}
     if metadata.host is not None:
         header["host_name"] = metadata.host
     texts = {key: json.dumps(value).encode() for key, value in header.items()}
