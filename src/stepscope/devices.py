@@ -13,6 +13,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Final, Protocol
 
+from stepscope.errors import UsageError
+
 NUMBER_TYPES: Final = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 USUAL_BEST_SHARE: Final = 0.85
 """Share of the peak that the best matrix products reach where nobody measured it for the device."""
@@ -44,8 +46,19 @@ class DevicePeaks:
         bandwidth_bytes_s: of its memory, bytes per second.
         cache_bytes: last-level cache of the whole device.
         flops_s: operations per second by number type, one of NUMBER_TYPES.
+        power_w: what it may draw, watts.
         best_bf16_flops_s: the most that anyone measured for a bf16 matrix product.
         source: where the figures stand.
+        vendor: its maker.
+        architecture: the generation it belongs to, such as "Ampere"; devices of one are alike in how they work.
+        sustained_flops_s: operations per second that large matrix products reached where someone measured, by number
+            type.
+        sustained_bandwidth_bytes_s: bytes per second that large copies in its memory reached where someone measured.
+        launch_ns: the least time from one small kernel's start to the next one's, where someone measured.
+        idle_power_w: what it draws without work, where someone measured.
+        host_link_bytes_s: between host and device, one direction, bytes per second.
+        peer_link_bytes_s: from one device of a machine to the others together, one direction, bytes per second; that of
+            `host_link_bytes_s` where there is no other link.
     """
 
     name: str
@@ -60,6 +73,14 @@ class DevicePeaks:
     power_w: int | None = None
     best_bf16_flops_s: float | None = None
     source: str = ""
+    vendor: str = ""
+    architecture: str = ""
+    sustained_flops_s: dict[str, float] = field(default_factory=dict, hash=False)
+    sustained_bandwidth_bytes_s: float | None = None
+    launch_ns: float | None = None
+    idle_power_w: float | None = None
+    host_link_bytes_s: float | None = None
+    peer_link_bytes_s: float | None = None
 
     @property
     def best_share(self) -> float:
@@ -88,6 +109,26 @@ def find_device(device: Described) -> DevicePeaks | None:
                 return row
     alike = [row for row in device_table() if _is_alike(row, device)]
     return alike[0] if alike and all(_can(row) == _can(alike[0]) for row in alike) else None
+
+
+def named_device(name: str) -> DevicePeaks:
+    """The row of this name, case and punctuation aside: "H100-SXM", "a100 sxm4 80gb", or as its driver calls it.
+
+    Raises:
+        UsageError: no row has that name, or several could be meant; the message names those that come near.
+    """
+    wanted = _plain(name)
+    exact = [row for row in device_table() if _plain(row.name) == wanted or re.search(row.matches, name, re.IGNORECASE)]
+    near = exact or [row for row in device_table() if wanted and wanted in _plain(row.name)]
+    if len(near) == 1:
+        return near[0]
+    names = [row.name for row in near or device_table()]
+    problem = "could be several devices" if near else "is no device that the table knows"
+    raise UsageError(f"{name!r} {problem}: {', '.join(names)}")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _is_alike(row: DevicePeaks, device: Described) -> bool:
