@@ -15,7 +15,7 @@ from stepscope.errors import UsageError
         ("h100 sxm", "H100-SXM"),
         ("l4", "L4"),
         ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
-        ("V100S", "V100S-PCIe"),
+        ("v100s pcie", "V100S-PCIe"),
     ],
 )
 def test_names(typed: str, row: str) -> None:
