@@ -1,0 +1,1 @@
+"""How the shipped predictor is made from published timings: `python -m scripts.predictor.train FOLDER`."""
