@@ -48,7 +48,7 @@ class DevicePeaks:
         flops_s: operations per second by number type, one of NUMBER_TYPES.
         power_w: what it may draw, watts.
         best_bf16_flops_s: the most that anyone measured for a bf16 matrix product.
-        source: where the figures stand.
+        source: addresses of where the maker's figures stand, a space between them.
         vendor: its maker.
         architecture: the generation it belongs to, such as "Ampere"; devices of one are alike in how they work.
         sustained_flops_s: operations per second that large matrix products reached where someone measured, by number
@@ -59,6 +59,8 @@ class DevicePeaks:
         host_link_bytes_s: between host and device, one direction, bytes per second.
         peer_link_bytes_s: from one device of a machine to the others together, one direction, bytes per second; that of
             `host_link_bytes_s` where there is no other link.
+        aliases: other names that users may type.
+        measured_source: addresses of where measured figures stand.
     """
 
     name: str
@@ -81,6 +83,8 @@ class DevicePeaks:
     idle_power_w: float | None = None
     host_link_bytes_s: float | None = None
     peer_link_bytes_s: float | None = None
+    aliases: tuple[str, ...] = ()
+    measured_source: str = ""
 
     @property
     def best_share(self) -> float:
@@ -118,7 +122,12 @@ def named_device(name: str) -> DevicePeaks:
         UsageError: no row has that name, or several could be meant; the message names those that come near.
     """
     wanted = _plain(name)
-    exact = [row for row in device_table() if _plain(row.name) == wanted or re.search(row.matches, name, re.IGNORECASE)]
+    exact = [
+        row
+        for row in device_table()
+        if wanted in (_plain(known) for known in (row.name, *row.aliases))
+        or re.search(row.matches, name, re.IGNORECASE)
+    ]
     near = exact or [row for row in device_table() if wanted and wanted in _plain(row.name)]
     if len(near) == 1:
         return near[0]
@@ -161,11 +170,27 @@ def _row(values: dict[str, str]) -> DevicePeaks:
         power_w=_whole(values["power_w"]),
         best_bf16_flops_s=None if best is None else best * 1e12,
         source=values["source"],
+        vendor=values["vendor"],
+        architecture=values["architecture"],
+        sustained_flops_s={
+            kind: float(values[f"measured_{kind}"]) * 1e12 for kind in NUMBER_TYPES if values[f"measured_{kind}"]
+        },
+        sustained_bandwidth_bytes_s=_scaled(values["measured_bandwidth_gb_s"], 1e9),
+        launch_ns=_scaled(values["launch_us"], 1e3),
+        idle_power_w=_scaled(values["idle_w"], 1),
+        host_link_bytes_s=_scaled(values["host_link_gb_s"], 1e9),
+        peer_link_bytes_s=_scaled(values["peer_link_gb_s"], 1e9),
+        aliases=tuple(name for name in values["aliases"].split("|") if name),
+        measured_source=values["measured_source"],
     )
 
 
 def _number(text: str) -> float | None:
     return float(text) if text else None
+
+
+def _scaled(text: str, unit: float) -> float | None:
+    return float(text) * unit if text else None
 
 
 def _whole(text: str) -> int | None:

@@ -28,14 +28,16 @@ def found(
         ("Tesla V100-SXM2-16GB", "V100-SXM2-16GB"),
         ("Tesla V100-SXM2-32GB", "V100-SXM2-32GB"),
         ("Tesla V100-DGXS-32GB", "V100-SXM2-32GB"),
-        ("Tesla V100-PCIE-16GB", "V100-PCIe"),
+        ("Tesla V100-PCIE-16GB", "V100-PCIe-16GB"),
+        ("Tesla V100-PCIE-32GB", "V100-PCIe-32GB"),
         ("Tesla T4", "T4"),
         ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
         ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA A10", "A10"),
         ("NVIDIA A10G", None),
-        ("NVIDIA A100-PG509-200", "A100-40GB"),
-        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A100-PG509-200", "A100-SXM4-40GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-PCIe-40GB"),
         ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
         ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB"),
         ("NVIDIA L4", "L4"),
@@ -59,7 +61,7 @@ def test_names(name: str, row: str | None) -> None:
 def test_a_device_without_a_telling_name_is_found_by_what_it_has() -> None:
     assert found(None, 206_141_652_992, "9.4", 304) == "MI300X"
     assert found("AMD Radeon Graphics", 68_702_699_520, "9.0", 104) == "MI210"
-    assert found("", 42_505_273_344, "8.0", 108) == "A100-40GB"
+    assert found("", 42_505_273_344, "8.0", 108) == "A100-SXM4-40GB"
     assert found("", 85_018_279_936, "9.0", 132) == "H100-SXM"
     assert found("", 85_018_279_936, "8.0", 108) is None  # two A100s of 80 GB differ in bandwidth
     assert found("", 85_018_279_936, "9.0", 133) is None
@@ -81,7 +83,7 @@ def test_figures() -> None:
 
 def test_every_row_is_whole() -> None:
     names = [row.name for row in device_table()]
-    assert len(names) == len(set(names)) >= 33
+    assert len(names) == len(set(names)) >= 35
     for row in device_table():
         assert row.source.startswith("https://")
         assert set(row.flops_s) <= set(NUMBER_TYPES)
