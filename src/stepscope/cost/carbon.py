@@ -1,0 +1,123 @@
+"""What electricity emits: grams of CO2 equivalents per kilowatt-hour by country, region or cloud region, offline.
+
+data/carbon_intensity.csv holds codecarbon's figures; scripts/make_carbon_table.py makes it, docs/energy.md names the
+sources and limits. Everything here is in kilograms.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Final
+
+from stepscope.errors import UsageError
+
+J_PER_KWH: Final = 3.6e6
+PETROL_G_PER_GALLON: Final = 8_887.0
+"""CO2 of a US gallon of petrol burned. Source: EPA-420-F-23-014, after 75 FR 25324 (2010)."""
+CAR_MILES_PER_GALLON: Final = 22.0
+"""Of the average passenger vehicle in the United States. Source: EPA-420-F-23-014."""
+KM_PER_MILE: Final = 1.609344
+LITRES_PER_GALLON: Final = 3.785411784
+_NEAR: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A place and what a kilowatt-hour of its electricity emits.
+
+    Attributes:
+        kind: "country", "region" (a part of a country) or "cloud".
+        code: three letters of a country (ISO 3166-1), of a part the country's and its own (ISO 3166-2) or its bidding
+            zone, of a cloud region the provider and its name for it: "FRA", "US-CA", "SE3", "aws:eu-west-3".
+        country: three letters.
+        g_per_kwh: grams of CO2 equivalents per kilowatt-hour, a yearly mean.
+        basis: "own", or the code of the place whose figure stands here, for cloud regions without one.
+        year: that the figure is of; empty where its source does not say.
+    """
+
+    kind: str
+    code: str
+    name: str
+    country: str
+    g_per_kwh: float
+    basis: str
+    year: str
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalence:
+    """The same amount of CO2 as something else: `value` times `unit`."""
+
+    value: float
+    unit: str
+    source: str
+
+
+@lru_cache(maxsize=1)
+def grids() -> tuple[Grid, ...]:
+    """Every place whose figure is known."""
+    text = files("stepscope").joinpath("data/carbon_intensity.csv").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return tuple(Grid(**{**row, "g_per_kwh": float(row["g_per_kwh"])}) for row in csv.DictReader(lines))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1)
+def grid_source() -> str:
+    """Where the figures come from, with the version."""
+    text = files("stepscope").joinpath("data/carbon_intensity.csv").read_text(encoding="utf-8")
+    found = re.search(r"Source: (codecarbon [\w.]+)", text)
+    return found[1] if found else "codecarbon"
+
+
+def grid_of(place: str) -> Grid:
+    """The place of this code or name, case and punctuation aside: "FRA", "france", "US-CA", "aws:eu-west-3".
+
+    Raises:
+        UsageError: no place is called so, or several are; the message names those that come near.
+    """
+    wanted = _plain(place)
+    by_code = [grid for grid in grids() if _plain(grid.code) == wanted]
+    found = by_code or [grid for grid in grids() if grid.kind != "cloud" and _plain(grid.name) == wanted]
+    if len(found) == 1 and wanted:
+        return found[0]
+    problem = "could be several places" if found and wanted else "is no country or region whose electricity is known"
+    near = found if found and wanted else _near(wanted)
+    hint = f": {', '.join(f'{grid.code} ({grid.name})' for grid in near)}" if near else ""
+    raise UsageError(
+        f"{place!r} {problem}{hint or '; give a country as three letters (FRA), a state (US-CA) or gcp:europe-west9'}"
+    )
+
+
+def emitted_kg(joules: float, grid: Grid) -> float:
+    """Kilograms of CO2 equivalents of this much energy from the grid."""
+    return joules / J_PER_KWH * grid.g_per_kwh / 1000
+
+
+def equivalences(kilograms: float) -> tuple[Equivalence, ...]:
+    """The same amount of CO2 as kilometres by car and as litres of petrol."""
+    grams = kilograms * 1000
+    car_g_per_km = PETROL_G_PER_GALLON / CAR_MILES_PER_GALLON / KM_PER_MILE
+    return (
+        Equivalence(grams / car_g_per_km, "km by an average US car", "EPA-420-F-23-014"),
+        Equivalence(grams / (PETROL_G_PER_GALLON / LITRES_PER_GALLON), "litres of petrol burned", "EPA-420-F-23-014"),
+    )
+
+
+def _near(wanted: str) -> list[Grid]:
+    if not wanted:
+        return []
+    table = grids()
+    begin = [grid for grid in table if _plain(grid.code).startswith(wanted) or _plain(grid.name).startswith(wanted)]
+    inside = [grid for grid in table if wanted in _plain(grid.code) or wanted in _plain(grid.name)]
+    words = {_plain(word): grid for grid in reversed(table) for word in (grid.code, grid.name)}
+    alike = [words[word] for word in difflib.get_close_matches(wanted, list(words), n=_NEAR, cutoff=0.7)]
+    return list(dict.fromkeys([*begin, *inside, *alike]))[:_NEAR]
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\W_]", "", text.casefold())
