@@ -1,0 +1,84 @@
+"""Estimated power and energy: bounds, never a guess."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from stepscope.cost.energy_estimate import power_range, step_energy
+from stepscope.devices import DevicePeaks, named_device
+from stepscope.errors import UsageError
+
+A100 = replace(named_device("A100-SXM4-80GB"), power_w=400, idle_power_w=None)
+KNOWN = replace(A100, idle_power_w=60.0)
+
+
+def test_of_a_device_whose_idle_power_is_known() -> None:
+    estimate = step_energy(KNOWN, 100e6, 70e6)
+
+    # 30 ms at 60 W; 70 ms between 60 W and 400 W.
+    assert estimate is not None
+    assert estimate.low_j == pytest.approx(0.1 * 60)
+    assert estimate.high_j == pytest.approx(0.07 * 400 + 0.03 * 60)
+    assert estimate.formula == (
+        "P = idle + (full - idle) x activity, with full = 400 W, idle = 60 W, activity 0 to 1 while it works and 0 else"
+    )
+
+
+def test_what_its_work_reaches_raises_the_lower_bound_alone() -> None:
+    estimate = step_energy(KNOWN, 100e6, 70e6, least_activity=0.5)
+
+    assert estimate is not None
+    assert estimate.low_j == pytest.approx(0.07 * (60 + 340 / 2) + 0.03 * 60)
+    assert estimate.high_j == pytest.approx(0.07 * 400 + 0.03 * 60)
+
+
+def test_of_a_device_whose_idle_power_nobody_measured() -> None:
+    estimate = step_energy(A100, 100e6, 70e6, least_activity=0.5)
+
+    assert estimate is not None
+    assert (estimate.low_j, estimate.high_j) == (pytest.approx(0.07 * 200), pytest.approx(0.1 * 400))
+    assert "what it draws without work is not known" in estimate.source
+
+
+def test_where_it_is_not_known_how_long_the_device_works() -> None:
+    estimate = step_energy(KNOWN, 100e6, None)
+
+    assert estimate is not None
+    assert (estimate.low_j, estimate.high_j) == (pytest.approx(0.1 * 60), pytest.approx(0.1 * 400))
+
+
+def test_a_device_cannot_work_longer_than_the_step() -> None:
+    assert step_energy(KNOWN, 100e6, 500e6) == step_energy(KNOWN, 100e6, 100e6)
+
+
+@pytest.mark.parametrize("step_ns", [None, float("nan"), float("inf"), -1.0])
+def test_a_step_of_unknown_length_has_no_energy(step_ns: float | None) -> None:
+    assert step_energy(KNOWN, step_ns, 1.0) is None
+
+
+def test_a_device_of_unknown_power_has_none() -> None:
+    assert step_energy(replace(A100, power_w=None), 100e6, 70e6) is None
+    assert power_range(None) is None
+
+
+def test_a_prediction_is_for_its_device() -> None:
+    @dataclass
+    class Prediction:
+        device: DevicePeaks
+
+    assert step_energy(Prediction(KNOWN), 100e6, 70e6) == step_energy(KNOWN, 100e6, 70e6)
+
+
+def test_the_users_figures_come_first() -> None:
+    power = power_range(KNOWN, device_watts=300, idle_watts=50)
+
+    assert power is not None
+    assert (power.full_w, power.idle_low_w, power.idle_high_w) == (300, 50, 50)
+    assert power.source == "full from the user, idle from the user"
+
+
+def test_a_device_that_rests_harder_than_it_works() -> None:
+    with pytest.raises(UsageError, match=r"without work \(500 W\) than with it \(400 W\)"):
+        power_range(KNOWN, idle_watts=500)
