@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import polars as pl
@@ -28,23 +29,55 @@ def work_of_operators(trace: Trace) -> pl.DataFrame:
     An operator around others counts their work too. Where a convolution's stride and padding are not recorded, its
     output's size is that of the gradients that convolutions of the same shapes meet in their backward pass.
     """
+    found = distinct_calls(trace)
+    rows = [
+        None if call is None else work_of(name, call, output)
+        for name, call, output in zip(found.names, found.calls, found.outputs, strict=True)
+    ]
+    known = pl.DataFrame(
+        [(None, None, None, None) if row is None else tuple(row) for row in rows], dict(WORK_SCHEMA), orient="row"
+    )
+    return found.spread(known)
+
+
+@dataclass(frozen=True, slots=True)
+class DistinctCalls:
+    """The calls of a trace that differ in name or inputs, those without recorded shapes left out.
+
+    Attributes:
+        names: of the operators, such as "aten::mm".
+        calls: their inputs; None where those are damaged.
+        outputs: spatial size of a convolution's output where other calls tell it.
+        texts: the names with the inputs as the trace has them, columns as in `inputs`.
+        inputs: the same for each row of `operators`.
+    """
+
+    names: list[str]
+    calls: list[Call | None]
+    outputs: list[Shape | None]
+    texts: pl.DataFrame
+    inputs: pl.DataFrame
+
+    def spread(self, known: pl.DataFrame) -> pl.DataFrame:
+        """For each row of `operators` what is known of its distinct call, null for calls that are not among these."""
+        table = pl.concat([self.texts, known], how="horizontal")
+        joined = self.inputs.join(table, on=_KEY, how="left", nulls_equal=True, maintain_order="left")
+        return joined.select(known.columns)
+
+
+def distinct_calls(trace: Trace) -> DistinctCalls:
+    """The calls of a trace's operators, those that are alike once; of gradients of convolutions with their sizes."""
     parents = trace.operators.select(parent_shapes="input_shapes", parent_types="input_types").with_row_index("parent")
     inputs = trace.operators.select(*_INPUTS, "parent")
     needs_parent = pl.col("name").is_in([f"aten::{name}" for name in SIZES_FROM_PARENT])
     inputs = inputs.with_columns(parent=pl.when(needs_parent).then("parent"))
     inputs = inputs.join(parents, on="parent", how="left", maintain_order="left").select(_KEY)
     unique = inputs.filter(pl.col("input_shapes").is_not_null()).unique(maintain_order=True)
+    names = unique["name"].to_list()
     calls = [_call(row) for row in unique.iter_rows(named=True)]
-    outputs = _outputs(unique["name"].to_list(), calls)
-    rows = [
-        None if call is None else work_of(name, call, outputs.get((call.shape(0), call.shape(1))))
-        for name, call in zip(unique["name"], calls, strict=True)
-    ]
-    known = pl.DataFrame(
-        [(None, None, None, None) if row is None else tuple(row) for row in rows], dict(WORK_SCHEMA), orient="row"
-    )
-    table = pl.concat([unique, known], how="horizontal")
-    return inputs.join(table, on=_KEY, how="left", nulls_equal=True, maintain_order="left").select(list(WORK_SCHEMA))
+    sizes = _outputs(names, calls)
+    outputs = [None if call is None else sizes.get((call.shape(0), call.shape(1))) for call in calls]
+    return DistinctCalls(names, calls, outputs, unique, inputs)
 
 
 def _call(row: dict[str, str | None]) -> Call | None:

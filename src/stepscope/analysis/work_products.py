@@ -120,7 +120,7 @@ def convolution(layout: Layout, call: Call, output: Shape | None) -> Work | None
     if transposed:
         # Each input element meets the whole weight of its channel; the output's size does not matter.
         return Work("convolution", 2 * given[0] * prod(given[2:]) * prod(weight), None, NUMBER_TYPES.get(element))
-    spatial = _spatial(layout, call, given, weight) or output
+    spatial = spatial_size(layout, call, given, weight) or output
     if spatial is None:
         return Work("convolution", None, None, NUMBER_TYPES.get(element))
     points = given[0] * prod(spatial)
@@ -148,7 +148,7 @@ def _convolution_backward(layout: Layout, call: Call, output: int, transposed: b
     return Work("convolution", flops, moved, NUMBER_TYPES.get(element))
 
 
-def _spatial(layout: Layout, call: Call, given: Shape, weight: Shape) -> Shape | None:
+def spatial_size(layout: Layout, call: Call, given: Shape, weight: Shape) -> Shape | None:
     """Size of a convolution's output without batch and channels."""
     if layout.stride is None or layout.padding is None:
         return None

@@ -1,0 +1,120 @@
+"""The same operations on other numbers: what "bf16" instead of "fp32" would make of a step.
+
+The rules are those of `torch.autocast` on CUDA (https://docs.pytorch.org/docs/stable/amp.html, "CUDA Op-Specific
+Behavior"): matrix products, convolutions and attention run in the lower type; softmax, normalisation, losses and the
+functions in `_IN_FP32` run in 32 bits; everything else runs in the type of its inputs, which the shapes do not tell.
+The optimizer and the weights stay in 32 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.errors import UsageError
+from stepscope.predict.operations import Names, Numbers, Operations
+
+PRECISIONS: Final = ("fp32", "tf32", "fp16", "bf16", "fp8")
+BYTES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+
+_PRODUCTS: Final = ("matrix", "convolution", "attention")
+_IN_FP32: Final = (
+    "pow", "exp", "expm1", "log", "log2", "log10", "log1p", "reciprocal", "rsqrt", "softplus", "acos", "asin", "cosh",
+    "sinh", "tan", "erfinv", "sum", "prod", "norm", "cumsum", "cumprod", "dist", "renorm", "mse_loss",
+    "mse_loss_backward", "nll_loss_forward", "nll_loss_backward", "binary_cross_entropy_with_logits", "layer_norm",
+    "native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward", "softmax",
+    "_softmax", "_softmax_backward_data", "log_softmax", "_log_softmax", "_log_softmax_backward_data",
+)  # fmt: skip
+"""Operators that autocast gives 32-bit numbers, by the names that profilers record of them."""
+_WITHOUT_TYPE: Final = ("optimizer", "embedding", "copy")
+"""Kinds whose numbers are those of the weights, or of the program."""
+_NEVER_FP8: Final = ("convolution", "attention")
+_BATCHED: Final = ("bmm", "baddbmm")
+"""Products of two activations, which recipes for 8-bit numbers leave in 16 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Operations on other numbers.
+
+    Attributes:
+        operations: as expected.
+        least, most: the same with the least and the most traffic that the rules allow.
+        changed: of which operations type or traffic differs; shape (n,).
+    """
+
+    operations: Operations
+    least: Operations
+    most: Operations
+    changed: npt.NDArray[np.bool_]
+
+
+def in_precision(operations: Operations, precision: str | None, *, stays: npt.NDArray[np.bool_] | None = None) -> Cast:
+    """The operations as they would run in another number type.
+
+    Args:
+        precision: one of PRECISIONS; None changes nothing.
+        stays: operations that keep their numbers whatever they are, such as the optimizer's; shape (n,).
+
+    Raises:
+        UsageError: an unknown number type.
+    """
+    if precision is None:
+        return Cast(operations, operations, operations, np.zeros(len(operations), np.bool_))
+    check_precision(precision)
+    kept = np.isin(operations.kind, _WITHOUT_TYPE) | (operations.kind == "")
+    if stays is not None:
+        kept = kept | stays
+    types = _types(operations, precision, kept)
+    product = np.isin(operations.kind, _PRODUCTS)
+    width = _widths(operations.number_type)
+    # Outputs of 8-bit products have 16 bits, and 16-bit products 16: as an average of what is read and written.
+    share = np.where(types == "fp8", 1.5, _widths(types)) / width
+    share = np.where(np.isfinite(share), share, 1.0)
+    sure = product | kept | (types == operations.number_type)
+    changed = (types != operations.number_type) | (share != 1)
+    expected = np.where(sure | changed, operations.bytes * share, operations.bytes)
+    bounds = np.stack([expected, operations.bytes])
+    return Cast(
+        _with(operations, types, expected),
+        _with(operations, types, np.where(sure, expected, bounds.min(0))),
+        _with(operations, types, np.where(sure, expected, bounds.max(0))),
+        changed,
+    )
+
+
+def check_precision(precision: str) -> None:
+    """Raise UsageError unless this is one of PRECISIONS."""
+    if precision not in PRECISIONS:
+        raise UsageError(f"{precision!r} is no number type to predict: {', '.join(PRECISIONS)}")
+
+
+def _types(operations: Operations, precision: str, kept: npt.NDArray[np.bool_]) -> Names:
+    """The type that each operation would run in."""
+    before = operations.number_type
+    product = np.isin(operations.kind, _PRODUCTS)
+    wide, half = np.isin(before, ("fp32", "tf32")), np.isin(before, ("fp16", "bf16"))
+    if precision == "tf32":
+        return np.where(product & (before == "fp32") & ~kept, "tf32", before)
+    if precision == "fp32":
+        return np.where((wide | half) & ~kept, "fp32", before)
+    in_half = "bf16" if precision == "fp8" else precision
+    by_rule = product | (~np.isin(operations.name, _IN_FP32) & ~np.isin(operations.kind, ("softmax",)))
+    types = np.where(wide & by_rule & ~kept, in_half, before)
+    if precision == "fp8":
+        weights = (operations.kind == "matrix") & ~np.isin(operations.name, _BATCHED)
+        return np.where(weights & (wide | half) & ~kept, "fp8", types)
+    return np.where(half & product & ~kept, in_half, types)
+
+
+def _widths(types: Names) -> Numbers:
+    """Bytes of a number, not-a-number for a type that is none of BYTES."""
+    return np.array([BYTES.get(one, np.nan) for one in types.tolist()], np.float64)
+
+
+def _with(operations: Operations, types: Names, moved: Numbers) -> Operations:
+    fields = {name: getattr(operations, name) for name in operations.__dataclass_fields__}
+    return Operations(**{**fields, "number_type": types.astype(np.str_), "bytes": moved})

@@ -1,0 +1,234 @@
+"""How a kernel's measured time changes from one device to another, from how it was launched alone.
+
+Wave scaling (Yu, Gao, Golikov and Pekhimenko: Habitat, USENIX ATC 2021): a kernel's blocks run in waves, as many at a
+time as the device holds, and a wave takes as long as the memory bandwidth or the arithmetic that its blocks share:
+
+    time on target / time on source = (waves on target / waves on source)
+        * (bandwidth per wave, source over target) ^ g * (arithmetic per wave, source over target) ^ (1 - g)
+
+g is 1 where memory limits the kernel and 0 where arithmetic does. A band always reaches from the one to the other.
+The part of a time that no device shortens, a kernel's start and end, stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.kernels import arithmetic
+from stepscope.devices import DevicePeaks
+from stepscope.predict.operations import Numbers
+
+START_NS: Final = 2_000.0
+"""The most that counts as a kernel's start and end: about what the shortest kernels take on every device."""
+UNKNOWN_SHARE: Final = 0.5
+"""g of a kernel of which nothing tells what limits it: the middle of the band."""
+LAUNCH_COLUMNS: Final = ("name", "grid", "block", "registers", "shared_memory_bytes")
+
+_WARP: Final = 32
+_REGISTERS: Final = 65_536
+_REGISTER_UNIT: Final = 256
+"""Registers are given to warps in pieces of so many."""
+_PARTITIONS: Final = 4
+"""Parts of a multiprocessor with registers of their own."""
+_SHARED_UNIT: Final = 128
+_LARGEST: Final = 2**31
+"""The most blocks that a launch can have in one direction."""
+
+_MEMORY_LIMITED: Final = re.compile(
+    r"elementwise|multi_tensor_apply|reduce_?kernel|copy|memcpy|memset|fill|cat_?array|gather|scatter|index|embedding"
+    r"|softmax|soft_?max|norm|bn_(?:fw|bw)|dropout|permute|transpose|triton_(?:poi|red|per)|pool|loop_.*fusion|input_.*fusion"
+    r"|broadcast|convert|cumsum|scan",
+    re.IGNORECASE,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Multiprocessor:
+    """What one multiprocessor holds at a time.
+
+    Source: the table of technical specifications by compute capability in the CUDA C++ programming guide.
+    """
+
+    threads: int
+    blocks: int
+    shared_memory_bytes: int
+    shared_memory_reserved: int
+    """Bytes that every block takes beside its own."""
+
+
+_MULTIPROCESSORS: Final = {
+    "6.0": Multiprocessor(2048, 32, 64 * 1024, 0),
+    "6.1": Multiprocessor(2048, 32, 96 * 1024, 0),
+    "7.0": Multiprocessor(2048, 32, 96 * 1024, 0),
+    "7.5": Multiprocessor(1024, 16, 64 * 1024, 0),
+    "8.0": Multiprocessor(2048, 32, 164 * 1024, 1024),
+    "8.6": Multiprocessor(1536, 16, 100 * 1024, 1024),
+    "8.9": Multiprocessor(1536, 24, 100 * 1024, 1024),
+    "9.0": Multiprocessor(2048, 32, 228 * 1024, 1024),
+    "10.0": Multiprocessor(2048, 32, 228 * 1024, 1024),
+    "12.0": Multiprocessor(1536, 24, 100 * 1024, 1024),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """By what each kernel's time is to be multiplied; arrays of shape (n,), not-a-number where nothing can be said."""
+
+    factor: Numbers
+    low: Numbers
+    high: Numbers
+
+
+def wave_factors(
+    kernels: pl.DataFrame, source: DevicePeaks, target: DevicePeaks, *, memory_share: Numbers | None = None
+) -> Factors:
+    """The time on the target over that on the source.
+
+    Args:
+        kernels: columns LAUNCH_COLUMNS of device_work.
+        memory_share: g of each kernel, not-a-number where it is unknown; shape (n,). Told by names where not given.
+    """
+    names = kernels["name"].fill_null("").to_list()
+    share = np.array([_memory_share(name) for name in names], np.float64)
+    if memory_share is not None:
+        share = np.where(np.isfinite(memory_share), memory_share, share)
+    bandwidth = source.bandwidth_bytes_s / target.bandwidth_bytes_s
+    compute = np.array([_compute_ratio(name, source, target) for name in names], np.float64)
+    waves = _wave_ratio(kernels, source, target)
+    by_memory, by_compute = bandwidth * waves, compute * waves
+    # Where the device's arithmetic is unknown, so is everything that is not limited by memory alone.
+    factor = np.where(share >= 1, by_memory, by_memory**share * by_compute ** (1 - share))
+    known = np.where(np.isfinite(by_compute), by_compute, by_memory)
+    whole = np.stack([by_memory, known, bandwidth + 0 * known, np.where(np.isfinite(compute), compute, bandwidth)])
+    return Factors(
+        factor, np.where(np.isfinite(factor), whole.min(0), np.nan), np.where(np.isfinite(factor), whole.max(0), np.nan)
+    )
+
+
+def scaled_ns(measured_ns: Numbers, factor: Numbers) -> Numbers:
+    """The measured times with all but their start and end multiplied by the factor; the start is the same anywhere."""
+    start = np.minimum(measured_ns, START_NS)
+    return start + (measured_ns - start) * factor
+
+
+def memory_share(intensity: Numbers, target: DevicePeaks, number_type: str) -> Numbers:
+    """Habitat's g, from operations per byte and the intensity R from which on the target's arithmetic limits.
+
+    `1 - 0.5 * intensity / R` below R, `0.5 * R / intensity` above it; not-a-number where R is unknown.
+    """
+    peak = target.flops_s.get(number_type)
+    if peak is None:
+        return np.full(len(intensity), np.nan)
+    ridge = peak / target.bandwidth_bytes_s
+    return np.where(intensity <= ridge, 1 - 0.5 * intensity / ridge, 0.5 * ridge / np.maximum(intensity, 1e-9))
+
+
+def resident_blocks(kernels: pl.DataFrame, device: DevicePeaks) -> Numbers:
+    """How many blocks of each kernel one multiprocessor of an NVIDIA device holds; shape (n,).
+
+    Not-a-number where the launch's size is not recorded, the device is no NVIDIA one or the kernel does not fit it.
+    """
+    limits = _MULTIPROCESSORS.get(device.capability or "") if is_nvidia(device) else None
+    if limits is None:
+        return np.full(kernels.height, np.nan)
+    threads = np.array([product_of(text) for text in kernels["block"].to_list()], np.float64)
+    warps = np.ceil(threads / _WARP)
+    registers = _column(kernels, "registers")
+    shared = _column(kernels, "shared_memory_bytes")
+    by_warps = np.floor(limits.threads / _WARP / warps)
+    each = np.ceil(registers * _WARP / _REGISTER_UNIT) * _REGISTER_UNIT
+    warps_by_registers = _PARTITIONS * np.floor(_REGISTERS / _PARTITIONS / np.maximum(each, 1))
+    by_registers = np.where(registers > 0, np.floor(warps_by_registers / warps), np.inf)
+    used = np.ceil((shared + limits.shared_memory_reserved) / _SHARED_UNIT) * _SHARED_UNIT
+    by_shared = np.where(used > 0, np.floor(limits.shared_memory_bytes / np.maximum(used, 1)), np.inf)
+    blocks = np.minimum(np.minimum(by_warps, float(limits.blocks)), np.minimum(by_registers, by_shared))
+    return np.where(blocks >= 1, blocks, np.nan)
+
+
+def is_nvidia(device: DevicePeaks) -> bool:
+    """Whether a device is NVIDIA's: the table tells its maker, older rows only by what they are called."""
+    if device.vendor:
+        return device.vendor.upper() == "NVIDIA"
+    return device.capability is not None and not re.search(r"\bMI\d|Instinct|Gaudi|TPU", device.name)
+
+
+@lru_cache(maxsize=65536)
+def product_of(text: str | None) -> float:
+    """The number of blocks or threads of "x,y,z"; not-a-number where that is not recorded or no launch can have it."""
+    sizes = [float(number) for number in re.findall(r"\d{1,12}", text or "")[:3]]
+    if not sizes or any(not 1 <= size <= _LARGEST for size in sizes):
+        return np.nan
+    return float(np.prod(sizes))
+
+
+def _wave_ratio(kernels: pl.DataFrame, source: DevicePeaks, target: DevicePeaks) -> Numbers:
+    """By what waves that are not full change the ratio; 1 where it is unknown how many blocks run at a time.
+
+    Matrix products run other kernels on other devices, in other tiles, whose waves this launch does not tell.
+    """
+    blocks = np.array([product_of(text) for text in kernels["grid"].to_list()], np.float64)
+    at_once = [
+        resident_blocks(kernels, device) * (np.nan if device.multiprocessors is None else device.multiprocessors)
+        for device in (source, target)
+    ]
+    before, after = (np.ceil(blocks / each) / (blocks / each) for each in at_once)
+    same = ~np.array([arithmetic(name or "").is_matrix for name in kernels["name"].to_list()], np.bool_)
+    ratio = after / before
+    return np.where(np.isfinite(ratio) & same, ratio, 1.0)
+
+
+def _compute_ratio(name: str, source: DevicePeaks, target: DevicePeaks) -> float:
+    """Arithmetic of the source over that of the target."""
+    told = arithmetic(name)
+    if told.is_matrix:
+        return _peak_ratio(_kinds_of(told.precision), source, target)
+    before, after = _cycles(source), _cycles(target)
+    if before and after:
+        return before / after
+    return _peak_ratio(("fp32", "bf16", "fp16"), source, target)
+
+
+def _peak_ratio(kinds: Sequence[str], source: DevicePeaks, target: DevicePeaks) -> float:
+    """Of the first number type in which both devices have a peak."""
+    for kind in kinds:
+        before, after = source.flops_s.get(kind), target.flops_s.get(kind)
+        if before and after:
+            return before / after
+    return np.nan
+
+
+def _kinds_of(precision: str | None) -> Sequence[str]:
+    """The number types whose peaks tell of a matrix product in this one.
+
+    A device without TF32 multiplies the same numbers in 32 bits; of any other type that the target lacks nothing is
+    said. A product whose type the name does not tell goes by 16-bit peaks, or else by those of 32 bits.
+    """
+    if precision is None:
+        return ("bf16", "fp16", "fp32")
+    return ("tf32", "fp32") if precision == "tf32" else (precision,)
+
+
+def _cycles(device: DevicePeaks) -> float | None:
+    """Cycles of all multiprocessors a second, in millions."""
+    if device.multiprocessors is None or device.clock_mhz is None:
+        return None
+    return float(device.multiprocessors * device.clock_mhz)
+
+
+@lru_cache(maxsize=65536)
+def _memory_share(name: str) -> float:
+    if arithmetic(name).is_matrix:
+        return UNKNOWN_SHARE
+    return 1.0 if _MEMORY_LIMITED.search(name) else UNKNOWN_SHARE
+
+
+def _column(kernels: pl.DataFrame, name: str) -> Numbers:
+    values: Numbers = kernels[name].cast(pl.Float64).fill_null(0.0).clip(0.0).to_numpy()
+    return values
