@@ -1,0 +1,88 @@
+"""Finding a device of the table: by what a trace says of it, or by what a user calls it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from stepscope.devices.peaks import Described, DevicePeaks, plain
+from stepscope.devices.table import device_table
+from stepscope.errors import UsageError
+
+_MEMORY_TOLERANCE: Final = 0.1
+"""Devices report 1 to 7 % less or more memory than their names say (GB or GiB, reserved by error correction)."""
+_NAMED_AT_MOST: Final = 8
+_LONGEST_NAME: Final = 200
+_ALIKE: Final = 0.5
+
+
+def find_device(device: Described) -> DevicePeaks | None:
+    """The row of a device that a trace describes: by its name, else by capability, units and memory together.
+
+    None where nothing fits, or several rows that differ in what they can do.
+    """
+    if device.name:
+        for row in device_table():
+            if row.matches and re.search(row.matches, device.name.strip(), re.IGNORECASE):
+                return row
+    alike = [row for row in device_table() if _is_alike(row, device)]
+    return alike[0] if alike and all(_can(row) == _can(alike[0]) for row in alike) else None
+
+
+def named_device(name: str) -> DevicePeaks:
+    """The row of this name, case and punctuation aside: "H100-SXM", "a100 sxm4 80gb", or as its driver calls it.
+
+    A name that fits none wholly may be a part of one, or parts: "A100 80GB" is several devices.
+
+    Raises:
+        UsageError: no row has that name, or several could be meant; the message names those that come near.
+    """
+    rows, wanted = device_table(), plain(name[:_LONGEST_NAME])
+    if not wanted:
+        raise UsageError("the name of a device is empty (stepscope devices lists them)")
+    meant = (
+        [row for row in rows if wanted in map(plain, _names(row))]
+        or [row for row in rows if row.matches and re.search(row.matches, name[:_LONGEST_NAME], re.IGNORECASE)]
+        or [row for row in rows if wanted in plain(row.name)]
+        or [row for row in rows if all(plain(part) in plain(row.name) for part in re.findall(r"[A-Za-z0-9]+", name))]
+    )
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise UsageError(f"{name!r} could be several devices: {_listed([row.name for row in meant])}")
+    near = _near(wanted, rows)
+    guess = f"; did you mean {', '.join([*near[:-2], ' or '.join(near[-2:])])}?" if near else ""
+    raise UsageError(f"{name!r} is no device that the table knows{guess} (stepscope devices lists them)")
+
+
+def _names(row: DevicePeaks) -> tuple[str, ...]:
+    """What a row may be called, "MI250" for "MI250 (one of two dies)" among them."""
+    return (row.name, re.sub(r" \(.*\)$", "", row.name), *row.aliases)
+
+
+def _near(wanted: str, rows: Sequence[DevicePeaks]) -> list[str]:
+    """Names of rows that look like the wanted one, the likest first."""
+    called = {plain(name): row.name for row in reversed(rows) for name in _names(row)}
+    found = difflib.get_close_matches(wanted, list(called), n=_NAMED_AT_MOST, cutoff=_ALIKE)
+    return list(dict.fromkeys(called[name] for name in found))[:3]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED_AT_MOST
+    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+def _is_alike(row: DevicePeaks, device: Described) -> bool:
+    if None in (row.capability, row.multiprocessors, row.memory_bytes, device.memory_bytes):
+        return False
+    assert row.memory_bytes is not None
+    assert device.memory_bytes is not None
+    return (row.capability, row.multiprocessors) == (device.compute_capability, device.multiprocessors) and (
+        abs(device.memory_bytes / row.memory_bytes - 1) <= _MEMORY_TOLERANCE
+    )
+
+
+def _can(row: DevicePeaks) -> tuple[object, ...]:
+    return row.bandwidth_bytes_s, row.cache_bytes, tuple(sorted(row.flops_s.items()))
