@@ -1,0 +1,229 @@
+"""How long the recorded steps would take on another device, how sure that is, and what would limit them then.
+
+Each work of the device gets the time that the target needs for it (`stepscope.predict.trace_operations`), and the steps
+are replayed with these times (`step_replay`): the host's part stays as it was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.devices import DevicePeaks
+from stepscope.predict.limits import Limit, limit_of
+from stepscope.predict.memory_need import MemoryNeed, memory_need
+from stepscope.predict.step_replay import StepRange, StepReplays, joint_band
+from stepscope.predict.work_kinds import WorkKinds
+from stepscope.predict.work_times import WorkTimes, work_times
+from stepscope.trace import Trace
+from stepscope.whatif.experiment import Experiment
+
+Numbers: TypeAlias = npt.NDArray[np.float64]
+
+MOST_UNKNOWN: Final = 0.25
+"""Share of the device's time of which the target's is not known, from which on no step time is given."""
+_UNKNOWN_BAND: Final = (0.05, 0.95)
+"""Works of which nothing is known may be anywhere among those quantiles of the known ones' factors."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrediction:
+    """The mean step on a device; times in nanoseconds, None where refused or not known.
+
+    Attributes:
+        device: the target.
+        step_ns, low_ns, high_ns: what is expected, and the band in which nine of ten are expected to lie.
+        device_ns: in which the busiest device works.
+        host_ns: what the host alone needs, with what it waits for beside the device.
+        limit: "compute", "memory bandwidth", "host", "input" or "communication"; None where it cannot be told.
+        memory_bytes: the most that the step needs at once.
+        fits: whether the device has as much.
+        samples_per_s: the batch over the step's time.
+        notes: what was refused, widened or assumed, in sentences.
+        measured_ns: the mean step as it was recorded; None where the recording ran on no such device.
+        limit_share: of the critical path, 0 to 1, that what limits takes.
+        limit_cause: of a limit on the host, the cause of most of its time.
+        bases: share of the measured device time by how the target's was found, the largest first.
+    """
+
+    device: DevicePeaks
+    step_ns: float | None
+    low_ns: float | None
+    high_ns: float | None
+    device_ns: float | None
+    host_ns: float | None
+    limit: str | None
+    memory_bytes: int | None
+    fits: bool | None
+    samples_per_s: float | None
+    notes: tuple[str, ...] = ()
+    measured_ns: float | None = None
+    limit_share: float | None = None
+    limit_cause: str | None = None
+    bases: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def speed_up(self) -> float | None:
+        """How many times as fast as measured; None where either time is not known."""
+        return self.measured_ns / self.step_ns if self.measured_ns and self.step_ns else None
+
+    @property
+    def busy_share(self) -> float | None:
+        """Share of the step in which the device works, 0 to 1."""
+        if self.device_ns is None or not self.step_ns:
+            return None
+        return min(self.device_ns / self.step_ns, 1.0)
+
+
+def predict_step(
+    recorded: Experiment | Trace,
+    target: DevicePeaks,
+    *,
+    precision: str | None = None,
+    host_factor: float = 1.0,
+) -> StepPrediction:
+    """The mean step of a trace on another device; for several devices give the same `Experiment`.
+
+    Args:
+        precision: number type of the arithmetic there, one of `stepscope.devices.NUMBER_TYPES`; None for the recorded.
+        host_factor: how many times as long the host works there.
+
+    Raises:
+        UsageError: an unknown number type.
+    """
+    experiment = recorded if isinstance(recorded, Experiment) else Experiment(recorded)
+    return StepPredictor(experiment, precision=precision, host_factor=host_factor).on(target)
+
+
+class StepPredictor:
+    """What predictions of one trace for several devices share; arguments as of `predict_step`."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        precision: str | None = None,
+        host_factor: float = 1.0,
+    ) -> None:
+        self.experiment = experiment
+        self.precision = precision
+        self.replays = StepReplays(experiment, host_factor=host_factor)
+
+    @property
+    def trace(self) -> Trace:
+        """What was recorded."""
+        return self.experiment.trace
+
+    @cached_property
+    def memory(self) -> MemoryNeed:
+        """What a step needs of a device's memory."""
+        return memory_need(self.trace, self.experiment.device)
+
+    @cached_property
+    def measured_ns(self) -> float:
+        """The mean step as it was recorded."""
+        return self.replays.measured_ns
+
+    @cached_property
+    def _kinds(self) -> WorkKinds:
+        return WorkKinds(self.trace)
+
+    def on(self, target: DevicePeaks) -> StepPrediction:
+        """The mean step on a device."""
+        times = work_times(self.trace, target, precision=self.precision)
+        unknown = self._share_of(~np.isfinite(times.ns))
+        base = self._without_time(target, times)
+        if unknown > MOST_UNKNOWN:
+            return replace(base, notes=(*times.notes, _refusal(unknown, target)))
+        factors, notes = self._factors(times)
+        found = self.replays.with_work(*factors)
+        limit = limit_of(self.experiment, found.expected, self._kinds.sides(target, self.precision))
+        return _with_step(base, found, limit, (*notes, *times.notes), self.replays.host_ns)
+
+    def _without_time(self, target: DevicePeaks, times: WorkTimes) -> StepPrediction:
+        """All but the step's time."""
+        return StepPrediction(
+            device=target,
+            step_ns=None,
+            low_ns=None,
+            high_ns=None,
+            device_ns=None,
+            host_ns=None,
+            limit=None,
+            memory_bytes=self.memory.bytes,
+            fits=self.memory.fits(target),
+            samples_per_s=None,
+            measured_ns=self.measured_ns,
+            bases=self._bases(times),
+        )
+
+    def _factors(self, times: WorkTimes) -> tuple[tuple[Numbers, Numbers, Numbers], tuple[str, ...]]:
+        """By how much each work's duration is multiplied: expected, low and high; and what to say about it."""
+        measured = times.measured_ns
+        known = np.isfinite(times.ns) & (measured > 0)
+        low, high = joint_band(
+            np.where(known, times.ns, 0.0),
+            np.where(known, times.low_ns, 0.0),
+            np.where(known, times.high_ns, 0.0),
+            self._kinds.kinds,
+            self.experiment.works,
+        )
+        factors = [np.ones(len(measured)) for _ in range(3)]
+        for factor, ns in zip(factors, (times.ns, low, high), strict=True):
+            np.divide(ns, measured, out=factor, where=known)
+        unknown = ~np.isfinite(times.ns) & (measured > 0)
+        notes: tuple[str, ...] = ()
+        if unknown.any() and known.any():
+            weights = measured[known]
+            mean = float((factors[0][known] * weights).sum() / weights.sum())
+            low_factor, high_factor = _quantiles(factors[0][known], weights)
+            for factor, value in zip(factors, (mean, min(low_factor, mean), max(high_factor, mean)), strict=True):
+                factor[unknown] = value
+            part = f"{self._share_of(unknown):.0%}"
+            notes = (f"{part} of the device's time is of unknown kind: it changes as the rest does, with a wider band",)
+        return (factors[0], factors[1], factors[2]), notes
+
+    def _share_of(self, rows: npt.NDArray[np.bool_]) -> float:
+        """Share of the busiest device's time in the steps that these rows of `device_work` take."""
+        works = self.experiment.works
+        durations = self.experiment.graph.works.duration[works].astype(np.float64)
+        total = float(durations.sum())
+        return float(durations[rows[works]].sum() / total) if total else 0.0
+
+    def _bases(self, times: WorkTimes) -> tuple[tuple[str, float], ...]:
+        shares = {str(basis): self._share_of(times.basis == basis) for basis in np.unique(times.basis)}
+        found = [(basis, part) for basis, part in shares.items() if part > 0]
+        return tuple(sorted(found, key=lambda each: (-each[1], each[0])))
+
+
+def _with_step(
+    base: StepPrediction, found: StepRange, limit: Limit | None, notes: tuple[str, ...], host_ns: float | None
+) -> StepPrediction:
+    return replace(
+        base,
+        step_ns=found.expected.step_ns,
+        low_ns=found.low_ns,
+        high_ns=found.high_ns,
+        device_ns=found.expected.device_ns,
+        host_ns=host_ns,
+        limit=None if limit is None else limit.name,
+        limit_share=None if limit is None else limit.share,
+        limit_cause=None if limit is None else limit.cause,
+        notes=notes,
+    )
+
+
+def _quantiles(values: Numbers, weights: Numbers) -> tuple[float, float]:
+    """The values below which _UNKNOWN_BAND of the weight lies."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order]) / weights.sum()
+    low, high = (values[order][min(int(np.searchsorted(reached, part)), len(order) - 1)] for part in _UNKNOWN_BAND)
+    return float(low), float(high)
+
+
+def _refusal(unknown: float, target: DevicePeaks) -> str:
+    return f"for {unknown:.0%} of the device's time nothing tells what the {target.name} needs: no step time is given"

@@ -1,0 +1,180 @@
+"""The steps with other durations of device work: everything else stays as it was measured.
+
+Faster devices do not make Python faster. The steps are replayed through their dependency graph, in which each work of a
+device takes as long as another device needs for it: waits of the host for the device become shorter or longer with it,
+waits for batches do not, and where the host is what the device waits for, the step stays as long as it is.
+
+Where replays promise nothing, two models of how host and device overlap stand at the ends of a bracket. With T the
+measured step, B the time in which the device worked in it and B' the same on the other device:
+
+    nothing overlaps     T' = T - B + B'     the device's idle time stays as it is
+    all of it overlaps   T' = max(T, B')     the host needs as long as the step took
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.trace.intervals import union
+from stepscope.whatif.changes import scaled_cause
+from stepscope.whatif.experiment import Experiment
+from stepscope.whatif.graph import Graph
+from stepscope.whatif.replay import Replay
+
+Numbers = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.str_]
+
+HOST_WORK: Final = (
+    "input", "graph_tracing", "step_marker", "compilation", "garbage_collection", "checkpoint", "logging", "optimizer",
+    "python", "dispatch", "untraced",
+)  # fmt: skip
+"""Causes of host time that a processor works on, and a faster one works on for less long."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedStep:
+    """The mean step with other durations of device work.
+
+    Attributes:
+        step_ns: how long it takes.
+        device_ns: in which the busiest device works.
+        replay: when everything happens; None where nothing was replayed.
+    """
+
+    step_ns: float
+    device_ns: float
+    replay: Replay | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRange:
+    """The mean step as it is expected, and where nine of ten are expected to lie.
+
+    Attributes:
+        expected: with the expected durations.
+        low_ns, high_ns: the band's ends.
+    """
+
+    expected: ReplayedStep
+    low_ns: float
+    high_ns: float
+
+
+class StepReplays:
+    """One trace's steps, replayed with other durations of device work.
+
+    Args:
+        experiment: the trace.
+        host_factor: how many times as long the host works; its waits stay.
+    """
+
+    def __init__(self, experiment: Experiment, *, host_factor: float = 1.0) -> None:
+        self.experiment = experiment
+        self._host_factor = host_factor
+        self.height = experiment.trace.device_work.height
+
+    @cached_property
+    def _graph(self) -> Graph:
+        graph = self.experiment.graph
+        for cause in HOST_WORK if self._host_factor != 1.0 else ():
+            graph = scaled_cause(cause, self._host_factor)(self.experiment, graph)
+        return graph
+
+    @property
+    def measured_ns(self) -> float:
+        """The mean step as it was recorded."""
+        return self.experiment.recorded_ns / self.experiment.step_count
+
+    @cached_property
+    def measured_device_ns(self) -> float:
+        """In which the busiest device worked in the mean step."""
+        return self._busy_ns(self.experiment.measured)
+
+    @cached_property
+    def host_ns(self) -> float | None:
+        """What the host alone needs: the mean step of a device that needs no time; None where replays promise nothing.
+
+        What the host waits for beside the device, such as batches, is part of it.
+        """
+        if self.experiment.why_not is not None:
+            return None
+        return self._replayed(np.zeros(self.height)).step_ns
+
+    def with_work(self, expected: Numbers, low: Numbers, high: Numbers) -> StepRange:
+        """The mean step in which each row of `device_work` takes so many times as long.
+
+        Args:
+            expected, low, high: factors on the measured durations, shape (rows of device_work,).
+        """
+        if self.experiment.why_not is not None:
+            return self._bracket(expected, low, high)
+        ends = [self._replayed(factors).step_ns for factors in (low, high)]
+        step = self._replayed(expected)
+        return StepRange(step, min(step.step_ns, *ends), max(step.step_ns, *ends))
+
+    def _replayed(self, factors: Numbers) -> ReplayedStep:
+        if self._host_factor == 1.0 and (factors == 1.0).all():  # nothing is different: to the nanosecond
+            return ReplayedStep(self.measured_ns, self.measured_device_ns, self.experiment.measured)
+        outcome = self.experiment.run(self._graph.with_work(np.arange(self.height), factors))
+        step_ns = self.measured_ns * (outcome.step_ns / outcome.measured_step_ns)
+        return ReplayedStep(step_ns, self._busy_ns(outcome.replay), outcome.replay)
+
+    def _busy_ns(self, done: Replay) -> float:
+        works = self.experiment.works
+        busy = union(done.work_start[works], done.work_end[works]).total_ns
+        return busy / self.experiment.step_count
+
+    def _bracket(self, expected: Numbers, low: Numbers, high: Numbers) -> StepRange:
+        """The mean step between no overlap of host and device and as much as there can be."""
+        step_ns, busy_ns = self.measured_ns, self.measured_device_ns
+        idle_ns = max(step_ns - busy_ns, 0.0) * self._host_factor
+        host_ns = step_ns * self._host_factor
+        devices = [busy_ns * self._scale_of(factors) for factors in (expected, low, high)]
+        if devices == [busy_ns] * 3 and self._host_factor == 1.0:
+            return StepRange(ReplayedStep(step_ns, busy_ns, None), step_ns, step_ns)
+        ends = [end for each in devices for end in (idle_ns + each, max(host_ns, each))]
+        return StepRange(ReplayedStep(idle_ns + devices[0], devices[0], None), min(ends), max(ends))
+
+    def _scale_of(self, factors: Numbers) -> float:
+        """How many times as long the busiest device works."""
+        works = self.experiment.works
+        durations = self.experiment.graph.works.duration[works].astype(np.float64)
+        total = durations.sum()
+        if not total or (factors[works] == 1.0).all():
+            return 1.0
+        return float((durations * factors[works]).sum() / total)
+
+
+def joint_band(
+    expected: Numbers, low: Numbers, high: Numbers, kinds: Labels, rows: Iterable[int]
+) -> tuple[Numbers, Numbers]:
+    """The band of each work, narrowed so that all together at an end is as rare as one of them at its own.
+
+    Errors of one kind of work on one device are taken to be the same error, and those of different kinds to have
+    nothing to do with each other: within a kind they add up, between kinds their squares do. With d the sum of a kind's
+    distances to its end, every band is shortened to sqrt(sum of d^2) / (sum of d) of its length.
+
+    Args:
+        expected, low, high: nanoseconds of each work; shape (n,).
+        kinds: what each work is; shape (n,).
+        rows: the works that count.
+    """
+    rows = np.fromiter(rows, np.int64)
+    below, above = expected - low, high - expected
+    return expected - below * _narrowing(below[rows], kinds[rows]), expected + above * _narrowing(
+        above[rows], kinds[rows]
+    )
+
+
+def _narrowing(distances: Numbers, kinds: Labels) -> float:
+    """The length of the joint band as a share of the sum of all; 1 for a single kind."""
+    _, number = np.unique(kinds, return_inverse=True)
+    sums = np.bincount(number.ravel(), distances) if len(distances) else np.zeros(1)
+    total = float(sums.sum())
+    return float(np.sqrt((sums**2).sum()) / total) if total > 0 else 1.0

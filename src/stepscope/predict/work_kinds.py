@@ -1,0 +1,84 @@
+"""What each work of a trace's devices is: its kind, and whether arithmetic or memory would limit it on a device."""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.analysis.kernels import arithmetic
+from stepscope.devices import DevicePeaks
+from stepscope.predict.operations import Numbers, Operations
+from stepscope.predict.precision import in_precision
+from stepscope.predict.trace_operations import operations_of_calls
+from stepscope.trace import Trace
+from stepscope.trace.nesting import Rows
+
+Labels: TypeAlias = npt.NDArray[np.str_]
+
+SIDES: Final = ("compute", "memory bandwidth")
+
+
+class WorkKinds:
+    """The kinds of a trace's device work, free of any device; arrays as the rows of `device_work`."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._work = trace.device_work
+        called, self._operations = operations_of_calls(trace)
+        self._call = _calls_of_work(trace, called)
+
+    @property
+    def kinds(self) -> Labels:
+        """Works whose predictions err alike have the same: the operator's kind, else the kernel's, else the work's."""
+        known = self._call >= 0
+        result = np.where(self._is_matrix, "a matrix product by name", "a kernel by name")
+        result = np.where(_of_work(self._work, "kind") == "compute", result, _of_work(self._work, "kind"))
+        if known.any():
+            kinds = self._operations.kind[np.maximum(self._call, 0)]
+            result = np.where(known & (kinds != ""), kinds, result)
+        return result.astype(np.str_)
+
+    def sides(self, device: DevicePeaks, precision: str | None = None) -> Labels:
+        """What limits each work on a device: "compute", or "memory bandwidth".
+
+        Where shapes were not recorded the kernel's name tells: matrix products compute, everything else moves memory.
+        """
+        by_name = np.where(self._is_matrix, *SIDES)
+        if not len(self._operations):
+            return by_name
+        compute, traffic = _seconds(in_precision(self._operations, precision).operations, device)
+        known = (self._call >= 0) & np.isfinite(compute + traffic)[self._call]
+        return np.where(known, np.where(compute > traffic, *SIDES)[self._call], by_name)
+
+    @property
+    def _is_matrix(self) -> npt.NDArray[np.bool_]:
+        names = self._work["name"]
+        told = {name: arithmetic(name).is_matrix for name in names.unique().drop_nulls().to_list()}
+        return np.array([told.get(name, False) for name in names.to_list()], np.bool_)
+
+
+def _seconds(operations: Operations, device: DevicePeaks) -> tuple[Numbers, Numbers]:
+    """Of each operation's arithmetic at a device's peak, and of its traffic at its bandwidth.
+
+    A number type that the device has no peak for counts with its 32-bit one.
+    """
+    usual = device.flops_s.get("fp32") or max(device.flops_s.values(), default=np.nan)
+    peaks = np.array([device.flops_s.get(kind, usual) for kind in operations.number_type.tolist()], np.float64)
+    return operations.flops / peaks, operations.bytes / device.bandwidth_bytes_s
+
+
+def _calls_of_work(trace: Trace, called: Rows) -> Rows:
+    """For each row of `device_work` the place of the operator that launched it in these rows, -1 for none."""
+    result = np.full(trace.device_work.height, -1, np.int64)
+    operator = trace.launches["operator"].cast(pl.Int64).gather(trace.device_work["launch"].cast(pl.Int64))
+    operators = operator.fill_null(-1).to_numpy()
+    if len(called):
+        place = np.minimum(np.searchsorted(called, operators), len(called) - 1)
+        result = np.where((operators >= 0) & (called[place] == operators), place, -1)
+    return result
+
+
+def _of_work(work: pl.DataFrame, column: str) -> Labels:
+    return work[column].fill_null("other").to_numpy().astype(np.str_)

@@ -1,0 +1,175 @@
+"""The recorded steps on another device: their time and band, what limits them, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stepscope.devices import DevicePeaks, device_table, named_device
+from stepscope.errors import UsageError
+from stepscope.predict.prediction import StepPredictor, predict_step
+from stepscope.predict.step_replay import StepReplays, joint_band
+from stepscope.trace import Metadata, Trace
+from stepscope.trace.model import Device
+from stepscope.whatif.experiment import Experiment
+from tests.unit.recording import Recording
+from tests.unit.waiting_twice import US, waiting_twice
+
+A100 = Device("0", "NVIDIA A100-SXM4-80GB")
+MOVE = {"kind": "copy_on_device"}
+
+
+def device(bandwidth_gb_s: int) -> DevicePeaks:
+    """A device that differs from an A100 in its memory alone."""
+    a100 = named_device("A100-SXM4-80GB")
+    changes = {"name": f"A100 with {bandwidth_gb_s} GB/s", "bandwidth_bytes_s": bandwidth_gb_s * 10**9}
+    return DevicePeaks(**{name: changes.get(name, getattr(a100, name)) for name in a100.__dataclass_fields__})
+
+
+def copying(works_ns: tuple[int, ...] = (402 * US,), steps: int = 3, *, waits: bool = True) -> Trace:
+    """Steps of 1000 us on an A100: 100 of Python, then copies in its memory, for which the host waits at the end."""
+    recording = Recording(Metadata(devices=(A100,), path="trace.json", format="kineto"))
+    number = 0
+    for step in range(steps):
+        begin = step * 1000 * US
+        recording.step(begin, 1000 * US, step)
+        recording.frame(begin, 1000 * US, "train.py(3): step")
+        now = begin + 100 * US
+        for length in works_ns:
+            number += 1
+            recording.launch(begin + 90 * US, 5 * US, number)
+            recording.work(now, length, "Memcpy DtoD", number, kind="copy_on_device")
+            now += length
+        if waits:
+            number += 1
+            recording.launch(
+                begin + 96 * US, now - begin - 90 * US, number, name="cudaDeviceSynchronize", kind="synchronise"
+            )
+    return recording.trace()
+
+
+def test_the_traces_own_device_takes_what_was_measured() -> None:
+    """Every factor is 1: to the nanosecond."""
+    found = predict_step(copying(), named_device("A100-SXM4-80GB"))
+
+    assert (found.step_ns, found.low_ns, found.high_ns) == (1000 * US,) * 3
+    assert (found.device_ns, found.speed_up) == (402 * US, 1.0)
+    assert found.bases == (("same device", 1.0),)
+    assert found.notes == ()
+
+
+def test_half_the_bandwidth_lengthens_the_copies_alone() -> None:
+    """2 us of a work are its start; the other 400 become 800. The host waits for them and needs 598 us beside."""
+    found = predict_step(copying(), device(2039 // 2 + 1))
+
+    assert found.step_ns == pytest.approx(1400 * US, rel=1e-3)
+    assert found.device_ns == pytest.approx(802 * US, rel=1e-3)
+    assert found.host_ns == pytest.approx(598 * US, rel=1e-3)
+    assert found.limit == "memory bandwidth"
+    assert found.bases == (("bandwidth", 1.0),)
+
+
+def test_a_faster_device_does_not_make_python_faster() -> None:
+    found = predict_step(copying(), device(2039_000))
+
+    assert found.step_ns == pytest.approx(600 * US, rel=1e-2)
+    assert (found.limit, found.limit_cause) == ("host", "python")
+    assert found.busy_share is not None
+    assert found.busy_share < 0.01
+
+
+def test_the_host_on_another_processor() -> None:
+    """582 us of Python take half; the copies, 10 us to their start and 6 to the end of the wait take what they took."""
+    found = predict_step(copying(), named_device("A100-SXM4-80GB"), host_factor=0.5)
+
+    assert found.step_ns == 709 * US
+    assert found.host_ns == 307 * US
+
+
+def test_waits_for_batches_stay() -> None:
+    """In each step of 1000 us the host loads for 300 us, works for 300, and waits for a kernel of 400, 20 us late."""
+    replays = StepReplays(Experiment(waiting_twice()))
+    half = np.full(4, 0.5)
+
+    found = replays.with_work(half, np.full(4, 0.25), np.full(4, 1.5))
+
+    assert (found.low_ns, found.expected.step_ns, found.high_ns) == (700 * US, 800 * US, 1200 * US)
+    assert found.expected.device_ns == 200 * US
+    assert replays.host_ns == 620 * US
+    assert replays.measured_device_ns == 400 * US
+
+
+def unexplained() -> Trace:
+    """A step of 1000 us: the device works for 400 us of it, and waits 500 us for nothing that is in the trace."""
+    recording = Recording(Metadata(devices=(A100,)))
+    recording.step(0, 1000 * US, 1)
+    recording.frame(0, 1000 * US, "train.py(3): step")
+    recording.launch(0, 5 * US, 1)
+    recording.work(10 * US, 200 * US, "Memcpy DtoD", 1, **MOVE)
+    recording.launch(20 * US, 5 * US, 2)
+    recording.work(710 * US, 200 * US, "Memcpy DtoD", 2, **MOVE)
+    return recording.trace()
+
+
+def test_where_replays_promise_nothing_a_bracket_is_given() -> None:
+    """The idle 600 us stay, or the host needs the whole step."""
+    experiment = Experiment(unexplained())
+    assert experiment.why_not is not None
+    replays = StepReplays(experiment)
+
+    faster = replays.with_work(np.full(2, 0.5), np.full(2, 0.5), np.full(2, 0.5))
+    slower = replays.with_work(np.full(2, 4.0), np.full(2, 4.0), np.full(2, 4.0))
+
+    assert (faster.low_ns, faster.expected.step_ns, faster.high_ns) == (800 * US, 800 * US, 1000 * US)
+    assert (slower.low_ns, slower.expected.step_ns, slower.high_ns) == (1600 * US, 2200 * US, 2200 * US)
+    assert replays.host_ns is None
+    own = predict_step(unexplained(), named_device("A100-SXM4-80GB"))
+    assert (own.low_ns, own.step_ns, own.high_ns) == (1000 * US,) * 3
+
+
+def test_the_joint_band_adds_within_a_kind_and_squares_between_kinds() -> None:
+    """Two works of a kind err by 30 + 10 together, the other kind by 30: sqrt(40^2 + 30^2) / 70 = 5 / 7."""
+    expected, low, high = np.array([100.0, 50.0, 60.0]), np.array([70.0, 40.0, 30.0]), np.array([170.0, 50.0, 60.0])
+    kinds = np.array(["matrix", "matrix", "copy"])
+
+    narrow_low, narrow_high = joint_band(expected, low, high, kinds, range(3))
+
+    assert narrow_low == pytest.approx([100 - 30 * 5 / 7, 50 - 10 * 5 / 7, 60 - 30 * 5 / 7])
+    assert narrow_high == pytest.approx(high)
+
+
+def test_no_works_have_no_band() -> None:
+    nothing = np.zeros(0)
+
+    found = joint_band(nothing, nothing, nothing, np.zeros(0, np.str_), range(0))
+
+    assert [len(each) for each in found] == [0, 0]
+
+
+def test_what_nothing_tells_is_refused() -> None:
+    """A device that the table does not know, and kernels without shapes."""
+    recording = Recording(Metadata(devices=(Device("0", "Some accelerator"),)))
+    recording.step(0, 1000 * US, 1)
+    recording.launched(10 * US, 20 * US, 500 * US, "kernel", 1)
+
+    found = predict_step(recording.trace(), named_device("L4"))
+
+    assert (found.step_ns, found.low_ns, found.high_ns, found.limit) == (None,) * 4
+    assert found.bases == (("unknown", 1.0),)
+    assert found.notes[-1] == "for 100% of the device's time nothing tells what the L4 needs: no step time is given"
+
+
+def test_an_unknown_number_type() -> None:
+    with pytest.raises(UsageError, match="bf17"):
+        predict_step(copying(), named_device("L4"), precision="bf17")
+
+
+def test_the_band_holds_the_step_on_every_device() -> None:
+    predictor = StepPredictor(Experiment(copying((100 * US, 200 * US))))
+    for target in device_table():
+        found = predictor.on(target)
+
+        assert found.step_ns is not None, target.name
+        assert found.low_ns is not None
+        assert found.high_ns is not None
+        assert 700 * US <= found.low_ns <= found.step_ns <= found.high_ns
