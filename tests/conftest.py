@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the user's cache and devices out of the tests, and the tests' traces out of the cache; processes inherit both."""
+    """Keep the user's cache and devices out of the tests, and the tests' traces out of it; processes inherit both."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("STEPSCOPE_CONFIG_DIR", str(tmp_path_factory.mktemp("config")))
