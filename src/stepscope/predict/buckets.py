@@ -1,0 +1,162 @@
+"""A step's gradients, and the buckets in which data-parallel training would send them.
+
+A gradient is there when autograd adds it up (`AccumulateGrad`, whose input is the gradient). PyTorch's
+DistributedDataParallel fills buckets in the order in which gradients are there, each number type its own; a bucket is
+full when it holds its limit or more, which is 1 MiB for the first and 25 MiB for the others (`bucket_cap_mb` and
+`_DEFAULT_FIRST_BUCKET_BYTES` of torch; Li et al., "PyTorch Distributed", VLDB 2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.analysis.shapes import elements, shapes_of, types_of
+from stepscope.analysis.work_inputs import ELEMENT_BYTES
+from stepscope.errors import UsageError
+from stepscope.trace.intervals import Times
+from stepscope.trace.nesting import Rows
+from stepscope.whatif.experiment import Experiment
+
+FIRST_BUCKET_BYTES: Final = 1 << 20
+BUCKET_BYTES: Final = 25 << 20
+ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
+_MOST_BYTES: Final = 1 << 50
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Gradients of complete steps in the order in which they are there; arrays of shape (n,).
+
+    Attributes:
+        step: place of the step among the complete ones; 0 where the trace has none.
+        lane: the thread that has them.
+        begin, time: when the host begins to add them up, and when they are there, nanoseconds.
+        bytes: their size.
+        number_type: as the profiler names it, such as "float".
+        accumulated: how many backward passes a step has; the gradients are those of the last one.
+    """
+
+    step: Rows
+    lane: npt.NDArray[np.int32]
+    begin: Times
+    time: Times
+    bytes: Rows
+    number_type: npt.NDArray[np.str_]
+    accumulated: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """What is sent at once; arrays of shape (n,), sorted by step and time.
+
+    Attributes:
+        step, lane: as of gradients.
+        ready: when the last of its gradients is there on the host, nanoseconds.
+        bytes: of all of them.
+        gradients: how many.
+    """
+
+    step: Rows
+    lane: npt.NDArray[np.int32]
+    ready: Times
+    bytes: Rows
+    gradients: Rows
+
+
+def gradients_of(experiment: Experiment) -> Gradients:
+    """The gradients of the complete steps.
+
+    Raises:
+        UsageError: the trace does not tell them, or not how large they are.
+    """
+    rows = experiment.trace.operators.filter(pl.col("name") == ACCUMULATE).sort("start_ns")
+    if rows.is_empty():
+        raise UsageError(
+            "the trace tells no gradients (no AccumulateGrad of PyTorch): nothing says what devices exchange"
+        )
+    time = (rows["start_ns"] + rows["duration_ns"]).to_numpy()
+    begin = rows["start_ns"].to_numpy()
+    step = place_of_step(experiment, begin)
+    sized = [_sized(shapes, types) for shapes, types in rows.select("input_shapes", "input_types").iter_rows()]
+    size = np.array([each[0] for each in sized], np.int64)
+    kept = np.flatnonzero(step >= 0)
+    if not len(kept):
+        raise UsageError("no complete step of the trace has gradients: nothing says what devices exchange")
+    if not (size[kept] > 0).any():
+        raise UsageError(
+            "the trace does not tell how large its gradients are: record shapes (record_shapes=True, or stepscope run)"
+        )
+    kinds = np.array([each[1] for each in sized], np.str_)
+    passes = _passes(step[kept], size[kept])
+    if passes > 1:
+        kept = np.concatenate([_last_pass(kept[step[kept] == each], passes) for each in np.unique(step[kept])])
+    kept = kept[size[kept] > 0]
+    lane = rows["lane"].to_numpy()
+    return Gradients(step[kept], lane[kept], begin[kept], time[kept], size[kept], kinds[kept], passes)
+
+
+def place_of_step(experiment: Experiment, times: Times) -> Rows:
+    """The place of the complete step that each moment is in, -1 for none; 0 where the trace has no steps."""
+    steps = experiment.steps.sort("start_ns")
+    if steps.is_empty():
+        return np.zeros(len(times), np.int64)
+    starts = steps["start_ns"].to_numpy()
+    ends = starts + steps["duration_ns"].to_numpy()
+    place = np.searchsorted(starts, times, side="right") - 1
+    return np.where((place >= 0) & (times < ends[np.maximum(place, 0)]), place, -1)
+
+
+def _sized(shapes: str | None, types: str | None) -> tuple[int, str]:
+    """Bytes and number type of the first input; 0 where they are not known."""
+    shape, kind = shapes_of(shapes)[:1], types_of(types)[:1]
+    if not shape or not kind or kind[0] not in ELEMENT_BYTES:
+        return 0, ""
+    size = elements(shape[0]) * ELEMENT_BYTES[kind[0]]
+    return (size, kind[0]) if 0 < size < _MOST_BYTES else (0, "")
+
+
+def _passes(step: Rows, size: Rows) -> int:
+    """How many backward passes each step has: how often its sizes repeat from the beginning, the same in all steps."""
+    numbers = {_repetitions(size[step == each]) for each in np.unique(step)}
+    return numbers.pop() if len(numbers) == 1 else 1
+
+
+def _repetitions(sizes: Rows) -> int:
+    count = len(sizes)
+    if count < 2 or (sizes == sizes[0]).all():  # equal layers repeat as passes do: nothing tells them apart
+        return 1
+    for period in range(2, count // 2 + 1):
+        if count % period == 0 and (sizes[period:] == sizes[:-period]).all():
+            return count // period
+    return 1
+
+
+def _last_pass(rows: Rows, passes: int) -> Rows:
+    return rows[len(rows) - len(rows) // passes :]
+
+
+def buckets_of(
+    gradients: Gradients, *, bucket_bytes: int = BUCKET_BYTES, first_bytes: int = FIRST_BUCKET_BYTES
+) -> Buckets:
+    """The buckets that DistributedDataParallel would send; the first of a step and type is full at `first_bytes`."""
+    found: list[tuple[int, int, int, int, int]] = []
+    filling: dict[str, tuple[int, int]] = {}
+    full: set[str] = set()
+    columns = (gradients.step, gradients.lane, gradients.time, gradients.bytes, gradients.number_type)
+    rows = list(zip(*(each.tolist() for each in columns), strict=True))
+    for index, (step, lane, time, size, kind) in enumerate(rows):
+        held, count = filling.get(kind, (0, 0))
+        filling[kind] = (held + size, count + 1)
+        if filling[kind][0] >= (bucket_bytes if kind in full else min(first_bytes, bucket_bytes)):
+            found.append((step, lane, time, *filling.pop(kind)))
+            full.add(kind)
+        if index + 1 == len(rows) or rows[index + 1][0] != step:
+            found += [(step, lane, time, *rest) for rest in filling.values()]
+            filling, full = {}, set()
+    table = np.array(found, np.int64).reshape(-1, 5)
+    return Buckets(table[:, 0], table[:, 1].astype(np.int32), table[:, 2], table[:, 3], table[:, 4])

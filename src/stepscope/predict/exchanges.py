@@ -1,0 +1,315 @@
+"""What ranks send each other in a step, as work in the dependency graph whose length can be chosen.
+
+Where a trace is of one rank of several, its own collectives; where it is of a single device, the buckets that
+data-parallel training would send, each from the moment on at which the last of its gradients is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.analysis.communication import bus_bytes, collectives, kind_of
+from stepscope.errors import UsageError
+from stepscope.predict.buckets import Buckets, gradients_of, place_of_step
+from stepscope.predict.links import Link, fitted_link
+from stepscope.trace.nesting import Rows
+from stepscope.whatif.arrays import concatenated
+from stepscope.whatif.experiment import Experiment
+from stepscope.whatif.graph import Edges, Graph, Works
+from stepscope.whatif.ranks import Ranks
+
+Numbers = npt.NDArray[np.float64]
+KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
+"""Collectives that data parallelism needs; others, such as all-to-all, stay as recorded."""
+_NONE: Final = np.iinfo(np.int64).min
+
+
+class Exchange(Protocol):
+    """Messages of the steps whose transfers can be given any length.
+
+    Attributes:
+        experiment: whose graph has them.
+        link: over which they went; None where the trace has none or does not tell it.
+        ranks: among how many devices they were recorded; 1 where they were not.
+    """
+
+    @property
+    def experiment(self) -> Experiment: ...
+    @property
+    def link(self) -> Link | None: ...
+    @property
+    def ranks(self) -> int: ...
+
+    def transfers_ns(self, link: Link | None, devices: int) -> Numbers:
+        """How long each message takes among so many devices; over the recorded link if None."""
+        ...
+
+    def graph(self, base: Graph, transfers_ns: Numbers) -> Graph:
+        """The graph with messages of this length; none at all where all are 0."""
+        ...
+
+
+@dataclass(frozen=True)
+class RecordedExchange:
+    """The collectives of a rank that was recorded among others.
+
+    Attributes:
+        table: columns row (of the graph's works), kind, bytes (of the whole message, null where unknown), measured_ns,
+            transfer_ns (without waiting for the others).
+    """
+
+    experiment: Experiment
+    ranks: int
+    table: pl.DataFrame
+
+    @cached_property
+    def link(self) -> Link | None:
+        """The link, fitted to the messages of known size; None where no size is known."""
+        known = self.table.filter(pl.col("bytes").is_not_null() & (pl.col("transfer_ns") > 0))
+        if known.is_empty():
+            return None
+        kinds, sizes, times = (known[name].to_list() for name in ("kind", "bytes", "transfer_ns"))
+        return fitted_link("as recorded", kinds, sizes, times, self.ranks)
+
+    def transfers_ns(self, link: Link | None, devices: int) -> Numbers:
+        """As in `Exchange`.
+
+        Raises:
+            UsageError: another link is asked for, and the sizes of messages are not known.
+        """
+        if devices < 2:
+            return np.zeros(self.table.height)
+        sized = self.table["bytes"].null_count() == 0
+        if link is not None and not sized:
+            raise UsageError(
+                "the trace does not tell how large its messages are, so that nothing says what they take over another "
+                "link: record shapes"
+            )
+        known = list(self.table.select("kind", "bytes", "transfer_ns").iter_rows())
+        if link is not None:
+            return np.array([link.transfer_ns(kind, size, devices) for kind, size, _ in known])
+        own = self.link if sized else None
+        if own is None:
+            factors = [bus_bytes(kind, 1, devices) / bus_bytes(kind, 1, self.ranks) for kind, _, _ in known]
+        else:
+            factors = [
+                own.transfer_ns(kind, size, devices) / max(own.transfer_ns(kind, size, self.ranks), 1e-9)
+                for kind, size, _ in known
+            ]
+        transfers: Numbers = np.array(factors) * self.table["transfer_ns"].to_numpy()
+        return transfers
+
+    def graph(self, base: Graph, transfers_ns: Numbers) -> Graph:
+        """As in `Exchange`; a rank waits for the others as long as recorded, unless there are no others."""
+        rows = self.table["row"].to_numpy()
+        measured, transfer = self.table["measured_ns"].to_numpy(), self.table["transfer_ns"].to_numpy()
+        waiting = np.where(transfers_ns > 0, np.maximum(measured - transfer, 0), 0)
+        return base.with_work(rows, (waiting + transfers_ns) / np.maximum(measured, 1))
+
+
+@dataclass(frozen=True)
+class AddedExchange:
+    """The buckets that a single device would send if it were one of several.
+
+    Attributes:
+        buckets: in the order in which they are sent.
+        accumulated: backward passes of a step, of which the last one's gradients are sent.
+    """
+
+    experiment: Experiment
+    buckets: Buckets
+    accumulated: int = 1
+    link: Link | None = None
+    ranks: int = 1
+
+    def transfers_ns(self, link: Link | None, devices: int) -> Numbers:
+        """As in `Exchange`; the link must be given."""
+        if link is None:
+            raise UsageError(
+                "nothing was exchanged in this trace: name the link that joins the devices, such as nvlink4"
+            )
+        return np.array([link.transfer_ns("all_reduce", size, devices) for size in self.buckets.bytes.tolist()])
+
+    def graph(self, base: Graph, transfers_ns: Numbers) -> Graph:
+        """As in `Exchange`."""
+        return with_buckets(base, self.experiment, self.buckets, transfers_ns) if transfers_ns.any() else base
+
+
+def recorded_exchange(experiment: Experiment, others: Sequence[Experiment] = ()) -> RecordedExchange | None:
+    """The collectives of the complete steps; None where the trace has none, or not of several ranks.
+
+    What a collective takes without waiting for others is told by the other ranks' traces, or else by the quickest of
+    its place in the steps.
+
+    Args:
+        others: the same steps of other ranks.
+    """
+    trace = experiment.trace
+    found = collectives(trace, device=experiment.device).filter(pl.col("kind").is_in(KINDS))
+    found = found.with_columns(pl.col("ranks").fill_null(pl.lit(trace.metadata.world_size, pl.Int64)))
+    if found["ranks"].null_count() == found.height or found["ranks"].max() == 1:
+        return None
+    ranks = int(found["ranks"].drop_nulls().mode().sort()[-1])
+    if found["launch"].null_count() < found.height:  # what was launched before the recording belongs to no step of it
+        found = found.filter(pl.col("launch").is_not_null())
+    launched = trace.launches["start_ns"].gather(found["launch"])
+    found = found.with_columns(given=pl.coalesce(launched, "start_ns"))  # the device may be a step behind
+    found = found.with_columns(pl.Series("step", place_of_step(experiment, found["given"].to_numpy())))
+    found = _with_sizes(experiment, found, ranks)
+    if not found.is_empty() and not found["on_device"][0]:
+        found = _host_works(experiment, found)
+    found = found.filter((pl.col("step") >= 0) & (pl.col("ranks") == ranks) & (pl.col("duration_ns") > 0))
+    if found.is_empty() or ranks < 2:
+        return None
+    found = found.with_columns(place=pl.int_range(pl.len()).over("step", "kind"))
+    same = ["kind", pl.coalesce(pl.col("bytes"), -1 - pl.col("place"))]
+    found = found.with_columns(transfer_ns=pl.col("duration_ns").min().over(same))
+    found = _without_waiting(experiment, others, found)
+    return RecordedExchange(
+        experiment, ranks, found.select("row", "kind", "bytes", "transfer_ns", measured_ns="duration_ns")
+    )
+
+
+def _without_waiting(experiment: Experiment, others: Sequence[Experiment], found: pl.DataFrame) -> pl.DataFrame:
+    """The collectives with the transfers that the ranks' traces together tell, where they do."""
+    if not others:
+        return found
+    rows, transfer = Ranks.of([experiment, *others]).meetings
+    told = pl.DataFrame({"row": rows[0], "told": transfer[0]}).unique("row")
+    joined = found.join(told, on="row", how="left", maintain_order="left")
+    return joined.with_columns(transfer_ns=pl.min_horizontal(pl.coalesce("told", "transfer_ns"), "duration_ns"))
+
+
+def _with_sizes(experiment: Experiment, found: pl.DataFrame, ranks: int) -> pl.DataFrame:
+    """The bytes of whole messages; of all-reduces without a size those of the gradients since the one before."""
+    trace = experiment.trace
+    if found["on_device"].any():
+        told = trace.device_work["message_elements"].gather(found["row"]).is_not_null()
+        part = (pl.col("kind") == "all_gather") & told  # the profiler notes each rank's part
+        found = found.with_columns(bytes=pl.when(part).then(pl.col("bytes") * ranks).otherwise("bytes"))
+    if not found["bytes"].null_count():
+        return found
+    try:
+        gradients = gradients_of(experiment)
+    except UsageError:
+        return found
+    mine = np.flatnonzero((found["kind"] == "all_reduce").to_numpy() & (found["step"] >= 0).to_numpy())
+    given = found["given"].to_numpy()
+    mine = mine[np.argsort(given[mine], kind="stable")]
+    if not len(mine):
+        return found
+    place = np.searchsorted(given[mine], gradients.begin, side="left")
+    same = (place < len(mine)) & (found["step"].to_numpy()[mine[np.minimum(place, len(mine) - 1)]] == gradients.step)
+    size = np.bincount(place[same], weights=gradients.bytes[same], minlength=len(mine))
+    bytes_ = np.full(found.height, -1, np.int64)
+    bytes_[mine] = np.where(size > 0, size, -1).astype(np.int64)
+    sizes = pl.Series(bytes_)
+    return found.with_columns(bytes=pl.coalesce("bytes", pl.when(sizes > 0).then(sizes)))
+
+
+def _host_works(experiment: Experiment, found: pl.DataFrame) -> pl.DataFrame:
+    """Collectives that the host runs, with the numbers and lengths of their works; none where they do not match."""
+    graph = experiment.graph
+    first = experiment.trace.device_work.height
+    names = experiment.trace.annotations["name"].gather(graph.on_host).to_list()
+    works = pl.DataFrame(
+        {
+            "kind": [kind_of(name) for name in names],
+            "row": np.arange(first, first + len(names)),
+            "duration_ns": graph.works.duration[first : first + len(names)],
+        },
+        schema={"kind": pl.String, "row": pl.Int64, "duration_ns": pl.Int64},
+    ).with_columns(order=pl.int_range(pl.len()).over("kind"), count=pl.len().over("kind"))
+    numbered = found.drop("row", "duration_ns").with_columns(
+        order=pl.int_range(pl.len()).over("kind"), count=pl.len().over("kind")
+    )
+    return numbered.join(works, on=["kind", "order", "count"], how="inner", maintain_order="left")
+
+
+def with_buckets(base: Graph, experiment: Experiment, buckets: Buckets, transfers_ns: Numbers) -> Graph:
+    """The graph in which each bucket is sent: after its gradients and the bucket before it, and before the optimizer.
+
+    On a device a gradient is there when the work launched before that moment is done, and what is launched after the
+    step's last gradient waits for all buckets. Without a device the host itself waits, at a border of `cut_after`.
+    """
+    count, first = len(buckets.ready), len(base.works.start)
+    stretch = base.stretches.at(buckets.lane, buckets.ready - 1)
+    source, target = _neighbours(base, experiment, buckets)
+    known = source >= 0
+    duration = np.where(known, base.works.duration[np.maximum(source, 0)] if first else 0, 0) + 1 + np.arange(count)
+    begin = base.stretches.start[np.maximum(stretch, 0)]
+    start = np.where(known, base.works.start[np.maximum(source, 0)] if first else 0, begin)
+    added = Works(
+        start=np.maximum.accumulate(start),
+        duration=duration,
+        queue=np.full(count, int(base.works.queue.max(initial=-1)) + 1),
+        stretch=stretch,
+        launched=np.where(stretch >= 0, buckets.ready, _NONE),
+        latency_ns=np.zeros(count, np.int64),
+        previous=np.concatenate([[-1], first + np.arange(count - 1)]),
+        gap_ns=np.zeros(count, np.int64),
+    )
+    number = first + np.arange(count)
+    last = np.append(buckets.step[1:] != buckets.step[:-1], True)
+    after, waiting = number[last], target[last]
+    graph = replace(
+        base,
+        works=concatenated(base.works, added),
+        rendezvous=np.concatenate([base.rendezvous, np.full(count, -1, np.int64)]),
+        unexplained_ns=np.concatenate([base.unexplained_ns, np.zeros(count, np.int64)]),
+        work_scale=np.concatenate([base.work_scale, transfers_ns / duration]),
+    )
+    if experiment.device is None:
+        return _with_waits(graph, Edges.none(), _edges(after, waiting))
+    return _with_waits(graph, _edges(source, number).with_edges(_edges(after, waiting)), Edges.none())
+
+
+def _edges(source: Rows, target: Rows) -> Edges:
+    some = (source >= 0) & (target >= 0)
+    nothing = np.zeros(int(some.sum()), np.int64)
+    return Edges(source[some], target[some], nothing, nothing)
+
+
+def _with_waits(graph: Graph, queue: Edges, host: Edges) -> Graph:
+    """The graph with these waits, but for those on what comes later, where clocks disagree."""
+    stretch, work = graph.places
+    queue = queue.select(work[queue.source] < work[queue.target])
+    host = host.select(work[host.source] < stretch[host.target])
+    return replace(graph, queue_waits=graph.queue_waits.with_edges(queue), host_waits=graph.host_waits.with_edges(host))
+
+
+def _neighbours(graph: Graph, experiment: Experiment, buckets: Buckets) -> tuple[Rows, Rows]:
+    """For each bucket the work that makes its last gradient, and what first waits for the buckets of its step.
+
+    The latter is a work of the device, or where there is none the stretch of the host that begins then; -1 where
+    nothing does.
+    """
+    none = np.full(len(buckets.ready), -1, np.int64)
+    ends = np.zeros(int(buckets.step.max()) + 1, np.int64)
+    np.maximum.at(ends, buckets.step, buckets.ready)
+    end = ends[buckets.step]
+    if experiment.device is None:
+        waiting = graph.stretches.at(buckets.lane, end)
+        begins = graph.stretches.start[np.maximum(waiting, 0)] == end
+        return none, np.where((waiting >= 0) & begins, waiting, -1)
+    table = experiment.trace.device_work
+    mine = ((table["device"] == experiment.device) & (table["kind"] != "communication")).fill_null(False).to_numpy()
+    mine &= graph.works.launched[: table.height] != _NONE
+    rows = np.flatnonzero(mine)
+    if not len(rows):
+        return none, none
+    queue = graph.works.queue[rows]
+    rows = rows[queue == np.bincount(queue).argmax()]  # the one that computes: others copy batches, say
+    rows = rows[np.argsort(graph.works.launched[rows], kind="stable")]
+    launched = graph.works.launched[rows]
+    before = np.searchsorted(launched, buckets.ready, side="right") - 1
+    after = np.searchsorted(launched, end, side="right")
+    source = np.where(before >= 0, rows[np.maximum(before, 0)], -1)
+    return source, np.where(after < len(rows), rows[np.minimum(after, len(rows) - 1)], -1)

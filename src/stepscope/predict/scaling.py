@@ -1,0 +1,240 @@
+"""How long the recorded steps would take on several devices that share the work as data-parallel training does.
+
+Each device works on a batch as large as the recorded one, and they add up their gradients (weak scaling). The messages
+stand in the dependency graph (`exchanges`), which is replayed: a message begins when its gradients are there and the
+one before it has ended, the rest of the backward pass goes on beside it, and the optimizer waits for all of them. To
+that comes waiting for the slowest device: the expected longest of n steps, drawn from the recorded ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analysis.batch_size import batch_size_of
+from stepscope.errors import UsageError
+from stepscope.predict.buckets import BUCKET_BYTES, buckets_of, gradients_of
+from stepscope.predict.exchanges import AddedExchange, Exchange, recorded_exchange
+from stepscope.predict.host_borders import CutExperiment
+from stepscope.predict.links import MOST_DEVICES, Link
+from stepscope.predict.prediction import StepPrediction
+from stepscope.predict.work_times import work_times
+from stepscope.whatif.experiment import Experiment
+from stepscope.whatif.graph import Graph
+
+Numbers = npt.NDArray[np.float64]
+LEAST_STEPS: Final = 3
+"""So many recorded steps tell how much steps vary. Where there are two more, the first and the last do not count, which
+a cold start and the end of the recording make longer."""
+_ONE: Final = (
+    "one device was recorded: the host's own time for messages, copies of gradients into buckets, and computation that "
+    "slows down beside messages are not counted"
+)
+_HOST_LIMITS: Final = (
+    "without a device the messages need the processors that compute, too: what that slows down is not counted"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledStep:
+    """The mean step on several devices.
+
+    Attributes:
+        devices: how many; each works on a batch as large as the recorded one.
+        step_ns: how long it takes, waiting for the slowest device included.
+        low_ns, high_ns: with quicker and slower transfers than expected; low without waiting for the slowest device.
+        communication_ns: how long the messages of a step take, without waiting.
+        exposed_ns: by how much they make the step longer.
+        straggler_ns: waiting for the slowest device, as expected from how much the recorded steps vary.
+        efficiency: step of a single device over this step, 0 to 1; throughput rises by `devices` times as much.
+        samples_per_s: of all devices; None where the batch size is not known.
+        notes: what was not counted or is uncertain, in sentences.
+    """
+
+    devices: int
+    step_ns: float
+    low_ns: float
+    high_ns: float
+    communication_ns: float
+    exposed_ns: float
+    efficiency: float
+    samples_per_s: float | None
+    notes: tuple[str, ...] = ()
+    straggler_ns: float = 0.0
+
+
+def data_parallel(
+    experiment: Experiment,
+    devices: Sequence[int],
+    link: Link | None = None,
+    *,
+    target: StepPrediction | None = None,
+    others: Sequence[Experiment] = (),
+    bucket_bytes: int = BUCKET_BYTES,
+) -> tuple[ScaledStep, ...]:
+    """The mean step on each of these numbers of devices.
+
+    Args:
+        link: what joins each device to the others; None for the one that the trace's own collectives went over.
+        target: on these devices instead of the recorded one.
+        others: traces of the same steps of other ranks, which tell transfers from waiting.
+        bucket_bytes: limit of the buckets that a trace of a single device is given.
+
+    Raises:
+        UsageError: the trace does not tell its gradients; no link is given and none recorded; the target has no step
+            time; or a number of devices that is not possible.
+    """
+    for count in devices:
+        if not 1 <= count <= MOST_DEVICES:
+            raise UsageError(f"{count} devices are not possible; take 1 to {MOST_DEVICES:,}")
+    if target is not None and target.step_ns is None:
+        raise UsageError(f"a step on the {target.device.name} could not be told, so neither on several of them")
+    exchange = exchange_of(experiment, others, bucket_bytes)
+    scaling = _Scaling(exchange, link, target)
+    return tuple(scaling.step(count) for count in devices)
+
+
+def exchange_of(
+    experiment: Experiment, others: Sequence[Experiment] = (), bucket_bytes: int = BUCKET_BYTES
+) -> Exchange:
+    """What ranks exchange: as recorded, or the buckets that a single device would send.
+
+    Raises:
+        UsageError: the trace does not tell its gradients.
+    """
+    recorded = recorded_exchange(experiment, others)
+    if recorded is not None:
+        return recorded
+    gradients = gradients_of(experiment)
+    buckets = buckets_of(gradients, bucket_bytes=bucket_bytes)
+    if experiment.device is None:
+        last = np.append(buckets.step[1:] != buckets.step[:-1], True)
+        experiment = CutExperiment(experiment, buckets.lane[last], buckets.ready[last])
+    return AddedExchange(experiment, buckets, gradients.accumulated)
+
+
+def expected_longest(lengths: npt.ArrayLike, draws: int) -> float:
+    """Expected maximum of so many draws, with replacement, from these values.
+
+    With x1 <= ... <= xk the values, it is the sum of xi ((i / k)^n - ((i - 1) / k)^n). It assumes no distribution, and
+    never is above the largest value.
+    """
+    values = np.sort(np.asarray(lengths, np.float64))
+    reached = (np.arange(len(values) + 1) / len(values)) ** draws
+    return float(values @ np.diff(reached))
+
+
+class _Scaling:
+    """One trace on different numbers of devices."""
+
+    def __init__(self, exchange: Exchange, link: Link | None, target: StepPrediction | None) -> None:
+        self.exchange, self.target = exchange, target
+        self.link = link
+        self.error = (link or exchange.link).error if link or exchange.link else 0.0  # type: ignore[union-attr]
+        self.experiment = exchange.experiment
+        self.base = self._on_target() if target is not None else self.experiment.graph
+        self.messages = len(exchange.transfers_ns(link, 2))
+        self.alone_ns = self._replayed(np.zeros(self.messages))
+        self.factor = 1.0 if target is None or target.step_ns is None else target.step_ns / self.alone_ns
+
+    def step(self, devices: int) -> ScaledStep:
+        transfers = self.exchange.transfers_ns(self.link, devices)
+        expected, low, high = (
+            self._replayed(transfers * factor) for factor in (1.0, max(1 - self.error, 0.0), 1 + self.error)
+        )
+        straggler, notes = self._straggler_ns(devices)
+        factor = self.factor
+        return self._scaled(devices, transfers, expected * factor, low * factor, high * factor, straggler, notes)
+
+    def _scaled(
+        self,
+        devices: int,
+        transfers: Numbers,
+        expected: float,
+        low: float,
+        high: float,
+        straggler: float,
+        notes: tuple[str, ...],
+    ) -> ScaledStep:
+        alone, step = self.alone_ns * self.factor, expected + straggler
+        narrow, wide = self._band()
+        batch = batch_size_of(self.experiment.trace)
+        notes += self._notes if devices > 1 else ()
+        return ScaledStep(
+            devices=devices,
+            step_ns=step,
+            low_ns=min(low * narrow, step),
+            high_ns=max((high + straggler) * wide, step),
+            communication_ns=float(transfers.sum()) / self.experiment.step_count,
+            exposed_ns=max(expected - alone, 0.0),
+            efficiency=min(alone / step, 1.0),
+            samples_per_s=None if batch is None else devices * batch / step * 1e9,
+            notes=notes,
+            straggler_ns=straggler,
+        )
+
+    @cached_property
+    def _notes(self) -> tuple[str, ...]:
+        """What is not counted on several devices."""
+        exchange, experiment = self.exchange, self.experiment
+        notes = [] if exchange.ranks > 1 else [_ONE]
+        if experiment.device is None:
+            notes.append(_HOST_LIMITS)
+        if isinstance(exchange, AddedExchange) and exchange.accumulated > 1:
+            passes = exchange.accumulated
+            notes.append(f"of {passes} backward passes in a step only the last one's gradients are sent (no_sync)")
+        world = experiment.trace.metadata.world_size or 1
+        if exchange.ranks == 1 and world > 1:
+            notes.append(f"the trace is of one of {world} ranks: what it exchanged otherwise stays as recorded")
+        if self.link is not None and not self.link.has_latency:
+            notes.append("the link's latency is not known and not counted (add it: 12GB/s+5us)")
+        if experiment.why_not is not None:
+            notes.append(f"not certain: {experiment.why_not}")
+        return tuple(notes)
+
+    def _band(self) -> tuple[float, float]:
+        """The target's own band, as factors on the step."""
+        target = self.target
+        if target is None or not target.step_ns:
+            return 1.0, 1.0
+        return (target.low_ns or target.step_ns) / target.step_ns, (target.high_ns or target.step_ns) / target.step_ns
+
+    def _replayed(self, transfers: Numbers) -> float:
+        return self.experiment.run(self.exchange.graph(self.base, transfers)).step_ns
+
+    def _straggler_ns(self, devices: int) -> tuple[float, tuple[str, ...]]:
+        """Waiting for the slowest device; what the trace of several ranks shows is part of its messages already."""
+        if devices < 2 or self.exchange.ranks > 1:
+            return 0.0, ()
+        lengths = self.experiment.steps.sort("start_ns")["duration_ns"].to_numpy()
+        if len(lengths) < LEAST_STEPS:
+            return 0.0, (
+                f"fewer than {LEAST_STEPS} steps were recorded: waiting for the slowest device is not counted",
+            )
+        lengths = lengths[1:-1] if len(lengths) >= LEAST_STEPS + 2 else lengths
+        return (expected_longest(lengths, devices) - float(np.mean(lengths))) * self.factor, ()
+
+    def _on_target(self) -> Graph:
+        """The graph with the target's times: of its works, or without a device of all that the host does."""
+        graph, experiment, target = self.experiment.graph, self.experiment, self.target
+        assert target is not None
+        assert target.step_ns is not None
+        if experiment.device is None:
+            factor = target.step_ns / (experiment.recorded_ns / experiment.step_count)
+            lanes = np.unique(graph.stretches.lane)
+            start = np.full(len(lanes), experiment.span.start_ns)
+            end = np.full(len(lanes), experiment.span.end_ns)
+            return graph.with_host_time(lanes, start, end, np.full(len(lanes), factor))
+        times = work_times(experiment.trace, target.device)
+        known = np.isfinite(times.ns) & (times.measured_ns > 0)
+        if not known.any():
+            return graph
+        mean = float(times.ns[known].sum() / times.measured_ns[known].sum())
+        factors = np.full(len(times.ns), mean)
+        factors[known] = times.ns[known] / times.measured_ns[known]
+        return graph.with_work(np.arange(len(factors)), factors)
