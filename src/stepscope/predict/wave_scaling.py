@@ -6,8 +6,10 @@ time as the device holds, and a wave takes as long as the memory bandwidth or th
     time on target / time on source = (waves on target / waves on source)
         * (bandwidth per wave, source over target) ^ g * (arithmetic per wave, source over target) ^ (1 - g)
 
-g is 1 where memory limits the kernel and 0 where arithmetic does. A band always reaches from the one to the other.
-The part of a time that no device shortens, a kernel's start and end, stays as it is.
+g is 1 where memory limits the kernel and 0 where arithmetic does. What is different here was measured
+(`benchmarks/wave_scaling_accuracy.py`): only a wave that does not fill the device counts, since blocks follow one
+another without waiting for the rest of their wave; rates are the sustained ones; blocks of matrix products fill a
+multiprocessor each. The part of a time that no device shortens, a kernel's start and end, stays as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.kernels import arithmetic
@@ -27,8 +30,16 @@ from stepscope.predict.operations import Numbers
 
 START_NS: Final = 2_000.0
 """The most that counts as a kernel's start and end: about what the shortest kernels take on every device."""
+MATRIX_SHARE: Final = 0.25
+"""g of a matrix product without shapes: most of them are limited by arithmetic."""
 UNKNOWN_SHARE: Final = 0.5
 """g of a kernel of which nothing tells what limits it: the middle of the band."""
+USUAL_BANDWIDTH_SHARE: Final = 0.8
+"""Share of its bandwidth that a device's memory sustains where nobody measured it."""
+MEMORY_SPREAD: Final = 1.5
+"""Factor either way that holds nine of ten kernels that memory limits, beyond 0.1 ms, among five GPUs."""
+OTHER_SPREAD: Final = 2.2
+"""The same of matrix products."""
 LAUNCH_COLUMNS: Final = ("name", "grid", "block", "registers", "shared_memory_bytes")
 
 _WARP: Final = 32
@@ -99,17 +110,16 @@ def wave_factors(
     share = np.array([_memory_share(name) for name in names], np.float64)
     if memory_share is not None:
         share = np.where(np.isfinite(memory_share), memory_share, share)
-    bandwidth = source.bandwidth_bytes_s / target.bandwidth_bytes_s
-    compute = np.array([_compute_ratio(name, source, target) for name in names], np.float64)
-    waves = _wave_ratio(kernels, source, target)
-    by_memory, by_compute = bandwidth * waves, compute * waves
-    # Where the device's arithmetic is unknown, so is everything that is not limited by memory alone.
+    fill = _fill_ratio(kernels, source, target)
+    by_memory = fill * sustained_bandwidth(source) / sustained_bandwidth(target)
+    by_compute = fill * np.array([_compute_ratio(name, source, target) for name in names], np.float64)
+    # Where arithmetic cannot be compared, nothing is said of what is not limited by memory alone.
     factor = np.where(share >= 1, by_memory, by_memory**share * by_compute ** (1 - share))
-    known = np.where(np.isfinite(by_compute), by_compute, by_memory)
-    whole = np.stack([by_memory, known, bandwidth + 0 * known, np.where(np.isfinite(compute), compute, bandwidth)])
-    return Factors(
-        factor, np.where(np.isfinite(factor), whole.min(0), np.nan), np.where(np.isfinite(factor), whole.max(0), np.nan)
-    )
+    spread = np.where(share >= 1, MEMORY_SPREAD, OTHER_SPREAD)
+    # That memory limits a kernel is told by its name; arithmetic may limit it in part.
+    limits = np.fmin(by_memory, by_compute), np.fmax(by_memory, by_compute)
+    low, high = (np.where(share >= 1, by_memory, one) for one in limits)
+    return Factors(factor, *(np.where(np.isfinite(factor), one, np.nan) for one in (low / spread, high * spread)))
 
 
 def scaled_ns(measured_ns: Numbers, factor: Numbers) -> Numbers:
@@ -168,20 +178,24 @@ def product_of(text: str | None) -> float:
     return float(np.prod(sizes))
 
 
-def _wave_ratio(kernels: pl.DataFrame, source: DevicePeaks, target: DevicePeaks) -> Numbers:
-    """By what waves that are not full change the ratio; 1 where it is unknown how many blocks run at a time.
+def sustained_bandwidth(device: DevicePeaks) -> float:
+    """Bytes per second that large copies reach."""
+    return device.sustained_bandwidth_bytes_s or device.bandwidth_bytes_s * USUAL_BANDWIDTH_SHARE
 
-    Matrix products run other kernels on other devices, in other tiles, whose waves this launch does not tell.
-    """
+
+def _fill_ratio(kernels: pl.DataFrame, source: DevicePeaks, target: DevicePeaks) -> Numbers:
+    """By what blocks that do not fill a device change the ratio; 1 where it is unknown how many run at a time."""
     blocks = np.array([product_of(text) for text in kernels["grid"].to_list()], np.float64)
-    at_once = [
-        resident_blocks(kernels, device) * (np.nan if device.multiprocessors is None else device.multiprocessors)
-        for device in (source, target)
-    ]
-    before, after = (np.ceil(blocks / each) / (blocks / each) for each in at_once)
-    same = ~np.array([arithmetic(name or "").is_matrix for name in kernels["name"].to_list()], np.bool_)
+    is_matrix = np.array([arithmetic(name or "").is_matrix for name in kernels["name"].to_list()], np.bool_)
+    before, after = (np.maximum(_at_once(kernels, device, is_matrix) / blocks, 1.0) for device in (source, target))
     ratio = after / before
-    return np.where(np.isfinite(ratio) & same, ratio, 1.0)
+    return np.where(np.isfinite(ratio), ratio, 1.0)
+
+
+def _at_once(kernels: pl.DataFrame, device: DevicePeaks, is_matrix: npt.NDArray[np.bool_]) -> Numbers:
+    """How many blocks of each kernel keep the device busy."""
+    multiprocessors = np.nan if device.multiprocessors is None else float(device.multiprocessors)
+    return multiprocessors * np.where(is_matrix & is_nvidia(device), 1.0, resident_blocks(kernels, device))
 
 
 def _compute_ratio(name: str, source: DevicePeaks, target: DevicePeaks) -> float:
@@ -196,12 +210,15 @@ def _compute_ratio(name: str, source: DevicePeaks, target: DevicePeaks) -> float
 
 
 def _peak_ratio(kinds: Sequence[str], source: DevicePeaks, target: DevicePeaks) -> float:
-    """Of the first number type in which both devices have a peak."""
+    """Of the first number type in which both devices have a peak, the rates that large products reach."""
     for kind in kinds:
-        before, after = source.flops_s.get(kind), target.flops_s.get(kind)
-        if before and after:
-            return before / after
+        if source.flops_s.get(kind) and target.flops_s.get(kind):
+            return _sustained(source, kind) / _sustained(target, kind)
     return np.nan
+
+
+def _sustained(device: DevicePeaks, kind: str) -> float:
+    return device.sustained_flops_s.get(kind) or device.flops_s[kind] * device.best_share
 
 
 def _kinds_of(precision: str | None) -> Sequence[str]:
@@ -225,7 +242,7 @@ def _cycles(device: DevicePeaks) -> float | None:
 @lru_cache(maxsize=65536)
 def _memory_share(name: str) -> float:
     if arithmetic(name).is_matrix:
-        return UNKNOWN_SHARE
+        return MATRIX_SHARE
     return 1.0 if _MEMORY_LIMITED.search(name) else UNKNOWN_SHARE
 
 
