@@ -5,10 +5,12 @@ Source of the roofline: Williams, Waterman and Patterson, 2009.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.devices import DevicePeaks
 from stepscope.predict.operations import Names, Numbers, Operations
@@ -36,12 +38,38 @@ class OperationTimes:
     high_ns: Numbers
     basis: Names
 
+    def replaced(self, which: npt.NDArray[np.bool_], others: OperationTimes) -> OperationTimes:
+        """With those of this mask from others, which has as many as the mask is true."""
+        new = {}
+        for name in self.__dataclass_fields__:
+            mine, theirs = getattr(self, name), getattr(others, name)
+            new[name] = mine.astype(np.promote_types(mine.dtype, theirs.dtype))
+            new[name][which] = theirs
+        return OperationTimes(**new)
+
 
 def operation_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
     """Predict each operation's time on a device.
 
     Unknown are operations without bytes or arithmetic, and those of a number type in which the device has no peak.
     """
+    times = _roofline_times(operations, device)
+    for kinds, learned in _learned():
+        mine = np.isin(operations.kind, kinds)
+        if mine.any():
+            times = times.replaced(mine, learned(operations.select(mine), device))
+    return times
+
+
+def _learned() -> tuple[tuple[tuple[str, ...], Callable[[Operations, DevicePeaks], OperationTimes]], ...]:
+    """The kinds of operations that were learned, and what predicts them."""
+    # They return OperationTimes, so they cannot be imported before it is there.
+    from stepscope.predict.memory_times import MEMORY_KINDS, memory_times
+
+    return ((MEMORY_KINDS, memory_times),)
+
+
+def _roofline_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
     roof = roofline_ns(operations, device)
     ns = np.maximum(roof / USUAL_SHARE, LAUNCH_NS)
     ns = np.where(np.isfinite(roof), ns, np.nan)

@@ -1,0 +1,224 @@
+"""How long operations take whose time is memory traffic: element-wise, row by row, copies, embeddings, optimizers.
+
+A kernel's time is a floor and its traffic over the bandwidth that such devices sustain. What works row by row moves
+more where rows in flight outgrow the last-level cache, and its blocks take time of their own. Every constant was
+learned from published timings (`scripts/predictor/memory.py`; docs/prediction-model.md explains the formulas).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.devices import DevicePeaks
+from stepscope.predict.operation_times import WIDEST, OperationTimes
+from stepscope.predict.operations import Numbers, Operations
+
+MEMORY_KINDS: Final = ("elementwise", "reduction", "softmax", "normalisation", "embedding", "optimizer", "copy")
+LEARNED_KINDS: Final = ("elementwise", "softmax", "normalisation", "optimizer", "copy")
+"""Those that the timings hold; copies and optimizers are element-wise to a memory. Of others the band is WIDEST."""
+KERNEL_NS: Final = 2_000.0
+"""The least that a kernel takes: the shortest ones of public V100, A100 and H100 traces take 1 to 4 us."""
+SIZES_NS: Final = (5_000.0, 25_000.0, 100_000.0)
+"""Where the band changes; below the second the timings say little, for their hosts needed that long."""
+SHORT_BANDS: Final = ((0.45, 4.5), (0.5, 3.0))
+"""Factors of the band below the first and second size: what holds nine of ten of 14,000 element-wise kernels in public
+traces of V100, A100, H100 and MI300X. What stands in the cache goes faster, what is strided slower."""
+NOT_LEARNED: Final = 1.5
+"""How much wider the band is either way for passes, number types and generations that the timings do not hold."""
+KNOWLEDGE: Final = ("sustained", "generation", "other")
+"""What is known of a device's bandwidth: it was measured; one of its generation was; neither."""
+KERNELS: Final = ("flat", "warp softmax", "block softmax", "normalisation")
+_BLOCK_THREADS: Final = 128
+"""Of PyTorch's layer normalisation, four warps a row."""
+_WARP_COLUMNS: Final = 1024
+"""Up to which PyTorch's softmax keeps a row in a warp's registers."""
+_THREADS: Final[Mapping[str, int]] = {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}
+"""Threads that one multiprocessor holds, by compute capability (CUDA programming guide); 2048 for the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryModel:
+    """Learned constants.
+
+    Attributes:
+        generations: architectures whose sustained bandwidth is known.
+        shares: of the peak bandwidth, that each of them sustains, shape (generations,).
+        older, newer: share of an architecture not among them: up to Turing, and since.
+        rows: constants of each of KERNELS but the first, shape (3, 8); `row_ns` says what they are.
+        bands: factors that hold nine of ten timings of GPUs not learned from, shape (knowledge, kernels, sizes, 2).
+    """
+
+    generations: tuple[str, ...]
+    shares: Numbers
+    older: float
+    newer: float
+    rows: Numbers
+    bands: Numbers
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Arrays to keep in an npz file."""
+        return {
+            "generations": np.array(self.generations, np.str_),
+            "shares": np.append(self.shares, [self.older, self.newer]),
+            "rows": self.rows,
+            "bands": self.bands,
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> MemoryModel:
+        """Those that `to_arrays` gave."""
+        *_, older, newer = arrays["shares"].tolist()
+        generations = tuple(arrays["generations"].tolist())
+        return cls(generations, arrays["shares"][:-2], older, newer, arrays["rows"], arrays["bands"])
+
+
+@lru_cache(maxsize=1)
+def shipped_model() -> MemoryModel:
+    """The one that comes with the package."""
+    with files("stepscope").joinpath("data/memory_times.npz").open("rb") as file, np.load(file) as arrays:
+        return MemoryModel.from_arrays(arrays)
+
+
+def memory_times(operations: Operations, device: DevicePeaks, model: MemoryModel | None = None) -> OperationTimes:
+    """Predict operations of MEMORY_KINDS from their traffic and shape.
+
+    Args:
+        operations: of other kinds the times are those of their traffic, as if they had no arithmetic.
+        device: its sustained bandwidth counts where someone measured it, else the share that its generation sustains.
+        model: instead of the one that comes with the package.
+    """
+    model = model or shipped_model()
+    known, bandwidth = bandwidth_of(device, model)
+    kernels = kernel_of(operations, device)
+    ns = kernel_ns(operations, kernels, device, bandwidth, model)
+    ns = np.where((operations.bytes >= 0) & np.isfinite(ns), ns, np.nan)
+    low, high = _band(model, KNOWLEDGE.index(known), kernels, ns)
+    of_kind = np.isin(operations.kind, LEARNED_KINDS)
+    like = of_kind & _is_plain(operations) & (known != "other")
+    wider = np.where(like, 1.0, np.where(of_kind, NOT_LEARNED, WIDEST))
+    basis = np.where(of_kind & (known != "other"), "learned", "roofline")
+    return OperationTimes(ns, ns * low / wider, ns * high * wider, np.where(np.isnan(ns), "unknown", basis))
+
+
+def bandwidth_of(device: DevicePeaks, model: MemoryModel) -> tuple[str, float]:
+    """Bytes per second that large copies reach, and which of KNOWLEDGE that stands on."""
+    if device.sustained_bandwidth_bytes_s:
+        return "sustained", device.sustained_bandwidth_bytes_s
+    if device.architecture in model.generations:
+        return "generation", device.bandwidth_bytes_s * float(
+            model.shares[model.generations.index(device.architecture)]
+        )
+    return "other", device.bandwidth_bytes_s * (model.older if is_older(device) else model.newer)
+
+
+def is_older(device: DevicePeaks) -> bool:
+    """Whether a device is of the generations that reach less of their bandwidth."""
+    return device.architecture in ("Maxwell", "Pascal", "Turing")
+
+
+def kernel_of(operations: Operations, device: DevicePeaks) -> npt.NDArray[np.int64]:
+    """Index in KERNELS of what runs each operation; "flat" where nothing is known of its rows or the device's units."""
+    count = np.zeros(len(operations), np.int64)
+    if not device.multiprocessors or not device.clock_mhz or not device.cache_bytes:
+        return count
+    shaped = np.isfinite(operations.rows) & np.isfinite(operations.columns) & (operations.columns > 0)
+    softmax = (operations.kind == "softmax") & shaped
+    # Batch normalisation works through channels, far longer than rows: it has kernels of its own.
+    by_row = (operations.kind == "normalisation") & shaped & (operations.columns <= 1 << 16)
+    by_row &= np.array(["batch_norm" not in name for name in operations.name.tolist()], np.bool_)
+    count[softmax] = np.where(operations.columns[softmax] <= _WARP_COLUMNS, 1, 2)
+    count[by_row] = 3
+    return count
+
+
+def kernel_ns(
+    operations: Operations,
+    kernels: npt.NDArray[np.int64],
+    device: DevicePeaks,
+    bandwidth: float,
+    model: MemoryModel,
+) -> Numbers:
+    """Nanoseconds of each operation, as the device would show them."""
+    ns = KERNEL_NS + operations.bytes * _passes(operations) / bandwidth * 1e9
+    for index in set(kernels[kernels > 0].tolist()):
+        mine = kernels == index
+        ns[mine] = KERNEL_NS + row_ns(index, operations.select(mine), device, bandwidth, model.rows[index - 1])
+    return ns
+
+
+def row_ns(kernel: int, operations: Operations, device: DevicePeaks, bandwidth: float, constants: Numbers) -> Numbers:
+    """Nanoseconds of what works row by row, without the floor: (traffic^q + blocks^q)^(1/q) + the first block.
+
+    The constants are: traffic over the least; logarithms of a block's cycles for itself, for each of its warps and for
+    each turn of its loop; q above 1 as a logarithm; share of the input read again where it left the cache; logarithm
+    of rows in flight over the cache where half has left it; blocks that the first one takes.
+    """
+    assert device.multiprocessors is not None
+    assert device.clock_mhz is not None
+    over, itself, warp, turn, power, again, border, first = constants.tolist()
+    number = _number_bytes(operations)
+    threads, columns_a_turn = _block(kernel, operations.columns, number)
+    blocks_at_once = np.maximum(_THREADS.get(device.capability or "", 2048) / threads, 1)
+    rows_a_block = 4 if kernel == 1 else 1
+    in_flight = np.minimum(operations.rows, device.multiprocessors * blocks_at_once * rows_a_block)
+    left = _left_cache(in_flight * operations.columns * number, device, border)
+    traffic = operations.bytes * (over + again * left) / bandwidth * 1e9
+    turns = np.ceil(operations.columns / columns_a_turn)
+    cycles = np.exp(itself) + np.exp(warp) * threads / 32 + np.exp(turn) * turns
+    block = cycles / device.clock_mhz * 1e3
+    rounds = operations.rows / (device.multiprocessors * blocks_at_once * rows_a_block)
+    q = 1 + np.exp(power)
+    larger = np.maximum(np.maximum(traffic, rounds * block), 1e-9)
+    together = larger * ((traffic / larger) ** q + (rounds * block / larger) ** q) ** (1 / q)
+    return np.asarray(together + first * block)
+
+
+def _block(kernel: int, columns: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:
+    """Threads of a block, and columns that it handles in one turn of its loop, as PyTorch launches them."""
+    vector = 16 / number
+    if kernel == 1:  # each of four warps has a row, an element a thread at a time
+        return np.full(len(columns), 128.0), np.full(len(columns), 32.0)
+    if kernel == 3:
+        return np.full(len(columns), float(_BLOCK_THREADS)), _BLOCK_THREADS * vector
+    half = np.floor(np.floor(columns / vector) / 2)
+    threads = np.clip(2.0 ** np.ceil(np.log2(np.maximum(half, 1))), 32, 1024)
+    return threads, threads * vector
+
+
+def _left_cache(in_flight: Numbers, device: DevicePeaks, border: float) -> Numbers:
+    """Share of rows that is gone from the last-level cache when it is read again, 0 to 1."""
+    assert device.cache_bytes is not None
+    filled = np.maximum(in_flight, 1) / device.cache_bytes
+    return np.asarray(1 / (1 + (np.exp(border) / filled) ** 3))
+
+
+def _number_bytes(operations: Operations) -> Numbers:
+    sizes = {"fp64": 8.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0}
+    return np.array([sizes.get(kind, 4.0) for kind in operations.number_type.tolist()], np.float64)
+
+
+def _passes(operations: Operations) -> Numbers:
+    """How often tensors are moved over the least: statistics of a batch take a pass of their own over what is read."""
+    names = operations.name.tolist()
+    batch = np.array(["batch_norm" in name or "group_norm" in name for name in names], np.bool_)
+    return np.where(batch, np.where(operations.is_backward, 5 / 3, 3 / 2), 1.0)
+
+
+def _is_plain(operations: Operations) -> npt.NDArray[np.bool_]:
+    """What the timings hold the like of: a forward pass in FP32 over neighbouring numbers."""
+    plain = ~operations.is_backward & (_passes(operations) == 1) & (operations.kind != "copy")
+    return np.asarray(plain & np.isin(operations.number_type, ("fp32", "tf32", "")))
+
+
+def _band(model: MemoryModel, known: int, kernels: npt.NDArray[np.int64], ns: Numbers) -> tuple[Numbers, Numbers]:
+    """Factors of the band's ends."""
+    size = np.searchsorted(SIZES_NS, np.nan_to_num(ns), side="right")
+    low, high = np.moveaxis(model.bands[known][kernels, size], -1, 0)
+    return low, high

@@ -1,0 +1,160 @@
+"""Times of what moves memory: the floor and the traffic, rows that leave the cache, and how wide the band is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stepscope.devices import DevicePeaks, named_device
+from stepscope.predict.memory_times import MemoryModel, bandwidth_of, memory_times, shipped_model
+from stepscope.predict.operations import Operations
+
+TERABYTE = DevicePeaks(
+    name="one terabyte per second",
+    matches="-",
+    capability="7.0",
+    multiprocessors=80,
+    clock_mhz=1500,
+    memory_bytes=None,
+    bandwidth_bytes_s=1_200_000_000_000,
+    cache_bytes=6 * 2**20,
+    flops_s={"fp32": 15e12},
+    architecture="Volta",
+    sustained_bandwidth_bytes_s=1e12,
+)
+MODEL = MemoryModel(
+    generations=("Volta",),
+    shares=np.array([0.75]),
+    older=0.5,
+    newer=0.625,
+    # traffic as it is, blocks of e^9 cycles, the whole input read again once a sixth of the cache is full
+    rows=np.array([[1.0, 9.0, -3.0, -3.0, 0.0, 1.0, -1.8, 0.0]] * 3),
+    bands=np.broadcast_to(np.array([0.8, 1.25]), (3, 4, 4, 2)).copy(),
+)
+
+
+def one(
+    kind: str,
+    traffic: float,
+    *,
+    name: str = "",
+    number_type: str = "fp32",
+    rows: float = 1.0,
+    columns: float = 1.0,
+    is_backward: bool = False,
+) -> Operations:
+    return Operations(
+        name=np.array([name or kind]),
+        kind=np.array([kind]),
+        number_type=np.array([number_type]),
+        flops=np.zeros(1),
+        bytes=np.array([traffic]),
+        batch=np.ones(1),
+        rows=np.array([rows]),
+        columns=np.array([columns]),
+        inner=np.ones(1),
+        is_backward=np.array([is_backward]),
+    )
+
+
+def test_nothing_takes_no_time() -> None:
+    times = memory_times(one("elementwise", 1e6).select(np.array([], np.int64)), TERABYTE)
+
+    assert times.ns.tolist() == []
+    assert times.basis.tolist() == []
+
+
+def test_elementwise_work_takes_a_kernels_floor_and_its_traffic_at_the_sustained_bandwidth() -> None:
+    times = memory_times(one("elementwise", 500e6), TERABYTE, MODEL)
+
+    assert times.ns.tolist() == [502_000.0]
+    assert times.low_ns.tolist() == [0.8 * 502_000.0]
+    assert times.high_ns.tolist() == [1.25 * 502_000.0]
+    assert times.basis.tolist() == ["learned"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "known", "bandwidth"),
+    [("Volta", "generation", 0.9e12), ("Pascal", "other", 0.6e12), ("CDNA 3", "other", 0.75e12)],
+)
+def test_where_nobody_measured_the_generations_share_of_the_peak_counts(
+    architecture: str, known: str, bandwidth: float
+) -> None:
+    device = replace(TERABYTE, sustained_bandwidth_bytes_s=None, architecture=architecture)
+
+    assert bandwidth_of(device, MODEL) == (known, bandwidth)
+
+
+@pytest.mark.parametrize(
+    ("operation", "width"),
+    [
+        (one("elementwise", 1e6), 1.0),
+        (one("elementwise", 1e6, number_type="bf16"), 1.5),
+        (one("elementwise", 1e6, is_backward=True), 1.5),
+        (one("copy", 1e6), 1.5),
+        (one("reduction", 1e6), 3.0),
+        (one("embedding", 1e6), 3.0),
+    ],
+)
+def test_the_band_is_wider_where_the_timings_hold_nothing_alike(operation: Operations, width: float) -> None:
+    times = memory_times(operation, TERABYTE, MODEL)
+
+    assert (times.high_ns / times.ns).tolist() == pytest.approx([1.25 * width])
+    assert (times.ns / times.low_ns).tolist() == pytest.approx([1.25 * width])
+
+
+def test_of_a_generation_that_was_not_learned_nothing_is_learned() -> None:
+    times = memory_times(one("elementwise", 1e6), replace(named_device("MI300X"), sustained_bandwidth_bytes_s=None))
+
+    assert times.basis.tolist() == ["roofline"]
+
+
+def test_unknown_traffic_has_no_time() -> None:
+    times = memory_times(one("elementwise", float("nan")), TERABYTE)
+
+    assert np.isnan([times.ns, times.low_ns, times.high_ns]).all()
+    assert times.basis.tolist() == ["unknown"]
+
+
+def test_rows_that_outgrow_the_cache_are_read_again() -> None:
+    # 80 multiprocessors hold 16 blocks of 128 threads each: 1280 rows, of 1 MB or 21 MB together.
+    short = memory_times(one("normalisation", 1e9, rows=1e9 / 8 / 200, columns=200), TERABYTE, MODEL)
+    long = memory_times(one("normalisation", 1e9, rows=1e9 / 8 / 4096, columns=4096), TERABYTE, MODEL)
+    blocks = np.exp(9) / 1.5 * np.array([1e9 / 8 / 200, 1e9 / 8 / 4096]) / 1280
+
+    assert long.ns[0] == pytest.approx(np.hypot(2e6, blocks[1]), rel=0.01)
+    assert short.ns[0] == pytest.approx(np.hypot(1.2e6, blocks[0]), rel=0.05)
+
+
+def test_batch_normalisation_passes_over_its_input_twice() -> None:
+    forward = one("normalisation", 200e6, name="cudnn_batch_norm", rows=64, columns=4e5)
+    backward = one("normalisation", 300e6, name="cudnn_batch_norm_backward", rows=64, columns=4e5, is_backward=True)
+
+    assert memory_times(forward, TERABYTE, MODEL).ns.tolist() == [302_000.0]
+    assert memory_times(backward, TERABYTE, MODEL).ns.tolist() == pytest.approx([502_000.0])
+
+
+def test_rows_on_a_device_of_unknown_units_are_traffic_alone() -> None:
+    device = replace(TERABYTE, multiprocessors=None)
+
+    assert memory_times(one("softmax", 1e9, rows=31250, columns=4000), device, MODEL).ns.tolist() == [1_002_000.0]
+
+
+def test_the_model_is_the_same_after_it_was_kept() -> None:
+    again = MemoryModel.from_arrays(MODEL.to_arrays())
+
+    assert (again.generations, again.older, again.newer) == (("Volta",), 0.5, 0.625)
+    assert again.shares.tolist() == [0.75]
+    assert again.rows.tolist() == MODEL.rows.tolist()
+    assert again.bands.tolist() == MODEL.bands.tolist()
+
+
+def test_the_shipped_model_says_what_a_v100_took() -> None:
+    """Adding 51,380,224 bytes to as many took 189 us in the public trace v100_resnet50_workers0."""
+    device = replace(named_device("V100-SXM2-32GB"), sustained_bandwidth_bytes_s=None)
+    times = memory_times(one("elementwise", 3.0 * 51_380_224), device, shipped_model())
+
+    assert times.low_ns[0] < 189_000 < times.high_ns[0]
+    assert times.ns[0] == pytest.approx(189_000, rel=0.03)
