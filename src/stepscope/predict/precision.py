@@ -8,14 +8,17 @@ The optimizer and the weights stay in 32 bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.devices import DevicePeaks
 from stepscope.errors import UsageError
 from stepscope.predict.operations import Names, Numbers, Operations
+from stepscope.predict.wave_scaling import is_nvidia
+from stepscope.trace import Trace
 
 PRECISIONS: Final = ("fp32", "tf32", "fp16", "bf16", "fp8")
 BYTES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
@@ -69,21 +72,60 @@ def in_precision(operations: Operations, precision: str | None, *, stays: npt.ND
     if stays is not None:
         kept = kept | stays
     types = _types(operations, precision, kept)
-    product = np.isin(operations.kind, _PRODUCTS)
-    width = _widths(operations.number_type)
-    # Outputs of 8-bit products have 16 bits, and 16-bit products 16: as an average of what is read and written.
-    share = np.where(types == "fp8", 1.5, _widths(types)) / width
-    share = np.where(np.isfinite(share), share, 1.0)
-    sure = product | kept | (types == operations.number_type)
-    changed = (types != operations.number_type) | (share != 1)
-    expected = np.where(sure | changed, operations.bytes * share, operations.bytes)
-    bounds = np.stack([expected, operations.bytes])
+    # What 8-bit products write has 16 bits: on average between the two.
+    width = np.where(types == "fp8", 1.5, _widths(types))
+    share = width / _widths(operations.number_type)
+    expected = operations.bytes * np.where(np.isfinite(share), share, 1.0)
+    changed = (types != operations.number_type) & np.isfinite(share)
+    # Of what runs in its inputs' type nobody knows that they are of the other type, so it may stay as it is.
+    certain = ~changed | np.isin(operations.kind, _PRODUCTS)
+    as_before = np.where(certain, expected, operations.bytes)
+    types = np.where(changed, types, operations.number_type)
     return Cast(
-        _with(operations, types, expected),
-        _with(operations, types, np.where(sure, expected, bounds.min(0))),
-        _with(operations, types, np.where(sure, expected, bounds.max(0))),
+        replace(operations, number_type=types, bytes=expected),
+        replace(operations, number_type=types, bytes=np.minimum(expected, as_before)),
+        replace(operations, number_type=types, bytes=np.maximum(expected, as_before)),
         changed,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Tf32:
+    """Whether PyTorch multiplies 32-bit numbers as TF32 on NVIDIA devices that can."""
+
+    products: bool = False
+    convolutions: bool = True
+
+
+NO_TF32: Final = Tf32(products=False, convolutions=False)
+
+
+def tf32_of(trace: Trace) -> Tf32:
+    """What the recorded program allows; PyTorch's defaults where that is not known.
+
+    These are `torch.backends.cudnn.allow_tf32 = True` and `torch.get_float32_matmul_precision() = "highest"`.
+    """
+    settings = {} if trace.metadata.program is None else trace.metadata.program.torch
+    matmul = settings.get("float32_matmul_precision", "highest")
+    return Tf32(products=matmul in ("high", "medium"), convolutions=settings.get("cudnn_allow_tf32", True) is not False)
+
+
+def types_on(operations: Operations, device: DevicePeaks, added: Tf32 = NO_TF32) -> Operations:
+    """The operations as a device runs them.
+
+    TF32 is a way to multiply 32-bit numbers: a device without it multiplies them as they are.
+
+    Args:
+        added: what comes to run in TF32 that did not where it was recorded, for want of it.
+    """
+    types = operations.number_type
+    if "tf32" not in device.flops_s:
+        types = np.where(types == "tf32", "fp32", types)
+    elif is_nvidia(device):
+        wide = types == "fp32"
+        types = np.where(wide & added.convolutions & (operations.kind == "convolution"), "tf32", types)
+        types = np.where(wide & added.products & (operations.kind == "matrix"), "tf32", types)
+    return replace(operations, number_type=types)
 
 
 def check_precision(precision: str) -> None:
@@ -113,8 +155,3 @@ def _types(operations: Operations, precision: str, kept: npt.NDArray[np.bool_]) 
 def _widths(types: Names) -> Numbers:
     """Bytes of a number, not-a-number for a type that is none of BYTES."""
     return np.array([BYTES.get(one, np.nan) for one in types.tolist()], np.float64)
-
-
-def _with(operations: Operations, types: Names, moved: Numbers) -> Operations:
-    fields = {name: getattr(operations, name) for name in operations.__dataclass_fields__}
-    return Operations(**{**fields, "number_type": types.astype(np.str_), "bytes": moved})

@@ -6,6 +6,7 @@ not-a-number.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -54,7 +55,7 @@ def operations_of_calls(trace: Trace, *, window: Window | None = None) -> tuple[
     rows: Rows = calls["row"].to_numpy()
     found = described(trace, rows)
     is_tf32 = (calls["number_type"] == "tf32").fill_null(False).to_numpy()
-    return rows, with_number_type(found, np.where(is_tf32, "tf32", found.number_type))
+    return rows, replace(found, number_type=np.where(is_tf32, "tf32", found.number_type))
 
 
 def described(trace: Trace, rows: Rows) -> Operations:
@@ -75,12 +76,6 @@ def described(trace: Trace, rows: Rows) -> Operations:
         is_backward=is_backward(trace)[rows],
         **numbers,
     )
-
-
-def with_number_type(operations: Operations, number_type: npt.NDArray[np.str_]) -> Operations:
-    """The same operations on other numbers, as much traffic as before."""
-    fields = {name: getattr(operations, name) for name in operations.__dataclass_fields__}
-    return Operations(**{**fields, "number_type": number_type.astype(np.str_)})
 
 
 def is_backward(trace: Trace) -> npt.NDArray[np.bool_]:

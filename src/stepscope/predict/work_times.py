@@ -17,8 +17,8 @@ from stepscope.analysis.roofline import device_peaks
 from stepscope.devices import DevicePeaks
 from stepscope.predict.operation_times import OperationTimes, operation_times
 from stepscope.predict.operations import Names, Numbers, Operations
-from stepscope.predict.precision import Cast, check_precision, in_precision
-from stepscope.predict.trace_operations import in_optimizer, operations_of_calls, with_number_type
+from stepscope.predict.precision import NO_TF32, Cast, Tf32, check_precision, in_precision, tf32_of, types_on
+from stepscope.predict.trace_operations import in_optimizer, operations_of_calls
 from stepscope.predict.wave_scaling import is_nvidia, scaled_ns, wave_factors
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows
@@ -214,9 +214,12 @@ def _answer_operators(
     found = (place < len(called)) & (called[np.minimum(place, len(called) - 1)] == operator[rows])
     rows, place = rows[found], place[found]
     cast = in_precision(operations, precision, stays=in_optimizer(trace)[called])
-    after = _band(cast, target, source, _known(operations))
+    added = _added_tf32(trace, source, target, precision)
+    if added.convolutions and ((operations.kind == "convolution") & (operations.number_type == "fp32")).any():
+        times.notes[f"convolutions of 32-bit numbers run as TF32 on {target.name}, as PyTorch does by default"] = None
+    after = _band(cast, target, added, _known(operations))
     if source is not None:
-        before = operation_times(_as_run_on(operations, source), source)
+        before = operation_times(types_on(operations, source), source)
         factor = _ratio(before, after)
         measured = times.measured[rows]
         times.answer(rows, "learned ratio", *(_floored(measured, one[place]) for one in factor))
@@ -231,12 +234,26 @@ def _refuse_types(
     times: _Times, rows: Rows, place: Rows, after: OperationTimes, operations: Operations, target: DevicePeaks
 ) -> None:
     """Nothing is said of products in a number type that the target has no units for: it might not run them at all."""
-    types = _as_run_on(operations, target).number_type
+    types = types_on(operations, target).number_type
     lacking = (operations.flops > 0) & np.isnan(after.ns) & ~np.isin(types, list(target.flops_s)) & (types != "")
     refused = lacking[place]
     times.refused[rows[refused]] = True
     for kind in np.unique(types[place[refused]]).tolist():
         times.notes[f"{target.name} has no units for {kind}, in which matrix products of the recording run"] = None
+
+
+def _added_tf32(trace: Trace, source: DevicePeaks | None, target: DevicePeaks, precision: str | None) -> Tf32:
+    """What the target would run in TF32 that the source could not."""
+    could = source is not None and ("tf32" in source.flops_s or not is_nvidia(source))
+    if (
+        source is None
+        or could
+        or precision in ("fp32", "tf32")
+        or "tf32" not in target.flops_s
+        or not is_nvidia(target)
+    ):
+        return NO_TF32
+    return tf32_of(trace)
 
 
 def _known(operations: Operations) -> npt.NDArray[np.bool_]:
@@ -246,28 +263,13 @@ def _known(operations: Operations) -> npt.NDArray[np.bool_]:
     return known
 
 
-def _band(cast: Cast, target: DevicePeaks, source: DevicePeaks | None, known: npt.NDArray[np.bool_]) -> OperationTimes:
+def _band(cast: Cast, target: DevicePeaks, added: Tf32, known: npt.NDArray[np.bool_]) -> OperationTimes:
     """The times on the target, the band from the least traffic to the most."""
     expected, least, most = (
-        operation_times(_as_run_on(one, target, source), target) for one in (cast.operations, cast.least, cast.most)
+        operation_times(types_on(one, target, added), target) for one in (cast.operations, cast.least, cast.most)
     )
     ns, low, high = (np.where(known, one, np.nan) for one in (expected.ns, least.low_ns, most.high_ns))
     return OperationTimes(ns, low, high, expected.basis)
-
-
-def _as_run_on(operations: Operations, device: DevicePeaks, source: DevicePeaks | None = None) -> Operations:
-    """The operations in number types that the device has.
-
-    TF32 is a way to multiply 32-bit numbers; a device without it multiplies them as they are. Coming from a device
-    without it to one of NVIDIA's that has it, convolutions use it, as PyTorch's `torch.backends.cudnn.allow_tf32` is
-    on unless a program turns it off.
-    """
-    types = operations.number_type
-    if "tf32" not in device.flops_s:
-        types = np.where(types == "tf32", "fp32", types)
-    elif source is not None and is_nvidia(device) and is_nvidia(source) and "tf32" not in source.flops_s:
-        types = np.where((types == "fp32") & (operations.kind == "convolution"), "tf32", types)
-    return with_number_type(operations, types)
 
 
 def _ratio(before: OperationTimes, after: OperationTimes) -> tuple[Numbers, Numbers, Numbers]:
