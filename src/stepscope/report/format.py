@@ -44,10 +44,20 @@ def count(n: float) -> str:
     return f"{n:,.0f}" if abs(n) >= 1000 else f"{n:.3g}"
 
 
+def dollars(usd: float) -> str:
+    """An amount of money as "$1,234.56", "$0.74" or "$0.0031"; above a hundred thousand without cents."""
+    if not math.isfinite(usd):
+        return _UNKNOWN
+    if abs(usd) >= 100_000:
+        return f"${usd:,.0f}"
+    return f"${usd:,.2f}" if abs(usd) >= 0.095 or not usd else f"${usd:.2g}"
+
+
 def cell(column_name: str, value: object) -> str:
     """A value of a table, its unit taken from the column's name; null is empty, and strings are made printable.
 
-    Columns ending in `_ns` are times, in `bytes` amounts of memory, in `share`, `occupancy` or `utilisation` shares;
+    Columns ending in `_ns` are times, in `bytes` amounts of memory, in `share`, `occupancy` or `utilisation` shares,
+    in `usd` or `usd_h` money;
     `start_ns` keeps microseconds, so that a moment can be found again.
     """
     if value is None:
@@ -99,6 +109,8 @@ def _number(column_name: str, value: float) -> str:
         return size(value)
     if column_name.endswith(_SHARES):
         return share(value)
+    if column_name.endswith(("usd", "usd_h")):
+        return dollars(value)
     return count(value)
 
 
