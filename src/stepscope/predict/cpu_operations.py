@@ -1,0 +1,202 @@
+"""What a step that was recorded on a processor alone would give an accelerator to do, from its operators' shapes.
+
+The host's time of each operator is cut in two: what a call costs that has next to nothing to do, which stays when the
+work goes to a device, and the rest, which is arithmetic and goes away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.analysis.attribution import operator_places
+from stepscope.analysis.traffic import VIEWS, base_name
+from stepscope.devices import DevicePeaks
+from stepscope.predict.operation_times import operation_times
+from stepscope.predict.precision import NO_TF32, in_precision, tf32_of, types_on
+from stepscope.predict.trace_operations import described
+from stepscope.predict.wave_scaling import is_nvidia
+from stepscope.trace import Trace, Window
+from stepscope.trace.nesting import Rows, inherit
+
+CPU_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "row": pl.Int64,  # in operators
+    "operator": pl.String,
+    "phase": pl.String,  # as in `stepscope.analysis.phases.PHASES`
+    "host_ns": pl.Float64,  # as measured
+    "dispatch_ns": pl.Float64,  # of it, what stays on the host
+    "arithmetic_ns": pl.Float64,  # of it, what goes away
+    "device_ns": pl.Float64,  # expected on the target; null where the target has no units for the number type
+    "low_ns": pl.Float64,
+    "high_ns": pl.Float64,
+}
+
+UNCOVERED_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "operator": pl.String,
+    "calls": pl.Int64,
+    "host_ns": pl.Int64,  # without operators inside
+}
+
+_AROUND_OTHERS: Final = frozenset({
+    "linear", "matmul", "layer_norm", "softmax", "log_softmax", "scaled_dot_product_attention", "conv1d", "conv2d",
+    "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution", "_convolution", "rms_norm",
+    "batch_norm", "_batch_norm_impl_index", "group_norm", "embedding", "clone", "contiguous", "to", "_to_copy",
+    "reshape", "dropout", "cross_entropy_loss", "nll_loss", "nll_loss_nd", "zeros", "ones", "full", "zeros_like",
+    "ones_like", "full_like", "einsum", "mean", "var", "std",
+})  # fmt: skip
+"""Operators that are other operators; where they are not, they count themselves."""
+_WITHOUT_WORK: Final = VIEWS | frozenset({
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "as_strided", "_reshape_alias", "select",
+    "slice", "narrow", "unbind", "unfold", "diagonal", "set", "resize", "resize_as", "item", "_local_scalar_dense",
+    "is_nonzero", "resolve_conj", "resolve_neg", "lift_fresh", "result_type", "can_cast", "is_pinned", "record_stream",
+    "stride", "size", "sym_size", "expand", "swapaxes", "swapdims", "movedim", "split_with_sizes", "tensor_split", "mT",
+    "numpy_T", "requires_grad", "_has_compatible_shallow_copy_type", "output_nr", "is_floating_point", "is_complex",
+    "_version", "record_param_comms", "retain_grad", "isnan", "detach", "unsafe_chunk", "unsafe_split", "real",
+})  # fmt: skip
+"""Operators that make views, allocate or read a number, and start no work on a device."""
+_OVERHEAD_QUANTILE: Final = 0.05
+"""Quantile of the lengths of small operators that counts as the cost of a call."""
+_WORTH_SAYING: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOperationTimes:
+    """Operators that would launch work on an accelerator.
+
+    Attributes:
+        table: one row a call, in order of `row`; columns as in CPU_SCHEMA.
+        uncovered: operators that compute and whose work is not known, by name, the costliest first; columns as in
+            UNCOVERED_SCHEMA.
+        covered_share: of the host's time in operators that compute, that of those in `table` with a device's time.
+        overhead_ns: what a call costs that has next to nothing to do.
+        notes: what the user should know of it, one sentence each.
+    """
+
+    table: pl.DataFrame
+    uncovered: pl.DataFrame
+    covered_share: float
+    overhead_ns: float
+    notes: tuple[str, ...] = ()
+
+
+def cpu_operation_times(
+    trace: Trace, target: DevicePeaks, *, precision: str | None = None, window: Window | None = None
+) -> CpuOperationTimes:
+    """How long a device would take for the operators of a trace in which none works.
+
+    What loads data stays on the host and is left out; so is device time that a kernel's launch itself takes.
+
+    Args:
+        precision: as in `stepscope.predict.work_times.work_times`.
+        window: only operators that start in it.
+
+    Raises:
+        UsageError: an unknown number type.
+    """
+    operators = trace.operators
+    phase = operator_places(trace)["phase"].fill_null("other")
+    asked = (phase != "input").to_numpy()
+    if window is not None:
+        asked &= operators["start_ns"].is_between(window.start_ns, window.end_ns, closed="left").to_numpy()
+    parent = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    operations = described(trace, np.arange(operators.height))
+    is_known = np.isfinite(operations.flops) & np.isfinite(operations.bytes) & (operations.kind != "")
+    is_around = np.isin(operations.name, list(_AROUND_OTHERS)) & _has_inner(parent)
+    rows = np.flatnonzero(_outermost(is_known & ~is_around, parent) & asked)
+    own = operations.select(rows)
+    duration = operators["duration_ns"].to_numpy().astype(np.float64)
+    overhead = _overhead_ns(duration, is_known & ~_has_inner(parent))
+    counted = _counted_inside(parent, rows, len(parent))
+    cast = in_precision(own, precision, stays=(phase[rows] == "optimizer").to_numpy())
+    added = NO_TF32 if precision in ("fp32", "tf32") or not is_nvidia(target) else tf32_of(trace)
+    expected, least, most = (
+        operation_times(types_on(one, target, added), target) for one in (cast.operations, cast.least, cast.most)
+    )
+    dispatch = np.minimum(duration[rows], overhead * counted)
+    if (trace.launches["kind"] == "launch").any():  # a device computed, though nothing was recorded of it
+        dispatch = duration[rows]
+    table = pl.DataFrame(
+        {
+            "row": rows,
+            "operator": operators["name"][rows],
+            "phase": phase[rows],
+            "host_ns": duration[rows],
+            "dispatch_ns": dispatch,
+            "arithmetic_ns": duration[rows] - dispatch,
+            "device_ns": pl.Series(expected.ns).fill_nan(None),
+            "low_ns": pl.Series(least.low_ns).fill_nan(None),
+            "high_ns": pl.Series(most.high_ns).fill_nan(None),
+        },
+        schema=dict(CPU_SCHEMA),
+    )
+    uncovered = _uncovered(trace, parent, rows, asked)
+    covered = float(table.filter(pl.col("device_ns").is_not_null())["host_ns"].sum())
+    all_ns = float(table["host_ns"].sum()) + float(uncovered["host_ns"].sum())
+    return CpuOperationTimes(
+        table, uncovered, covered / all_ns if all_ns > 0 else 0.0, overhead, _notes(table, uncovered, target)
+    )
+
+
+def _notes(table: pl.DataFrame, uncovered: pl.DataFrame, target: DevicePeaks) -> tuple[str, ...]:
+    notes = []
+    if table.is_empty():
+        notes.append("no operator of the trace tells what it computes: record shapes to have them predicted")
+    total = int(uncovered["host_ns"].sum())
+    share = total / max(total + float(table["host_ns"].sum()), 1.0)
+    if share >= _WORTH_SAYING:
+        notes.append(
+            f"{int(uncovered['calls'].sum())} calls of operators of unknown work ({share:.0%} of the operators' time) "
+            "have no prediction"
+        )
+    if table["device_ns"].null_count():
+        notes.append(f"{target.name} has no units for the number type of {table['device_ns'].null_count()} calls")
+    if (table["phase"] == "optimizer").any():
+        notes.append("the optimizer is taken tensor by tensor as it ran; on a device PyTorch takes many at a time")
+    return tuple(notes)
+
+
+def _has_inner(parent: Rows) -> npt.NDArray[np.bool_]:
+    """Whether operators run inside each."""
+    result = np.zeros(len(parent), np.bool_)
+    result[parent[parent >= 0]] = True
+    return result
+
+
+def _outermost(chosen: npt.NDArray[np.bool_], parent: Rows) -> npt.NDArray[np.bool_]:
+    """Those chosen that run inside no other chosen one."""
+    return chosen & (_nearest_above(chosen, parent) < 0)
+
+
+def _nearest_above(chosen: npt.NDArray[np.bool_], parent: Rows) -> Rows:
+    """For each operator the row of the nearest chosen one around it, -1 for none."""
+    nearest = inherit(np.where(chosen, np.arange(len(parent)), -1), parent)
+    return np.where(parent >= 0, nearest[np.maximum(parent, 0)], -1)
+
+
+def _counted_inside(parent: Rows, rows: Rows, count: int) -> Rows:
+    """How many operators each of these rows consists of, itself included."""
+    own = np.full(count, -1, np.int64)
+    own[rows] = np.arange(len(rows))
+    group = inherit(own, parent)
+    return np.bincount(group[group >= 0], minlength=len(rows)).astype(np.int64)
+
+
+def _overhead_ns(duration: npt.NDArray[np.float64], small: npt.NDArray[np.bool_]) -> float:
+    return float(np.quantile(duration[small], _OVERHEAD_QUANTILE)) if small.any() else 0.0
+
+
+def _uncovered(trace: Trace, parent: Rows, rows: Rows, asked: npt.NDArray[np.bool_]) -> pl.DataFrame:
+    """Operators that compute, by name: the innermost ones outside those that are covered, views and allocations."""
+    covered = np.zeros(len(parent), np.bool_)
+    covered[rows] = True
+    inside = covered | (_nearest_above(covered, parent) >= 0)
+    bases = np.array([base_name(name) in _WITHOUT_WORK for name in trace.operators["name"].to_list()], np.bool_)
+    computes = trace.operators["name"].str.starts_with("aten::").fill_null(False).to_numpy() & ~bases
+    left = np.flatnonzero(computes & ~inside & asked & ~_has_inner(parent))
+    table = trace.operators[left].group_by("name").agg(calls=pl.len(), host_ns=pl.col("duration_ns").sum())
+    table = table.rename({"name": "operator"}).sort(["host_ns", "operator"], descending=[True, False])
+    return table.select(pl.col(name).cast(kind) for name, kind in UNCOVERED_SCHEMA.items())
