@@ -111,7 +111,7 @@ def _without_replay(experiment: Experiment, step: ReplayedStep, sides: Labels) -
     """From the time in which the device works, by side, and its idle time as measured, by cause."""
     parts: Parts = {}
     works = experiment.works
-    durations = experiment.graph.works.duration[works].astype(np.float64)
+    durations = experiment.graph.works.duration[works] * step.factors[works]
     kinds = experiment.trace.device_work["kind"].to_numpy()[works]
     names = np.array([_OF_WORK.get(kind, str(side)) for kind, side in zip(kinds, sides[works], strict=True)], np.str_)
     # What usually goes on beside computation counts where computation is not most of it.

@@ -44,12 +44,14 @@ class ReplayedStep:
     Attributes:
         step_ns: how long it takes.
         device_ns: in which the busiest device works.
+        factors: how many times as long each row of `device_work` takes.
         replay: when everything happens; None where nothing was replayed.
     """
 
     step_ns: float
     device_ns: float
-    replay: Replay | None
+    factors: Numbers
+    replay: Replay | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,10 @@ class StepReplays:
 
     def _replayed(self, factors: Numbers) -> ReplayedStep:
         if self._host_factor == 1.0 and (factors == 1.0).all():  # nothing is different: to the nanosecond
-            return ReplayedStep(self.measured_ns, self.measured_device_ns, self.experiment.measured)
+            return ReplayedStep(self.measured_ns, self.measured_device_ns, factors, self.experiment.measured)
         outcome = self.experiment.run(self._graph.with_work(np.arange(self.height), factors))
         step_ns = self.measured_ns * (outcome.step_ns / outcome.measured_step_ns)
-        return ReplayedStep(step_ns, self._busy_ns(outcome.replay), outcome.replay)
+        return ReplayedStep(step_ns, self._busy_ns(outcome.replay), factors, outcome.replay)
 
     def _busy_ns(self, done: Replay) -> float:
         works = self.experiment.works
@@ -137,9 +139,9 @@ class StepReplays:
         host_ns = step_ns * self._host_factor
         devices = [busy_ns * self._scale_of(factors) for factors in (expected, low, high)]
         if devices == [busy_ns] * 3 and self._host_factor == 1.0:
-            return StepRange(ReplayedStep(step_ns, busy_ns, None), step_ns, step_ns)
+            return StepRange(ReplayedStep(step_ns, busy_ns, expected), step_ns, step_ns)
         ends = [end for each in devices for end in (idle_ns + each, max(host_ns, each))]
-        return StepRange(ReplayedStep(idle_ns + devices[0], devices[0], None), min(ends), max(ends))
+        return StepRange(ReplayedStep(idle_ns + devices[0], devices[0], expected), min(ends), max(ends))
 
     def _scale_of(self, factors: Numbers) -> float:
         """How many times as long the busiest device works."""

@@ -1,0 +1,129 @@
+"""`stepscope predict`: how long the recorded steps would take on other hardware."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Final
+
+from stepscope.commands import _output
+from stepscope.commands._reading import add_reading_options, local_names, open_from
+from stepscope.commands._tables import whole_number
+from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepscope.devices import DevicePeaks
+    from stepscope.predict.answer import PredictedSteps
+
+NAME: Final = "predict"
+HELP: Final = "How long the recorded steps would take on other hardware, how sure that is, and what limits them there."
+USUAL: Final = (
+    "T4", "L4", "A10", "L40S", "A100-SXM4-40GB", "A100-SXM4-80GB", "H100-PCIe", "H100-SXM", "H200-SXM", "B200-SXM",
+    "MI300X",
+)  # fmt: skip
+"""Devices that are asked for where the user names none."""
+_TOP: Final = 20
+_MOST_TARGETS: Final = 200
+_EXAMPLES: Final = """\
+examples:
+  stepscope predict trace.json                               on the usual devices
+  stepscope predict trace.json --to H100-SXM,L4,MI300X
+  stepscope predict trace.json --to all --precision bf16     on every device of the table (stepscope devices)
+  stepscope predict trace.json --to L4 --host-factor 0.8     beside a processor that is a fifth faster
+  stepscope predict trace.json --to H100-SXM --json -
+
+The device's work is predicted, the host's part stays as it was measured. docs/predict.md tells how, and when not to
+believe it."""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "trace", metavar="TRACE", help="a trace file, a folder of ranks, a run's name, or - for standard input"
+    )
+    parser.add_argument(
+        "--to", metavar="DEVICES", help="devices separated by commas, or all; stepscope devices lists them"
+    )
+    add_prediction_options(parser)
+    parser.add_argument("--top", metavar="N", type=whole_number, default=_TOP, help=f"devices, 0 for all ({_TOP})")
+    parser.add_argument("--json", metavar="FILE", type=_output.target, help="for programs; - for standard output")
+    parser.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
+    add_reading_options(parser)
+
+
+def add_prediction_options(parser: argparse._ActionsContainer) -> None:
+    """--precision and --host-factor."""
+    parser.add_argument(
+        "--precision", metavar="TYPE", help="the number type to compute in: fp32, tf32, fp16, bf16, fp8"
+    )
+    parser.add_argument(
+        "--host-factor",
+        metavar="FACTOR",
+        type=host_factor,
+        default=1.0,
+        help="how many times as long the host takes there, such as 0.8 for a faster processor (1)",
+    )
+
+
+def host_factor(text: str) -> float:
+    """A factor on host time from the command line."""
+    number = float(text) if re.fullmatch(r"\s*\d{1,4}(\.\d{1,9})?\s*", text) else 0.0
+    if not 0.01 <= number <= 100:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no factor on the host's time: write 0.8, at least 0.01, at most 100"
+        )
+    return number
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict the steps and print the answer."""
+    from stepscope.report.predict_json import predict_json
+    from stepscope.report.predict_text import predict_text
+
+    answer = _answer(arguments)
+    if arguments.redact:
+        from stepscope.report.redact import Redactor
+
+        redactor = Redactor(local_names(), [answer.path])
+        parts = {name: redactor.value(name, getattr(answer, name)) for name in ("path", "warnings")}
+        answer = dataclasses.replace(answer, **parts)
+    if arguments.json:
+        from stepscope.report.json_report import json_bytes
+
+        _output.write_output(arguments.json, json_bytes(predict_json(answer)))
+    if arguments.json != "-":
+        _output.print_text(predict_text(answer, width=_output.width(), top=arguments.top))
+    return 0
+
+
+def _answer(arguments: argparse.Namespace) -> PredictedSteps:
+    from stepscope.predict.answer import predicted_steps
+    from stepscope.predict.prediction import StepPredictor
+    from stepscope.whatif.experiment import Experiment
+
+    chosen = targets(arguments.to)
+    experiment = Experiment(open_from(arguments, arguments.trace))
+    predictor = StepPredictor(experiment, precision=arguments.precision, host_factor=arguments.host_factor)
+    return predicted_steps(predictor, chosen)
+
+
+def targets(text: str | None) -> tuple[DevicePeaks, ...]:
+    """The devices of `--to`, each once.
+
+    Raises:
+        UsageError: a name that the table does not know, or none.
+    """
+    from stepscope.devices import device_table, named_device
+
+    if text is None:
+        table = {row.name: row for row in device_table()}
+        return tuple(table[name] for name in USUAL if name in table)
+    if text.strip().lower() == "all":
+        return device_table()
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names or len(names) > _MOST_TARGETS:
+        problem = "names no device" if not names else f"names {len(names)} devices, more than {_MOST_TARGETS}"
+        raise UsageError(f"--to {problem}: write H100-SXM,L4 or all; stepscope devices lists them")
+    return tuple({row.name: row for row in map(named_device, names)}.values())

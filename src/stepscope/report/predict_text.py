@@ -1,0 +1,201 @@
+"""What the recorded steps would take on other devices, for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Final
+
+import polars as pl
+
+from stepscope.predict.answer import PredictedSteps
+from stepscope.predict.prediction import StepPrediction
+from stepscope.report.format import count, duration, printable, share, size
+from stepscope.report.tables import showing, table_lines
+
+_EXACT: Final = 0.0005
+"""A band that is narrower than this share of the step is not shown."""
+
+
+def predict_text(answer: PredictedSteps, *, width: int, top: int) -> str:
+    """The whole answer as text; `top` devices, 0 for all."""
+    shown = answer.predictions[:top] if top else answer.predictions
+    parts = [*_head(answer, width), *_table(answer, shown, width)]
+    parts += [*_sentences(answer, shown, width), "", *_basis(shown, width), *_notes(answer, shown, width)]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def step_text(prediction: StepPrediction) -> str:
+    """Such as "41.0 ms (36.2 to 47.1 ms)"; empty where no time is given."""
+    if prediction.step_ns is None or prediction.low_ns is None or prediction.high_ns is None:
+        return ""
+    step = duration(prediction.step_ns)
+    if prediction.high_ns - prediction.low_ns < _EXACT * prediction.step_ns:
+        return step
+    low, high = duration(prediction.low_ns), duration(prediction.high_ns)
+    number, unit = low.split(" ")
+    return f"{step} ({number if high.endswith(' ' + unit) else low} to {high})"
+
+
+def prediction_sentence(prediction: StepPrediction, answer: PredictedSteps) -> str:
+    """What happens on a device, and what helps."""
+    if prediction.fits is False:
+        return _does_not_fit(prediction)
+    if prediction.step_ns is None:
+        return prediction.notes[-1] if prediction.notes else "no step time is given"
+    idle = "" if prediction.busy_share is None else f"idle for {share(1 - prediction.busy_share)} of {_whole(answer)}: "
+    return idle + _what_helps(prediction)
+
+
+def _what_helps(prediction: StepPrediction) -> str:
+    """What limits the steps, and where to read on."""
+    match prediction.limit:
+        case "host":
+            most = f", most of it {printable(prediction.limit_cause)}" if prediction.limit_cause else ""
+            return (
+                f"the host limits it{most}, and is no faster there. stepscope diagnose tells why; stepscope whatif "
+                "--graphs, what one launch a step would save"
+            )
+        case "input":
+            return "it waits for batches, which come no faster. stepscope diagnose tells what loads them"
+        case "communication":
+            return "communication limits it. stepscope whatif --overlap communication tells what hiding it would save"
+        case "compute":
+            return "its arithmetic limits it. --precision asks for another number type"
+        case "memory bandwidth":
+            return "the bandwidth of its memory limits it. stepscope diagnose tells what moves less of it"
+    return "what limits it is not in the trace"
+
+
+def _sentences(answer: PredictedSteps, shown: tuple[StepPrediction, ...], width: int) -> Iterator[str]:
+    """What happens on each device; on several of which the same is true, once."""
+    groups: dict[str, list[StepPrediction]] = {}
+    for each in shown:
+        alike = each.step_ns is not None and each.fits is not False
+        groups.setdefault(_what_helps(each) if alike else each.device.name, []).append(each)
+    for what, alike_ones in groups.items():
+        names = ", ".join(printable(each.device.name) for each in alike_ones)
+        if len(alike_ones) == 1:
+            sentence = prediction_sentence(alike_ones[0], answer)
+        else:
+            idle = [1 - each.busy_share for each in alike_ones if each.busy_share is not None]
+            some = f"idle for {share(min(idle))} to {share(max(idle))} of {_whole(answer)}: " if idle else ""
+            sentence = some + what
+        yield from _filled(f"{names}: {sentence}.", width, "  ")
+
+
+def _does_not_fit(prediction: StepPrediction) -> str:
+    has, needs = prediction.device.memory_bytes or 0, prediction.memory_bytes or 0
+    return f"does not fit: it needs {size(needs)}; of the device's {size(has)} a tenth stays free for the runtime"
+
+
+def _whole(answer: PredictedSteps) -> str:
+    return "the step" if answer.stepped else "the recording"
+
+
+def _filled(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )  # words that are longer stay whole
+
+
+def _head(answer: PredictedSteps, width: int) -> Iterator[str]:
+    name = printable(answer.path).replace("\\", "/").rsplit("/", 1)[-1]
+    on = f" on {printable(answer.device)}" if answer.device else " on the CPU" if answer.from_shapes else ""
+    if answer.stepped:
+        steps = "1 step" if answer.step_count == 1 else f"mean of {count(answer.step_count)}"
+        took = f"a step takes {duration(answer.measured_ns)}{on} ({steps})"
+    else:
+        took = f"{duration(answer.measured_ns)} recorded{on}, without steps"
+    busy = "" if answer.busy_share is None else f"; the device works {share(answer.busy_share)} of it"
+    yield from _filled(f"{name}: {took}{busy}.", width)
+    if answer.devices > 1:
+        yield from _filled(f"The trace shows {count(answer.devices)} devices; the busiest counts.", width)
+    if answer.why_not is not None:
+        yield from _filled(
+            f"Not certain: {printable(answer.why_not)}. So the steps are not replayed: a time is what follows if the "
+            "device's idle time stays as it is, and its range reaches to where host and device overlap completely.",
+            width,
+        )
+    for warning in answer.warnings:
+        text = f"While reading: {count(warning.count)} x {printable(warning.kind)}: {printable(warning.detail)}."
+        yield from _filled(text, width)
+    yield ""
+
+
+def _table(answer: PredictedSteps, shown: tuple[StepPrediction, ...], width: int) -> Iterator[str]:
+    numbers = f" in {answer.precision}" if answer.precision else ""
+    yield f"What {_whole(answer)} would take{numbers}, and where nine of ten should lie"
+    rows = [
+        {
+            "device": each.device.name,
+            "step": _step_cell(each),
+            "speed_up": None if each.fits is False or each.speed_up is None else f"{each.speed_up:.2f} x",
+            "samples_per_s": None if each.fits is False else each.samples_per_s,
+            "busy_share": None if each.fits is False else each.busy_share,
+            "limit": None if each.fits is False else each.limit,
+            "fits_memory": each.fits,
+        }
+        for each in shown
+    ]
+    table = pl.DataFrame(rows, schema=_COLUMNS)
+    table = table.drop([name for name in ("samples_per_s", "fits_memory") if table[name].null_count() == table.height])
+    yield from ("  " + line for line in table_lines(table, width=width - 2))
+    cut = showing(len(shown), len(answer.predictions), "devices")
+    if cut:
+        yield f"  {cut}"
+    yield ""
+
+
+_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
+    "device": pl.String,
+    "step": pl.String,
+    "speed_up": pl.String,
+    "samples_per_s": pl.Float64,
+    "busy_share": pl.Float64,
+    "limit": pl.String,
+    "fits_memory": pl.Boolean,
+}
+
+
+def _step_cell(prediction: StepPrediction) -> str:
+    if prediction.fits is False:
+        return "does not fit"
+    return step_text(prediction) or "not given"
+
+
+def _basis(shown: tuple[StepPrediction, ...], width: int) -> Iterator[str]:
+    """Which share of the device's time was predicted how."""
+    names = list(dict.fromkeys(basis for each in shown for basis, _ in each.bases))
+    if not names:
+        return
+    yield "What that rests on: share of the device's measured time by how it was predicted"
+    groups: dict[tuple[tuple[str, str], ...], list[StepPrediction]] = {}
+    for each in shown:
+        groups.setdefault(tuple((basis, share(part)) for basis, part in each.bases), []).append(each)
+    rows = [
+        {"device": ", ".join(each.device.name for each in alike)}
+        | {f"{basis}_share": part for basis, part in alike[0].bases}
+        for alike in groups.values()
+    ]
+    schema = {"device": pl.String} | {f"{basis}_share": pl.Float64 for basis in names}
+    yield from ("  " + line for line in table_lines(pl.DataFrame(rows, schema=schema), width=width - 2))
+    yield ""
+
+
+def _notes(answer: PredictedSteps, shown: tuple[StepPrediction, ...], width: int) -> Iterator[str]:
+    """What was assumed or refused; once where it holds for every device."""
+    found: dict[str, list[str]] = {}
+    for each in shown:
+        own = each.notes[:-1] if each.step_ns is None else each.notes  # the last says why there is no time
+        for note in dict.fromkeys(own):
+            found.setdefault(note.replace(each.device.name, "the device"), []).append(each.device.name)
+    for note, devices in found.items():
+        whom = "" if len(devices) == len(shown) else f"{', '.join(map(printable, devices))}: "
+        yield from _filled(f"Note: {whom}{printable(note)}.", width, "  ")
+    memory = answer.memory
+    if memory.bytes is None:
+        yield from _filled(f"Note: {printable(memory.note)}, so that nothing tells what fits.", width, "  ")
+    else:
+        least = "at least " if memory.at_least else ""
+        yield from _filled(f"Memory: {least}{size(memory.bytes)}, {printable(memory.note)}.", width, "  ")
