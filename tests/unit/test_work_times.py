@@ -63,7 +63,7 @@ def test_a_number_type_that_the_target_lacks_is_unknown() -> None:
 
     assert found.basis.tolist() == ["unknown"]
     assert np.isnan(found.ns).all()
-    assert found.notes == ("T4 has no units for bf16, in which matrix products of the recording run",)
+    assert found.notes == ("T4 has no units for bf16, in which matrix products would run",)
 
 
 def test_without_the_source_shapes_tell() -> None:

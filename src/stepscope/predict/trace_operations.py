@@ -25,9 +25,6 @@ from stepscope.predict.operations import Operations
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows, inherit
 
-OPTIMIZER_STEP: Final = r"^Optimizer\.step#"
-"""Name of the annotation that PyTorch sets around an optimizer's step."""
-
 _KNOWN: Final[dict[str, type[pl.DataType]]] = {
     "kind": pl.String,
     "number_type": pl.String,
@@ -86,22 +83,6 @@ def is_backward(trace: Trace) -> npt.NDArray[np.bool_]:
     parent = trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
     inside: npt.NDArray[np.bool_] = inherit(np.where(nodes, 1, -1), parent) > 0
     return inside | own
-
-
-def in_optimizer(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Whether each operator starts inside an optimizer's step; shape (operators,)."""
-    steps = trace.annotations.filter(pl.col("name").str.contains(OPTIMIZER_STEP) & (pl.col("kind") == "host"))
-    result = np.zeros(trace.operators.height, np.bool_)
-    for (lane,), mine in steps.group_by("lane"):
-        starts = mine["start_ns"].sort().to_numpy()
-        ends = np.maximum.accumulate(
-            (mine.sort("start_ns")["start_ns"] + mine.sort("start_ns")["duration_ns"]).to_numpy()
-        )
-        here = np.flatnonzero((trace.operators["lane"] == lane).fill_null(False).to_numpy())
-        begin = trace.operators["start_ns"].to_numpy()[here]
-        place = np.searchsorted(starts, begin, side="right") - 1
-        result[here] = (place >= 0) & (begin < ends[np.maximum(place, 0)])
-    return result
 
 
 def _known(name: str, shapes: str | None, call: Call | None, output: Shape | None) -> tuple[object, ...]:

@@ -52,6 +52,9 @@ _SHARED_UNIT: Final = 128
 _LARGEST: Final = 2**31
 """The most blocks that a launch can have in one direction."""
 
+_CASTABLE: Final = ("fp32", "tf32", "fp16", "bf16")
+_CAST_TO: Final = {"fp8": "bf16"}
+"""Which products recipes for 8-bit numbers take, no kernel's name tells: those without shapes count as 16-bit ones."""
 _MEMORY_LIMITED: Final = re.compile(
     r"elementwise|multi_tensor_apply|reduce_?kernel|copy|memcpy|memset|fill|cat_?array|gather|scatter|index|embedding"
     r"|softmax|soft_?max|norm|bn_(?:fw|bw)|dropout|permute|transpose|triton_(?:poi|red|per)|pool|loop_.*fusion|input_.*fusion"
@@ -98,27 +101,27 @@ class Factors:
 
 
 def wave_factors(
-    kernels: pl.DataFrame, source: DevicePeaks, target: DevicePeaks, *, memory_share: Numbers | None = None
+    kernels: pl.DataFrame, source: DevicePeaks, target: DevicePeaks, *, precision: str | None = None
 ) -> Factors:
     """The time on the target over that on the source.
 
     Args:
         kernels: columns LAUNCH_COLUMNS of device_work.
-        memory_share: g of each kernel, not-a-number where it is unknown; shape (n,). Told by names where not given.
+        precision: the number type that the step would compute in; None for that of the recording.
     """
     names = kernels["name"].fill_null("").to_list()
     share = np.array([_memory_share(name) for name in names], np.float64)
-    if memory_share is not None:
-        share = np.where(np.isfinite(memory_share), memory_share, share)
     fill = _fill_ratio(kernels, source, target)
     by_memory = fill * sustained_bandwidth(source) / sustained_bandwidth(target)
-    by_compute = fill * np.array([_compute_ratio(name, source, target) for name in names], np.float64)
+    by_compute = fill * np.array([_compute_ratio(name, source, target, precision) for name in names], np.float64)
     # Where arithmetic cannot be compared, nothing is said of what is not limited by memory alone.
     factor = np.where(share >= 1, by_memory, by_memory**share * by_compute ** (1 - share))
     spread = np.where(share >= 1, MEMORY_SPREAD, OTHER_SPREAD)
     # That memory limits a kernel is told by its name; arithmetic may limit it in part.
     limits = np.fmin(by_memory, by_compute), np.fmax(by_memory, by_compute)
     low, high = (np.where(share >= 1, by_memory, one) for one in limits)
+    if precision is not None:  # traffic may be half of what it was, or twice
+        low, high = low / 2, high * (2 if precision == "fp32" else 1)
     return Factors(factor, *(np.where(np.isfinite(factor), one, np.nan) for one in (low / spread, high * spread)))
 
 
@@ -198,10 +201,12 @@ def _at_once(kernels: pl.DataFrame, device: DevicePeaks, is_matrix: npt.NDArray[
     return multiprocessors * np.where(is_matrix & is_nvidia(device), 1.0, resident_blocks(kernels, device))
 
 
-def _compute_ratio(name: str, source: DevicePeaks, target: DevicePeaks) -> float:
+def _compute_ratio(name: str, source: DevicePeaks, target: DevicePeaks, precision: str | None) -> float:
     """Arithmetic of the source over that of the target."""
     told = arithmetic(name)
     if told.is_matrix:
+        if precision is not None and told.precision in _CASTABLE:
+            return _cast_ratio(told.precision, _CAST_TO.get(precision, precision), source, target)
         return _peak_ratio(_kinds_of(told.precision), source, target)
     before, after = _cycles(source), _cycles(target)
     if before and after:
@@ -219,6 +224,17 @@ def _peak_ratio(kinds: Sequence[str], source: DevicePeaks, target: DevicePeaks) 
 
 def _sustained(device: DevicePeaks, kind: str) -> float:
     return device.sustained_flops_s.get(kind) or device.flops_s[kind] * device.best_share
+
+
+def _cast_ratio(before: str, after: str, source: DevicePeaks, target: DevicePeaks) -> float:
+    """Of products that ran in one number type on the source and would run in another on the target."""
+    if after == "tf32" and (before != "fp32" or "tf32" not in target.flops_s):
+        after = before  # TF32 is for 32-bit numbers alone
+    if before == "tf32" and "tf32" not in source.flops_s:
+        before = "fp32"
+    if before not in source.flops_s or after not in target.flops_s:
+        return np.nan
+    return _sustained(source, before) / _sustained(target, after)
 
 
 def _kinds_of(precision: str | None) -> Sequence[str]:

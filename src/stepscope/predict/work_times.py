@@ -1,38 +1,48 @@
 """How long every piece of a trace's device work would take on another device.
 
 What was measured is scaled by how much longer or shorter the target takes than the source; what is predicted of both
-errs in the same direction, so that much of the error cancels.
+errs in the same direction, so that much of the error cancels. In order, the first that applies:
+
+    same device     the target is the source, and the number type stays: as measured
+    learned ratio   kernels of an operator whose shapes tell its work: measured x predicted on the target / predicted
+                    on the source (`stepscope.predict.operation_times`), one factor for all kernels of a call
+    shapes          the same where the source is unknown: what is predicted on the target, over the call's kernels as
+                    they were measured
+    wave scaling    other kernels, by bandwidth and arithmetic of the devices (`stepscope.predict.wave_scaling`)
+    bandwidth       copies, by the bandwidth of the memory or of the link to the host
+    link            communication, by the bandwidth between devices; the band reaches to no change, since waiting for
+                    other ranks does not get shorter
+    unchanged       copies and communication where a link's bandwidth is unknown
+    unknown         everything else
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.attribution import operator_places
 from stepscope.analysis.roofline import device_peaks
 from stepscope.devices import DevicePeaks
 from stepscope.predict.operation_times import OperationTimes, operation_times
 from stepscope.predict.operations import Names, Numbers, Operations
 from stepscope.predict.precision import NO_TF32, Cast, Tf32, check_precision, in_precision, tf32_of, types_on
-from stepscope.predict.trace_operations import in_optimizer, operations_of_calls
-from stepscope.predict.wave_scaling import is_nvidia, scaled_ns, wave_factors
+from stepscope.predict.trace_operations import operations_of_calls
+from stepscope.predict.wave_scaling import is_nvidia, scaled_ns, sustained_bandwidth, wave_factors
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows
 
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
 BASES: Final = (
-    "same device",  # as measured
-    "learned ratio",  # measured, times the predicted time on the target over the predicted one on the source
-    "shapes",  # the predicted time on the target alone: the source is unknown
-    "wave scaling",  # measured, scaled by bandwidth and arithmetic of the two devices
-    "bandwidth",  # measured, scaled by the memory's or the host link's bandwidth
-    "link",  # measured, scaled by the bandwidth between devices
-    "unchanged",  # as measured, because nothing tells how it would change
-    "unknown",
-)
+    "same device", "learned ratio", "shapes", "wave scaling", "bandwidth", "link", "unchanged", "unknown",
+)  # fmt: skip
+"""How a time was found, as the module's docstring says."""
 
 _HOST_COPIES: Final = ("copy_in", "copy_out")
 _DEVICE_MOVES: Final = ("copy_on_device", "set")
@@ -61,34 +71,6 @@ class WorkTimes:
         return len(self.ns)
 
 
-class _Times:
-    """WorkTimes under construction: rows that no step has answered stay unknown."""
-
-    def __init__(self, measured: Numbers) -> None:
-        self.measured = measured
-        self.ns, self.low, self.high = (np.full(len(measured), np.nan) for _ in range(3))
-        self.basis = np.full(len(measured), "unknown", dtype="U16")
-        self.notes: dict[str, None] = {}
-        self.refused = np.zeros(len(measured), np.bool_)
-
-    def answer(self, rows: Rows, basis: str, ns: Numbers, low: Numbers, high: Numbers) -> None:
-        """Set those of these rows that were not answered and whose time is a number."""
-        new = (self.basis[rows] == "unknown") & np.isfinite(ns) & (ns >= 0)
-        mine = rows[new]
-        self.ns[mine], self.basis[mine] = ns[new], basis
-        self.low[mine] = np.clip(np.where(np.isfinite(low), low, ns)[new], 0, ns[new])
-        self.high[mine] = np.maximum(np.where(np.isfinite(high), high, ns)[new], ns[new])
-
-    def scale(self, rows: Rows, basis: str, factor: Numbers, low: Numbers, high: Numbers) -> None:
-        """Answer by measured times whose start and end stay as they are, and the rest is multiplied."""
-        measured = self.measured[rows]
-        self.answer(rows, basis, *(scaled_ns(measured, one) for one in (factor, low, high)))
-
-    def open(self, which: npt.NDArray[np.bool_]) -> Rows:
-        """Rows of the mask that nothing has answered and that may be."""
-        return np.flatnonzero(which & (self.basis == "unknown") & ~self.refused)
-
-
 def work_times(
     trace: Trace,
     target: DevicePeaks,
@@ -103,7 +85,7 @@ def work_times(
         precision: the number type that the step would compute in, as `stepscope.predict.precision`; None for that of
             the recording.
         source: the device that the trace was recorded on, of which the table or the trace itself tells by default.
-        window: only operators that start in it are described, and only work that starts in it is answered.
+        window: only work that starts in it is answered.
 
     Returns:
         Arrays over all rows of `trace.device_work`.
@@ -114,168 +96,221 @@ def work_times(
     if precision is not None:
         check_precision(precision)
     work = trace.device_work
-    times = _Times(np.maximum(work["duration_ns"].to_numpy().astype(np.float64), 0.0))
-    asked = np.ones(work.height, np.bool_)
+    times = _Times(np.maximum(work["duration_ns"].fill_null(0).to_numpy().astype(np.float64), 0.0))
+    asked: Mask = np.ones(work.height, np.bool_)
     if window is not None:
-        asked = work["start_ns"].is_between(window.start_ns, window.end_ns, closed="left").to_numpy()
+        inside = work["start_ns"].is_between(window.start_ns, window.end_ns, closed="left")
+        asked = inside.fill_null(False).to_numpy()
+    calls = _Calls(trace, precision)
     for device in work["device"].unique(maintain_order=True).to_list():
         mine = asked & (work["device"] == device).fill_null(False).to_numpy()
         known = source if source is not None else device_peaks(trace, device or "")
-        _answer_device(trace, times, mine, known, target, precision, window)
+        _Device(calls, times, known, target, precision).answer(mine)
     return WorkTimes(times.measured, times.ns, times.low, times.high, times.basis, tuple(times.notes))
 
 
-def _answer_device(
-    trace: Trace,
-    times: _Times,
-    mine: npt.NDArray[np.bool_],
-    source: DevicePeaks | None,
-    target: DevicePeaks,
-    precision: str | None,
-    window: Window | None,
-) -> None:
-    kind = trace.device_work["kind"].fill_null("other").to_numpy()
-    if source is not None and source.name == target.name and precision is None:
-        rows = np.flatnonzero(mine)
-        times.answer(rows, "same device", *(times.measured[rows],) * 3)
-        return
-    _answer_moves(times, mine, kind, source, target)
-    _answer_communication(times, times.open(mine & (kind == "communication")), source, target)
-    computing = mine & (kind == "compute")
-    _answer_operators(trace, times, computing, source, target, precision, window)
-    if source is None:
-        if times.open(mine).size:
-            times.notes["the device of the recording is unknown, so work without shapes has no prediction"] = None
-        return
-    _answer_waves(trace.device_work, times, times.open(computing), source, target, precision)
+class _Times:
+    """WorkTimes under construction: rows that no step has answered stay unknown."""
+
+    def __init__(self, measured: Numbers) -> None:
+        self.measured = measured
+        self.ns, self.low, self.high = (np.full(len(measured), np.nan) for _ in range(3))
+        self.basis = np.full(len(measured), "unknown", dtype="U16")
+        self.refused = np.zeros(len(measured), np.bool_)
+        self.notes: dict[str, None] = {}
+
+    def answer(self, rows: Rows, basis: str, ns: Numbers, low: Numbers, high: Numbers) -> None:
+        """Set those of these rows that were not answered and whose time is a number."""
+        new = (self.basis[rows] == "unknown") & np.isfinite(ns) & (ns >= 0)
+        mine, expected = rows[new], ns[new]
+        self.ns[mine], self.basis[mine] = expected, basis
+        self.low[mine] = np.clip(np.where(np.isfinite(low), low, ns)[new], 0, expected)
+        self.high[mine] = np.maximum(np.where(np.isfinite(high), high, ns)[new], expected)
+
+    def keep(self, rows: Rows, basis: str) -> None:
+        """Answer by what was measured."""
+        self.answer(rows, basis, *(self.measured[rows],) * 3)
+
+    def scale(self, rows: Rows, basis: str, factor: Numbers, low: Numbers, high: Numbers) -> None:
+        """Answer by measured times whose start and end stay as they are, and the rest is multiplied."""
+        measured = self.measured[rows]
+        self.answer(rows, basis, *(scaled_ns(measured, one) for one in (factor, low, high)))
+
+    def open(self, which: Mask) -> Rows:
+        """Rows of the mask that nothing has answered and that may be."""
+        return np.flatnonzero(which & (self.basis == "unknown") & ~self.refused)
+
+    def note(self, text: str) -> None:
+        self.notes[text] = None
 
 
-# Copies and communication
+class _Calls:
+    """The operators that launched device work, described once for all devices of a trace."""
+
+    def __init__(self, trace: Trace, precision: str | None) -> None:
+        self.trace = trace
+        self._precision = precision
+
+    @cached_property
+    def _found(self) -> tuple[Rows, Operations]:
+        return operations_of_calls(self.trace)
+
+    @property
+    def operations(self) -> Operations:
+        return self._found[1]
+
+    @cached_property
+    def known(self) -> Mask:
+        """Of which operations the work is known."""
+        numbers = np.isfinite(self.operations.flops) & np.isfinite(self.operations.bytes)
+        known: Mask = numbers & (self.operations.kind != "")
+        return known
+
+    @cached_property
+    def cast(self) -> Cast:
+        """The operations in the number type that is asked for."""
+        if self._precision is None:
+            return in_precision(self.operations, None)
+        in_optimizer = (operator_places(self.trace)["phase"] == "optimizer").fill_null(False).to_numpy()
+        return in_precision(self.operations, self._precision, stays=in_optimizer[self._found[0]])
+
+    @cached_property
+    def of_work(self) -> Rows:
+        """For each row of `device_work` the place of its call among the operations, -1 for none."""
+        launch = self.trace.device_work["launch"].cast(pl.Int64)
+        operator = self.trace.launches["operator"].cast(pl.Int64).gather(launch).fill_null(-1).to_numpy()
+        called = self._found[0]
+        if not len(called):
+            return np.full(len(operator), -1, np.int64)
+        place = np.minimum(np.searchsorted(called, operator), len(called) - 1)
+        return np.where(called[place] == operator, place, -1)
 
 
-def _answer_moves(
-    times: _Times, mine: npt.NDArray[np.bool_], kind: Names, source: DevicePeaks | None, target: DevicePeaks
-) -> None:
-    """Copies by the bandwidth of what they go through."""
-    copies = np.flatnonzero(mine & np.isin(kind, _HOST_COPIES))
-    before = None if source is None else source.host_link_bytes_s
-    after = target.host_link_bytes_s
-    if before and after:
-        _scale_alike(times, copies, "bandwidth", before / after)
-    elif copies.size:
-        _unchanged(times, copies, "copies between host and device are taken as measured: a link's bandwidth is unknown")
-    moves = np.flatnonzero(mine & np.isin(kind, _DEVICE_MOVES))
-    if source is not None:
-        _scale_alike(times, moves, "bandwidth", source.bandwidth_bytes_s / target.bandwidth_bytes_s)
+@dataclass(frozen=True)
+class _Device:
+    """The answers for the work of one of the trace's devices."""
 
+    calls: _Calls
+    times: _Times
+    source: DevicePeaks | None
+    target: DevicePeaks
+    precision: str | None
 
-def _answer_communication(times: _Times, rows: Rows, source: DevicePeaks | None, target: DevicePeaks) -> None:
-    """Collectives by the bandwidth between devices; while they wait for other ranks no link shortens them."""
-    before = None if source is None else source.peer_link_bytes_s
-    after = target.peer_link_bytes_s
-    if before and after:
-        factor = before / after
-        ones = np.ones(len(rows))
-        times.scale(rows, "link", ones * factor, ones * min(factor, 1.0), ones * max(factor, 1.0))
-    elif rows.size:
-        _unchanged(times, rows, "communication is taken as measured: a link's bandwidth between devices is unknown")
+    def answer(self, mine: Mask) -> None:
+        times, work = self.times, self.calls.trace.device_work
+        kind = work["kind"].fill_null("other").to_numpy()
+        if self._is_same:
+            stays = mine if self.precision is None else mine & (kind != "compute")
+            times.keep(times.open(stays), "same device")
+        self._answer_copies(times.open(mine & np.isin(kind, _HOST_COPIES)))
+        self._answer_moves(times.open(mine & np.isin(kind, _DEVICE_MOVES)))
+        self._answer_communication(times.open(mine & (kind == "communication")))
+        computing = mine & (kind == "compute")
+        if computing.any():
+            self._answer_operators(times.open(computing & (self.calls.of_work >= 0)))
+        self._answer_waves(times.open(computing))
+        if self.source is None and times.open(mine).size:
+            times.note("the device of the recording is unknown, so work without shapes has no prediction")
 
+    @property
+    def _is_same(self) -> bool:
+        return self.source is not None and self.source.name == self.target.name
 
-def _scale_alike(times: _Times, rows: Rows, basis: str, factor: float) -> None:
-    """All by one factor; the band reaches to no change, which is what a copy too small for the bandwidth sees."""
-    ones = np.ones(len(rows))
-    times.scale(rows, basis, ones * factor, ones * factor, ones * factor)
+    # Copies and communication
 
+    def _answer_copies(self, rows: Rows) -> None:
+        """Between host and device, by the link's bandwidth."""
+        before = None if self.source is None else self.source.host_link_bytes_s
+        after = self.target.host_link_bytes_s
+        if before and after:
+            self._scale_alike(rows, before / after)
+        elif rows.size:
+            self.times.note("copies between host and device are taken as measured: a link's bandwidth is unknown")
+            self.times.keep(rows, "unchanged")
 
-def _unchanged(times: _Times, rows: Rows, note: str) -> None:
-    times.notes[note] = None
-    times.answer(rows, "unchanged", *(times.measured[rows],) * 3)
+    def _answer_moves(self, rows: Rows) -> None:
+        """Within the device, by its memory's bandwidth."""
+        if self.source is not None:
+            self._scale_alike(rows, sustained_bandwidth(self.source) / sustained_bandwidth(self.target))
 
+    def _scale_alike(self, rows: Rows, factor: float) -> None:
+        self.times.scale(rows, "bandwidth", *(np.full(len(rows), factor),) * 3)
 
-# Operators of known work
+    def _answer_communication(self, rows: Rows) -> None:
+        before = None if self.source is None else self.source.peer_link_bytes_s
+        after = self.target.peer_link_bytes_s
+        if before and after:
+            factor = before / after
+            bounds = (factor, min(factor, 1.0), max(factor, 1.0))
+            self.times.scale(rows, "link", *(np.full(len(rows), one) for one in bounds))
+        elif rows.size:
+            self.times.note("communication is taken as measured: a link's bandwidth between devices is unknown")
+            self.times.keep(rows, "unchanged")
 
+    # Operators of known work
 
-def _answer_operators(
-    trace: Trace,
-    times: _Times,
-    computing: npt.NDArray[np.bool_],
-    source: DevicePeaks | None,
-    target: DevicePeaks,
-    precision: str | None,
-    window: Window | None,
-) -> None:
-    """Kernels of operators whose work is known on both devices; all kernels of a call by the same factor."""
-    called, operations = operations_of_calls(trace, window=window)
-    operator = _operator_of_work(trace)
-    rows = times.open(computing & (operator >= 0))
-    if not len(called) or not rows.size:
-        return
-    place = np.searchsorted(called, operator[rows])
-    found = (place < len(called)) & (called[np.minimum(place, len(called) - 1)] == operator[rows])
-    rows, place = rows[found], place[found]
-    cast = in_precision(operations, precision, stays=in_optimizer(trace)[called])
-    added = _added_tf32(trace, source, target, precision)
-    if added.convolutions and ((operations.kind == "convolution") & (operations.number_type == "fp32")).any():
-        times.notes[f"convolutions of 32-bit numbers run as TF32 on {target.name}, as PyTorch does by default"] = None
-    after = _band(cast, target, added, _known(operations))
-    if source is not None:
-        before = operation_times(types_on(operations, source), source)
-        factor = _ratio(before, after)
+    def _answer_operators(self, rows: Rows) -> None:
+        """Kernels of operators whose work is known; all kernels of a call by the same factor."""
+        if not rows.size:
+            return
+        calls, times = self.calls, self.times
+        place = calls.of_work[rows]
+        if self._is_same:
+            times.keep(rows[~calls.cast.changed[place] & calls.known[place]], "same device")
+        after = self._on_target(calls.cast)
         measured = times.measured[rows]
-        times.answer(rows, "learned ratio", *(_floored(measured, one[place]) for one in factor))
-        _refuse_types(times, rows, place, after, cast.operations, target)
-    else:
-        share = _shares(times.measured[rows], place, len(called))
-        expected = (after.ns, after.low_ns, after.high_ns)
-        times.answer(rows, "shapes", *(one[place] * share for one in expected))
+        if self.source is None:
+            share = _shares(measured, place, len(after.ns))
+            times.answer(rows, "shapes", *(one[place] * share for one in (after.ns, after.low_ns, after.high_ns)))
+            return
+        before = operation_times(types_on(calls.operations, self.source), self.source)
+        ratio = (one / before.ns for one in (after.ns, after.low_ns, after.high_ns))
+        times.answer(rows, "learned ratio", *(_floored(measured, one[place]) for one in ratio))
+        self._refuse(rows, place, after)
 
+    def _on_target(self, cast: Cast) -> OperationTimes:
+        """The times on the target, the band from the least traffic to the most."""
+        added = self._added_tf32
+        expected, least, most = (
+            operation_times(types_on(one, self.target, added), self.target)
+            for one in (cast.operations, cast.least, cast.most)
+        )
+        ns, low, high = (np.where(self.calls.known, one, np.nan) for one in (expected.ns, least.low_ns, most.high_ns))
+        return OperationTimes(ns, low, high, expected.basis)
 
-def _refuse_types(
-    times: _Times, rows: Rows, place: Rows, after: OperationTimes, operations: Operations, target: DevicePeaks
-) -> None:
-    """Nothing is said of products in a number type that the target has no units for: it might not run them at all."""
-    types = types_on(operations, target).number_type
-    lacking = (operations.flops > 0) & np.isnan(after.ns) & ~np.isin(types, list(target.flops_s)) & (types != "")
-    refused = lacking[place]
-    times.refused[rows[refused]] = True
-    for kind in np.unique(types[place[refused]]).tolist():
-        times.notes[f"{target.name} has no units for {kind}, in which matrix products of the recording run"] = None
+    @property
+    def _added_tf32(self) -> Tf32:
+        """What the target would run in TF32 that the source, for want of it, could not."""
+        source, target = self.source, self.target
+        if source is None or not is_nvidia(source) or not is_nvidia(target) or self.precision in ("fp32", "tf32"):
+            return NO_TF32
+        if "tf32" in source.flops_s or "tf32" not in target.flops_s:
+            return NO_TF32
+        added = tf32_of(self.calls.trace)
+        operations = self.calls.cast.operations
+        if added.convolutions and ((operations.kind == "convolution") & (operations.number_type == "fp32")).any():
+            self.times.note(f"convolutions of 32-bit numbers run as TF32 on {target.name}, as PyTorch does by default")
+        return added
 
+    def _refuse(self, rows: Rows, place: Rows, after: OperationTimes) -> None:
+        """Nothing is said of products in a number type that the target has no units for: it might not run them."""
+        operations = types_on(self.calls.cast.operations, self.target)
+        types = operations.number_type
+        has_units = np.isin(types, list(self.target.flops_s)) | (types == "")
+        refused = ((operations.flops > 0) & np.isnan(after.ns) & ~has_units)[place]
+        self.times.refused[rows[refused]] = True
+        for kind in np.unique(types[place[refused]]).tolist():
+            self.times.note(f"{self.target.name} has no units for {kind}, in which matrix products would run")
 
-def _added_tf32(trace: Trace, source: DevicePeaks | None, target: DevicePeaks, precision: str | None) -> Tf32:
-    """What the target would run in TF32 that the source could not."""
-    could = source is not None and ("tf32" in source.flops_s or not is_nvidia(source))
-    if (
-        source is None
-        or could
-        or precision in ("fp32", "tf32")
-        or "tf32" not in target.flops_s
-        or not is_nvidia(target)
-    ):
-        return NO_TF32
-    return tf32_of(trace)
+    # Kernels that only their launch describes
 
-
-def _known(operations: Operations) -> npt.NDArray[np.bool_]:
-    known: npt.NDArray[np.bool_] = (
-        np.isfinite(operations.flops) & np.isfinite(operations.bytes) & (operations.kind != "")
-    )
-    return known
-
-
-def _band(cast: Cast, target: DevicePeaks, added: Tf32, known: npt.NDArray[np.bool_]) -> OperationTimes:
-    """The times on the target, the band from the least traffic to the most."""
-    expected, least, most = (
-        operation_times(types_on(one, target, added), target) for one in (cast.operations, cast.least, cast.most)
-    )
-    ns, low, high = (np.where(known, one, np.nan) for one in (expected.ns, least.low_ns, most.high_ns))
-    return OperationTimes(ns, low, high, expected.basis)
-
-
-def _ratio(before: OperationTimes, after: OperationTimes) -> tuple[Numbers, Numbers, Numbers]:
-    """Target over source; the band is that of the target alone, since what the two err in alike was measured."""
-    factor = after.ns / before.ns
-    return factor, factor * (after.low_ns / after.ns), factor * (after.high_ns / after.ns)
+    def _answer_waves(self, rows: Rows) -> None:
+        if self.source is None or not rows.size:
+            return
+        factors = wave_factors(self.calls.trace.device_work[rows], self.source, self.target, precision=self.precision)
+        if self.precision is not None:
+            self.times.note("kernels without shapes may change with the number type, which their band allows for")
+        self.times.scale(rows, "wave scaling", factors.factor, factors.low, factors.high)
 
 
 def _floored(measured: Numbers, factor: Numbers) -> Numbers:
@@ -289,28 +324,3 @@ def _shares(measured: Numbers, group: Rows, count: int) -> Numbers:
     total = np.bincount(group, measured, count)[group]
     rows = np.bincount(group, minlength=count)[group]
     return np.where(total > 0, measured / np.maximum(total, 1.0), 1.0 / rows)
-
-
-def _operator_of_work(trace: Trace) -> Rows:
-    """Row in `operators` of the call that launched each piece of work, -1 for none."""
-    launch = trace.device_work["launch"].cast(pl.Int64)
-    found: Rows = trace.launches["operator"].cast(pl.Int64).gather(launch).fill_null(-1).to_numpy()
-    return found
-
-
-# Kernels that only their launch describes
-
-
-def _answer_waves(
-    work: pl.DataFrame, times: _Times, rows: Rows, source: DevicePeaks, target: DevicePeaks, precision: str | None
-) -> None:
-    factors = wave_factors(work[rows], source, target)
-    low = factors.low
-    if precision not in (None, "fp32"):
-        times.notes["kernels without shapes may get faster by the other number type, which the band allows for"] = None
-        low = low / _MOST_BY_TYPE
-    times.scale(rows, "wave scaling", factors.factor, low, factors.high)
-
-
-_MOST_BY_TYPE: Final = 2.0
-"""By how much less traffic a kernel may get faster when its numbers become half as long."""
