@@ -1,0 +1,43 @@
+"""The energy that a run's processes measured, read back from its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope.cost.energy_measured import EnergyRecord
+
+KEY: Final = "energy"
+"""Under which a process leaves its record in the word that it leaves of its recording."""
+_MAX_FILE_BYTES: Final = 16 * 2**20
+
+
+def record_beside(trace: str | Path) -> EnergyRecord | None:
+    """What the process measured that recorded this trace of a run's folder; None where it measured nothing."""
+    path = Path(trace)
+    for content in _recordings(path.parent):
+        if content.get("trace") == path.name:
+            return EnergyRecord.from_json(content.get(KEY))
+    return None
+
+
+def records_of(recordings: Sequence[object]) -> list[tuple[int | None, EnergyRecord]]:
+    """Of what a run's processes left, by rank: what they measured."""
+    found = []
+    for content in recordings:
+        if isinstance(content, Mapping) and (record := EnergyRecord.from_json(content.get(KEY))) is not None:
+            rank = content.get("rank")
+            found.append((rank if type(rank) is int else None, record))
+    return found
+
+
+def _recordings(folder: Path) -> Iterator[Mapping[str, Any]]:
+    for file in sorted(folder.glob("recording-*.json")):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            if file.stat().st_size <= _MAX_FILE_BYTES:
+                content = json.loads(file.read_text(encoding="utf-8"))
+                if isinstance(content, dict):
+                    yield content
