@@ -9,7 +9,7 @@ The optimizer and the weights stay in 32 bits.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from stepscope.errors import UsageError
 from stepscope.predict.operations import Names, Numbers, Operations
 from stepscope.predict.wave_scaling import is_nvidia
 from stepscope.trace import Trace
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 PRECISIONS: Final = ("fp32", "tf32", "fp16", "bf16", "fp8")
 BYTES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
@@ -34,7 +36,7 @@ _IN_FP32: Final = (
 """Operators that autocast gives 32-bit numbers, by the names that profilers record of them."""
 _WITHOUT_TYPE: Final = ("optimizer", "embedding", "copy")
 """Kinds whose numbers are those of the weights, or of the program."""
-_NEVER_FP8: Final = ("convolution", "attention")
+_LOW: Final = ("fp16", "bf16", "fp8", "int8")
 _BATCHED: Final = ("bmm", "baddbmm")
 """Products of two activations, which recipes for 8-bit numbers leave in 16 bits."""
 
@@ -52,11 +54,14 @@ class Cast:
     operations: Operations
     least: Operations
     most: Operations
-    changed: npt.NDArray[np.bool_]
+    changed: Mask
 
 
-def in_precision(operations: Operations, precision: str | None, *, stays: npt.NDArray[np.bool_] | None = None) -> Cast:
+def in_precision(operations: Operations, precision: str | None, *, stays: Mask | None = None) -> Cast:
     """The operations as they would run in another number type.
+
+    A recording that computes in 16 bits already has in 32 bits what its program wants so; asked for 16 bits, or for
+    TF32, only its products may change.
 
     Args:
         precision: one of PRECISIONS; None changes nothing.
@@ -69,6 +74,8 @@ def in_precision(operations: Operations, precision: str | None, *, stays: npt.ND
         return Cast(operations, operations, operations, np.zeros(len(operations), np.bool_))
     check_precision(precision)
     kept = np.isin(operations.kind, _WITHOUT_TYPE) | (operations.kind == "")
+    if not changes_traffic(precision, is_low=is_low(operations) is True):
+        kept = kept | ~np.isin(operations.kind, _PRODUCTS)
     if stays is not None:
         kept = kept | stays
     types = _types(operations, precision, kept)
@@ -87,6 +94,20 @@ def in_precision(operations: Operations, precision: str | None, *, stays: npt.ND
         replace(operations, number_type=types, bytes=np.maximum(expected, as_before)),
         changed,
     )
+
+
+def is_low(operations: Operations) -> bool | None:
+    """Whether most of the products' arithmetic is in 16 bits or less; None where there is none of known work."""
+    flops = np.where(np.isin(operations.kind, _PRODUCTS) & np.isfinite(operations.flops), operations.flops, 0.0)
+    total = flops.sum()
+    if total <= 0:
+        return None
+    return bool(flops[np.isin(operations.number_type, _LOW)].sum() > total / 2)
+
+
+def changes_traffic(precision: str, *, is_low: bool) -> bool:
+    """Whether tensors beside those of products get another length."""
+    return is_low if precision == "fp32" else precision != "tf32" and not is_low
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +155,7 @@ def check_precision(precision: str) -> None:
         raise UsageError(f"{precision!r} is no number type to predict: {', '.join(PRECISIONS)}")
 
 
-def _types(operations: Operations, precision: str, kept: npt.NDArray[np.bool_]) -> Names:
+def _types(operations: Operations, precision: str, kept: Mask) -> Names:
     """The type that each operation would run in."""
     before = operations.number_type
     product = np.isin(operations.kind, _PRODUCTS)

@@ -101,13 +101,19 @@ class Factors:
 
 
 def wave_factors(
-    kernels: pl.DataFrame, source: DevicePeaks, target: DevicePeaks, *, precision: str | None = None
+    kernels: pl.DataFrame,
+    source: DevicePeaks,
+    target: DevicePeaks,
+    *,
+    precision: str | None = None,
+    traffic: tuple[float, float] = (1.0, 1.0),
 ) -> Factors:
     """The time on the target over that on the source.
 
     Args:
         kernels: columns LAUNCH_COLUMNS of device_work.
         precision: the number type that the step would compute in; None for that of the recording.
+        traffic: the least and the most that it would move then, over what it moved.
     """
     names = kernels["name"].fill_null("").to_list()
     share = np.array([_memory_share(name) for name in names], np.float64)
@@ -120,8 +126,7 @@ def wave_factors(
     # That memory limits a kernel is told by its name; arithmetic may limit it in part.
     limits = np.fmin(by_memory, by_compute), np.fmax(by_memory, by_compute)
     low, high = (np.where(share >= 1, by_memory, one) for one in limits)
-    if precision is not None:  # traffic may be half of what it was, or twice
-        low, high = low / 2, high * (2 if precision == "fp32" else 1)
+    low, high = low * traffic[0], high * traffic[1]
     return Factors(factor, *(np.where(np.isfinite(factor), one, np.nan) for one in (low / spread, high * spread)))
 
 

@@ -27,11 +27,22 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.attribution import operator_places
+from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.roofline import device_peaks
 from stepscope.devices import DevicePeaks
 from stepscope.predict.operation_times import OperationTimes, operation_times
 from stepscope.predict.operations import Names, Numbers, Operations
-from stepscope.predict.precision import NO_TF32, Cast, Tf32, check_precision, in_precision, tf32_of, types_on
+from stepscope.predict.precision import (
+    NO_TF32,
+    Cast,
+    Tf32,
+    changes_traffic,
+    check_precision,
+    in_precision,
+    is_low,
+    tf32_of,
+    types_on,
+)
 from stepscope.predict.trace_operations import operations_of_calls
 from stepscope.predict.wave_scaling import is_nvidia, scaled_ns, sustained_bandwidth, wave_factors
 from stepscope.trace import Trace, Window
@@ -165,6 +176,11 @@ class _Calls:
         numbers = np.isfinite(self.operations.flops) & np.isfinite(self.operations.bytes)
         known: Mask = numbers & (self.operations.kind != "")
         return known
+
+    @cached_property
+    def is_low(self) -> bool | None:
+        """Whether products compute in 16 bits or less; None where their work is not known."""
+        return is_low(self.operations)
 
     @cached_property
     def cast(self) -> Cast:
@@ -307,10 +323,27 @@ class _Device:
     def _answer_waves(self, rows: Rows) -> None:
         if self.source is None or not rows.size:
             return
-        factors = wave_factors(self.calls.trace.device_work[rows], self.source, self.target, precision=self.precision)
+        work, traffic = self.calls.trace.device_work[rows], (1.0, 1.0)
         if self.precision is not None:
-            self.times.note("kernels without shapes may change with the number type, which their band allows for")
+            low = self.calls.is_low
+            if low is None:
+                low = _kernels_are_low(work)
+            if changes_traffic(self.precision, is_low=low):
+                traffic = (1.0, 2.0) if self.precision == "fp32" else (0.5, 1.0)
+                self.times.note("kernels without shapes may change with the number type, which their band allows for")
+        factors = wave_factors(work, self.source, self.target, precision=self.precision, traffic=traffic)
+        if self._is_same and traffic == (1.0, 1.0):
+            self.times.keep(rows[factors.factor == 1], "same device")
         self.times.scale(rows, "wave scaling", factors.factor, factors.low, factors.high)
+
+
+def _kernels_are_low(work: pl.DataFrame) -> bool:
+    """Whether products take most of their time in 16 bits or less, by the kernels' names."""
+    told = [arithmetic(name or "") for name in work["name"].to_list()]
+    ns = work["duration_ns"].fill_null(0).to_numpy()
+    products = np.array([one.is_matrix for one in told], np.bool_)
+    low = np.array([one.is_matrix and one.precision in ("fp16", "bf16", "fp8", "int8") for one in told], np.bool_)
+    return bool(ns[low].sum() > ns[products].sum() / 2)
 
 
 def _floored(measured: Numbers, factor: Numbers) -> Numbers:
