@@ -156,7 +156,10 @@ def test_what_nothing_tells_is_refused() -> None:
 
     assert (found.step_ns, found.low_ns, found.high_ns, found.limit) == (None,) * 4
     assert found.bases == (("unknown", 1.0),)
-    assert found.notes[-1] == "for 100% of the device's time nothing tells what the L4 needs: no step time is given"
+    assert found.notes[-1] == (
+        "for 100% of the device's time nothing tells what the L4 needs: no step time is given; --from says what was "
+        "recorded on"
+    )
 
 
 def test_an_unknown_number_type() -> None:
@@ -173,3 +176,66 @@ def test_the_band_holds_the_step_on_every_device() -> None:
         assert found.low_ns is not None
         assert found.high_ns is not None
         assert 700 * US <= found.low_ns <= found.step_ns <= found.high_ns
+
+
+def test_a_trace_that_does_not_name_its_device() -> None:
+    recording = Recording(Metadata())
+    recording.step(0, 1000 * US, 1)
+    recording.launched(10 * US, 20 * US, 502 * US, "triton_poi_fused_add_0", 1)
+    trace = recording.trace()
+
+    found = predict_step(trace, named_device("L4"), source=named_device("A100-SXM4-80GB"))
+
+    assert found.bases == (("wave scaling", 1.0),)
+    assert found.step_ns is not None
+    assert found.step_ns > 2000 * US
+    own = predict_step(trace, named_device("L4"), source=named_device("L4"))
+    assert (own.low_ns, own.step_ns, own.high_ns) == (1000 * US,) * 3
+
+
+def without_device(shapes: str | None) -> Trace:
+    """Steps of 1000 us on a processor: 200 of loading, 600 in a matrix product, 3 in one of small matrices."""
+    recording = Recording(Metadata(format="kineto"))
+    for step in range(2):
+        begin = step * 1000 * US
+        recording.step(begin, 1000 * US, step)
+        recording.frame(begin, 1000 * US, "train.py(3): step")
+        recording.annotation(begin, 200 * US, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+        types = '["float", "float"]'
+        recording.operator(begin + 200 * US, 600 * US, "aten::mm", input_shapes=shapes, input_types=types)
+        small = shapes and "[[2, 2], [2, 2]]"
+        recording.operator(begin + 810 * US, 3 * US, "aten::mm", input_shapes=small, input_types=types)
+    return recording.trace()
+
+
+def test_from_shapes_alone_the_arithmetic_leaves_the_host() -> None:
+    """Of 603 us two calls of 3 us and two launches of 3, 5 or 11 us stay; a call of next to nothing takes 3 us."""
+    found = predict_step(without_device("[[4, 4], [4, 4]]"), named_device("H100-SXM"))
+
+    assert found.step_ns is not None
+    assert found.host_ns == pytest.approx((1000 - 603 + 2 * 3 + 2 * 5) * US, rel=1e-6)
+    assert found.low_ns == pytest.approx((1000 - 603 + 2 * 3 + 2 * 3) * US, rel=1e-6)
+    assert found.step_ns == found.host_ns
+    assert (found.limit, found.measured_ns) == ("input", 1000 * US)
+    assert found.bases == (("shapes", 1.0),)
+    assert found.notes[0].startswith("predicted from shapes alone")
+
+
+def test_from_shapes_alone_the_device_limits_large_products() -> None:
+    """2 * 16384^3 operations: 8.8e12, 131 ms at the 67 TFLOP/s of an H100."""
+    found = predict_step(without_device("[[16384, 16384], [16384, 16384]]"), named_device("H100-SXM"), precision="fp32")
+
+    assert found.limit == "compute"
+    assert found.device_ns is not None
+    assert found.device_ns > 131_000 * US
+    assert found.step_ns == found.device_ns
+
+
+def test_without_shapes_nothing_is_predicted() -> None:
+    found = predict_step(without_device(None), named_device("H100-SXM"))
+
+    assert found.step_ns is None
+    assert found.notes[-1] == (
+        "no device worked, and only for 0% of the time of operators that compute shapes tell what one would have to "
+        "do: record with record_shapes=True"
+    )

@@ -31,6 +31,7 @@ examples:
   stepscope predict trace.json --to H100-SXM,L4,MI300X
   stepscope predict trace.json --to all --precision bf16     on every device of the table (stepscope devices)
   stepscope predict trace.json --to L4 --host-factor 0.8     beside a processor that is a fifth faster
+  stepscope predict report.sqlite --from A100-SXM4-80GB      where the trace does not name its device
   stepscope predict trace.json --to H100-SXM --json -
 
 The device's work is predicted, the host's part stays as it was measured. docs/predict.md tells how, and when not to
@@ -54,9 +55,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prediction_options(parser: argparse._ActionsContainer) -> None:
-    """--precision and --host-factor."""
+    """--precision, --from and --host-factor."""
     parser.add_argument(
         "--precision", metavar="TYPE", help="the number type to compute in: fp32, tf32, fp16, bf16, fp8"
+    )
+    parser.add_argument(
+        "--from", metavar="DEVICE", dest="source", help="what it was recorded on, where the trace does not tell it"
     )
     parser.add_argument(
         "--host-factor",
@@ -99,13 +103,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer(arguments: argparse.Namespace) -> PredictedSteps:
+    from stepscope.devices import named_device
     from stepscope.predict.answer import predicted_steps
     from stepscope.predict.prediction import StepPredictor
     from stepscope.whatif.experiment import Experiment
 
     chosen = targets(arguments.to)
+    source = None if arguments.source is None else named_device(arguments.source)
     experiment = Experiment(open_from(arguments, arguments.trace))
-    predictor = StepPredictor(experiment, precision=arguments.precision, host_factor=arguments.host_factor)
+    predictor = StepPredictor(
+        experiment, precision=arguments.precision, source=source, host_factor=arguments.host_factor
+    )
     return predicted_steps(predictor, chosen)
 
 

@@ -89,6 +89,8 @@ def _device_name(predictor: StepPredictor) -> str | None:
     device = predictor.experiment.device
     if device is None:
         return None
+    if predictor.source is not None:
+        return predictor.source.name
     known = device_peaks(predictor.trace, device)
     if known is not None:
         return known.name

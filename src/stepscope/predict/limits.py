@@ -32,7 +32,8 @@ _GROUP: Final = {
     "compute": "device", "memory bandwidth": "device", "host": "host", "input": "host",
     "communication": "communication", "unknown": "unknown",
 }  # fmt: skip
-_OF_HOST: Final = {"input": "input", "host_to_device_copy": "input", "communication": "communication"}
+ON_HOST: Final = {"input": "input", "host_to_device_copy": "input", "communication": "communication"}
+"""Causes on the host that are limits of their own."""
 _HIDDEN: Final = ("copy_in", "copy_out", "copy_on_device", "communication")
 _OF_WORK: Final = {"communication": "communication", "copy_in": "input", "copy_out": "host"}
 
@@ -94,7 +95,7 @@ def _parts(experiment: Experiment, path: pl.DataFrame, sides: Labels) -> Parts:
     parts: Parts = {}
     for ns, kind, cause, table, row in path.select("duration_ns", "kind", "cause", "table", "row").iter_rows():
         if kind == "host":
-            key = _OF_HOST.get(cause, "host"), str(cause or "untraced")
+            key = ON_HOST.get(cause, "host"), str(cause or "untraced")
         elif kind == "launch_latency":
             key = "host", "launch_latency"
         elif kind == "wait":
@@ -123,7 +124,7 @@ def _without_replay(experiment: Experiment, step: ReplayedStep, sides: Labels) -
     idle_ns = max(step.step_ns - step.device_ns, 0.0)
     for cause, share in _idle_causes(experiment).items():
         unknown = cause in ("unknown", "dependency", "untraced")
-        parts["unknown" if unknown else _OF_HOST.get(cause, "host"), cause] = idle_ns * share
+        parts["unknown" if unknown else ON_HOST.get(cause, "host"), cause] = idle_ns * share
     return _largest(parts, step.step_ns)
 
 

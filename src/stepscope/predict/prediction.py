@@ -13,9 +13,11 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analysis.roofline import device_peaks
 from stepscope.devices import DevicePeaks
 from stepscope.predict.limits import Limit, limit_of
 from stepscope.predict.memory_need import MemoryNeed, memory_need
+from stepscope.predict.shapes_alone import step_from_shapes
 from stepscope.predict.step_replay import StepRange, StepReplays, joint_band
 from stepscope.predict.work_kinds import WorkKinds
 from stepscope.predict.work_times import WorkTimes, work_times
@@ -47,7 +49,8 @@ class StepPrediction:
         measured_ns: the mean step as it was recorded; None where the recording ran on no such device.
         limit_share: of the critical path, 0 to 1, that what limits takes.
         limit_cause: of a limit on the host, the cause of most of its time.
-        bases: share of the measured device time by how the target's was found, the largest first.
+        bases: share of the measured device time by how the target's was found, the largest first; of a trace without
+            device work the share of the operators' time.
     """
 
     device: DevicePeaks
@@ -84,19 +87,21 @@ def predict_step(
     target: DevicePeaks,
     *,
     precision: str | None = None,
+    source: DevicePeaks | None = None,
     host_factor: float = 1.0,
 ) -> StepPrediction:
     """The mean step of a trace on another device; for several devices give the same `Experiment`.
 
     Args:
         precision: number type of the arithmetic there, one of `stepscope.devices.NUMBER_TYPES`; None for the recorded.
+        source: the device that the trace was recorded on, where the trace does not tell it.
         host_factor: how many times as long the host works there.
 
     Raises:
         UsageError: an unknown number type.
     """
     experiment = recorded if isinstance(recorded, Experiment) else Experiment(recorded)
-    return StepPredictor(experiment, precision=precision, host_factor=host_factor).on(target)
+    return StepPredictor(experiment, precision=precision, source=source, host_factor=host_factor).on(target)
 
 
 class StepPredictor:
@@ -107,10 +112,12 @@ class StepPredictor:
         experiment: Experiment,
         *,
         precision: str | None = None,
+        source: DevicePeaks | None = None,
         host_factor: float = 1.0,
     ) -> None:
         self.experiment = experiment
         self.precision = precision
+        self.source = source
         self.replays = StepReplays(experiment, host_factor=host_factor)
 
     @property
@@ -132,19 +139,45 @@ class StepPredictor:
     def _kinds(self) -> WorkKinds:
         return WorkKinds(self.trace)
 
+    @property
+    def _is_known(self) -> bool:
+        """Whether the recorded device is one whose figures are known."""
+        device = self.experiment.device
+        return self.source is not None or (device is not None and device_peaks(self.trace, device) is not None)
+
     def on(self, target: DevicePeaks) -> StepPrediction:
         """The mean step on a device."""
-        times = work_times(self.trace, target, precision=self.precision)
+        if self.experiment.device is None:
+            return self._from_shapes(target)
+        times = work_times(self.trace, target, precision=self.precision, source=self.source)
         unknown = self._share_of(~np.isfinite(times.ns))
-        base = self._without_time(target, times)
+        base = self._without_time(target, self._bases(times))
         if unknown > MOST_UNKNOWN:
-            return replace(base, notes=(*times.notes, _refusal(unknown, target)))
+            return replace(base, notes=(*times.notes, _refusal(unknown, target, is_known=self._is_known)))
         factors, notes = self._factors(times)
         found = self.replays.with_work(*factors)
         limit = limit_of(self.experiment, found.expected, self._kinds.sides(target, self.precision))
         return _with_step(base, found, limit, (*notes, *times.notes), self.replays.host_ns)
 
-    def _without_time(self, target: DevicePeaks, times: WorkTimes) -> StepPrediction:
+    def _from_shapes(self, target: DevicePeaks) -> StepPrediction:
+        """The mean step of a trace without device work."""
+        found = step_from_shapes(self.replays, target, precision=self.precision)
+        parts = (("shapes", found.covered_share), ("unknown", 1 - found.covered_share))
+        base = self._without_time(target, tuple(part for part in parts if part[1] > 0))
+        return replace(
+            base,
+            step_ns=found.step_ns,
+            low_ns=found.low_ns,
+            high_ns=found.high_ns,
+            device_ns=found.device_ns,
+            host_ns=found.host_ns,
+            limit=None if found.limit is None else found.limit.name,
+            limit_share=None if found.limit is None else found.limit.share,
+            limit_cause=None if found.limit is None else found.limit.cause,
+            notes=found.notes,
+        )
+
+    def _without_time(self, target: DevicePeaks, bases: tuple[tuple[str, float], ...]) -> StepPrediction:
         """All but the step's time."""
         return StepPrediction(
             device=target,
@@ -158,7 +191,7 @@ class StepPredictor:
             fits=self.memory.fits(target),
             samples_per_s=None,
             measured_ns=self.measured_ns,
-            bases=self._bases(times),
+            bases=bases,
         )
 
     def _factors(self, times: WorkTimes) -> tuple[tuple[Numbers, Numbers, Numbers], tuple[str, ...]]:
@@ -225,5 +258,6 @@ def _quantiles(values: Numbers, weights: Numbers) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _refusal(unknown: float, target: DevicePeaks) -> str:
-    return f"for {unknown:.0%} of the device's time nothing tells what the {target.name} needs: no step time is given"
+def _refusal(unknown: float, target: DevicePeaks, *, is_known: bool) -> str:
+    more = "" if is_known else "; --from says what was recorded on"
+    return f"for {unknown:.0%} of the device's time nothing tells what the {target.name} needs: no step time is given{more}"

@@ -21,9 +21,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.trace.intervals import union
+from stepscope.trace.intervals import Times, union
 from stepscope.whatif.changes import scaled_cause
-from stepscope.whatif.experiment import Experiment
+from stepscope.whatif.experiment import Experiment, Outcome
 from stepscope.whatif.graph import Graph
 from stepscope.whatif.replay import Replay
 
@@ -120,12 +120,23 @@ class StepReplays:
         step = self._replayed(expected)
         return StepRange(step, min(step.step_ns, *ends), max(step.step_ns, *ends))
 
+    def with_host_time(self, lanes: npt.NDArray[np.int32], starts: Times, ends: Times, factors: Numbers) -> float:
+        """The mean step in which these intervals of host threads take so many times as long.
+
+        Args:
+            lanes, starts, ends, factors: of each interval; shape (n,).
+        """
+        return self._scaled(self.experiment.run(self._graph.with_host_time(lanes, starts, ends, factors)))
+
+    def _scaled(self, outcome: Outcome) -> float:
+        """A replay's step on the scale of the measured one."""
+        return self.measured_ns * (outcome.step_ns / outcome.measured_step_ns)
+
     def _replayed(self, factors: Numbers) -> ReplayedStep:
         if self._host_factor == 1.0 and (factors == 1.0).all():  # nothing is different: to the nanosecond
             return ReplayedStep(self.measured_ns, self.measured_device_ns, factors, self.experiment.measured)
         outcome = self.experiment.run(self._graph.with_work(np.arange(self.height), factors))
-        step_ns = self.measured_ns * (outcome.step_ns / outcome.measured_step_ns)
-        return ReplayedStep(step_ns, self._busy_ns(outcome.replay), factors, outcome.replay)
+        return ReplayedStep(self._scaled(outcome), self._busy_ns(outcome.replay), factors, outcome.replay)
 
     def _busy_ns(self, done: Replay) -> float:
         works = self.experiment.works

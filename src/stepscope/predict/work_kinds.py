@@ -10,7 +10,7 @@ import polars as pl
 
 from stepscope.analysis.kernels import arithmetic
 from stepscope.devices import DevicePeaks
-from stepscope.predict.operations import Numbers, Operations
+from stepscope.predict.operations import Operations
 from stepscope.predict.precision import in_precision
 from stepscope.predict.trace_operations import operations_of_calls
 from stepscope.trace import Trace
@@ -48,9 +48,9 @@ class WorkKinds:
         by_name = np.where(self._is_matrix, *SIDES)
         if not len(self._operations):
             return by_name
-        compute, traffic = _seconds(in_precision(self._operations, precision).operations, device)
-        known = (self._call >= 0) & np.isfinite(compute + traffic)[self._call]
-        return np.where(known, np.where(compute > traffic, *SIDES)[self._call], by_name)
+        sides = sides_of(in_precision(self._operations, precision).operations, device)
+        known = (self._call >= 0) & (sides != "")[self._call]
+        return np.where(known, sides[self._call], by_name)
 
     @property
     def _is_matrix(self) -> npt.NDArray[np.bool_]:
@@ -59,14 +59,15 @@ class WorkKinds:
         return np.array([told.get(name, False) for name in names.to_list()], np.bool_)
 
 
-def _seconds(operations: Operations, device: DevicePeaks) -> tuple[Numbers, Numbers]:
-    """Of each operation's arithmetic at a device's peak, and of its traffic at its bandwidth.
+def sides_of(operations: Operations, device: DevicePeaks) -> Labels:
+    """What limits each operation on a device, one of SIDES; "" where its work is not known.
 
     A number type that the device has no peak for counts with its 32-bit one.
     """
     usual = device.flops_s.get("fp32") or max(device.flops_s.values(), default=np.nan)
     peaks = np.array([device.flops_s.get(kind, usual) for kind in operations.number_type.tolist()], np.float64)
-    return operations.flops / peaks, operations.bytes / device.bandwidth_bytes_s
+    compute, traffic = operations.flops / peaks, operations.bytes / device.bandwidth_bytes_s
+    return np.where(np.isfinite(compute + traffic), np.where(compute > traffic, *SIDES), "")
 
 
 def _calls_of_work(trace: Trace, called: Rows) -> Rows:

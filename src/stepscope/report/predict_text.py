@@ -20,8 +20,15 @@ _EXACT: Final = 0.0005
 def predict_text(answer: PredictedSteps, *, width: int, top: int) -> str:
     """The whole answer as text; `top` devices, 0 for all."""
     shown = answer.predictions[:top] if top else answer.predictions
-    parts = [*_head(answer, width), *_table(answer, shown, width)]
-    parts += [*_sentences(answer, shown, width), "", *_basis(shown, width), *_notes(answer, shown, width)]
+    parts = [*_head(answer, width)]
+    if any(each.step_ns is not None for each in shown):
+        parts += _table(answer, shown, width)
+    parts += [
+        *_sentences(answer, shown, width),
+        "",
+        *_basis(shown, width, from_shapes=answer.from_shapes),
+        *_notes(answer, shown, width),
+    ]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -72,16 +79,27 @@ def _sentences(answer: PredictedSteps, shown: tuple[StepPrediction, ...], width:
     groups: dict[str, list[StepPrediction]] = {}
     for each in shown:
         alike = each.step_ns is not None and each.fits is not False
-        groups.setdefault(_what_helps(each) if alike else each.device.name, []).append(each)
+        groups.setdefault(_what_helps(each) if alike else _without_time(each), []).append(each)
     for what, alike_ones in groups.items():
         names = ", ".join(printable(each.device.name) for each in alike_ones)
-        if len(alike_ones) == 1:
-            sentence = prediction_sentence(alike_ones[0], answer)
+        if len(alike_ones) == 1 or alike_ones[0].step_ns is None or alike_ones[0].fits is False:
+            sentence = prediction_sentence(alike_ones[0], answer) if len(alike_ones) == 1 else what
         else:
             idle = [1 - each.busy_share for each in alike_ones if each.busy_share is not None]
             some = f"idle for {share(min(idle))} to {share(max(idle))} of {_whole(answer)}: " if idle else ""
             sentence = some + what
         yield from _filled(f"{names}: {sentence}.", width, "  ")
+
+
+def _without_time(prediction: StepPrediction) -> str:
+    """Why there is no time to choose, in words that hold for every device of which the same is true."""
+    if prediction.fits is False:
+        return _does_not_fit(prediction)
+    return _on_any(prediction.notes[-1], prediction) if prediction.notes else ""
+
+
+def _on_any(note: str, prediction: StepPrediction) -> str:
+    return note.replace(f"the {prediction.device.name}", "the device").replace(prediction.device.name, "the device")
 
 
 def _does_not_fit(prediction: StepPrediction) -> str:
@@ -101,13 +119,15 @@ def _filled(text: str, width: int, indent: str = "") -> list[str]:
 
 def _head(answer: PredictedSteps, width: int) -> Iterator[str]:
     name = printable(answer.path).replace("\\", "/").rsplit("/", 1)[-1]
-    on = f" on {printable(answer.device)}" if answer.device else " on the CPU" if answer.from_shapes else ""
+    on = f" on {printable(answer.device)}" if answer.device else ""
     if answer.stepped:
         steps = "1 step" if answer.step_count == 1 else f"mean of {count(answer.step_count)}"
         took = f"a step takes {duration(answer.measured_ns)}{on} ({steps})"
     else:
         took = f"{duration(answer.measured_ns)} recorded{on}, without steps"
-    busy = "" if answer.busy_share is None else f"; the device works {share(answer.busy_share)} of it"
+    busy = "; no device's work was recorded"
+    if answer.busy_share is not None:
+        busy = f"; the device works {share(answer.busy_share)} of it"
     yield from _filled(f"{name}: {took}{busy}.", width)
     if answer.devices > 1:
         yield from _filled(f"The trace shows {count(answer.devices)} devices; the busiest counts.", width)
@@ -164,12 +184,13 @@ def _step_cell(prediction: StepPrediction) -> str:
     return step_text(prediction) or "not given"
 
 
-def _basis(shown: tuple[StepPrediction, ...], width: int) -> Iterator[str]:
+def _basis(shown: tuple[StepPrediction, ...], width: int, *, from_shapes: bool) -> Iterator[str]:
     """Which share of the device's time was predicted how."""
     names = list(dict.fromkeys(basis for each in shown for basis, _ in each.bases))
     if not names:
         return
-    yield "What that rests on: share of the device's measured time by how it was predicted"
+    whose = "operators'" if from_shapes else "device's"
+    yield f"What that rests on: share of the {whose} measured time by how it was predicted"
     groups: dict[tuple[tuple[str, str], ...], list[StepPrediction]] = {}
     for each in shown:
         groups.setdefault(tuple((basis, share(part)) for basis, part in each.bases), []).append(each)
@@ -189,7 +210,7 @@ def _notes(answer: PredictedSteps, shown: tuple[StepPrediction, ...], width: int
     for each in shown:
         own = each.notes[:-1] if each.step_ns is None else each.notes  # the last says why there is no time
         for note in dict.fromkeys(own):
-            found.setdefault(note.replace(each.device.name, "the device"), []).append(each.device.name)
+            found.setdefault(_on_any(note, each), []).append(each.device.name)
     for note, devices in found.items():
         whom = "" if len(devices) == len(shown) else f"{', '.join(map(printable, devices))}: "
         yield from _filled(f"Note: {whom}{printable(note)}.", width, "  ")
