@@ -259,5 +259,5 @@ def _quantiles(values: Numbers, weights: Numbers) -> tuple[float, float]:
 
 
 def _refusal(unknown: float, target: DevicePeaks, *, is_known: bool) -> str:
-    more = "" if is_known else "; --from says what was recorded on"
-    return f"for {unknown:.0%} of the device's time nothing tells what the {target.name} needs: no step time is given{more}"
+    needs = f"for {unknown:.0%} of the device's time nothing tells what the {target.name} needs: no step time is given"
+    return needs if is_known else f"{needs}; --from says what was recorded on"
