@@ -26,6 +26,7 @@ import polars as pl
 
 from stepscope.analysis.kernels import arithmetic
 from stepscope.devices import DevicePeaks
+from stepscope.predict.memory_times import bandwidth_of, shipped_model
 from stepscope.predict.operations import Numbers
 
 START_NS: Final = 2_000.0
@@ -34,8 +35,6 @@ MATRIX_SHARE: Final = 0.25
 """g of a matrix product without shapes: most of them are limited by arithmetic."""
 UNKNOWN_SHARE: Final = 0.5
 """g of a kernel of which nothing tells what limits it: the middle of the band."""
-USUAL_BANDWIDTH_SHARE: Final = 0.8
-"""Share of its bandwidth that a device's memory sustains where nobody measured it."""
 MEMORY_SPREAD: Final = 1.5
 """Factor either way that holds nine of ten kernels that memory limits, beyond 0.1 ms, among five GPUs."""
 OTHER_SPREAD: Final = 2.2
@@ -187,8 +186,8 @@ def product_of(text: str | None) -> float:
 
 
 def sustained_bandwidth(device: DevicePeaks) -> float:
-    """Bytes per second that large copies reach."""
-    return device.sustained_bandwidth_bytes_s or device.bandwidth_bytes_s * USUAL_BANDWIDTH_SHARE
+    """Bytes per second that large copies reach: measured, or its generation's usual share of the peak."""
+    return bandwidth_of(device, shipped_model())[1]
 
 
 def _fill_ratio(kernels: pl.DataFrame, source: DevicePeaks, target: DevicePeaks) -> Numbers:
