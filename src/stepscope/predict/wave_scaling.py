@@ -211,7 +211,9 @@ def _compute_ratio(name: str, source: DevicePeaks, target: DevicePeaks, precisio
     if told.is_matrix:
         if precision is not None and told.precision in _CASTABLE:
             return _cast_ratio(told.precision, _CAST_TO.get(precision, precision), source, target)
-        return _peak_ratio(_kinds_of(told.precision), source, target)
+        if told.precision == "tf32":  # a device without it multiplies the same numbers in 32 bits
+            return _cast_ratio("tf32", "tf32", source, target)
+        return _peak_ratio((told.precision,) if told.precision else ("bf16", "fp16", "fp32"), source, target)
     before, after = _cycles(source), _cycles(target)
     if before and after:
         return before / after
@@ -232,24 +234,15 @@ def _sustained(device: DevicePeaks, kind: str) -> float:
 
 def _cast_ratio(before: str, after: str, source: DevicePeaks, target: DevicePeaks) -> float:
     """Of products that ran in one number type on the source and would run in another on the target."""
-    if after == "tf32" and (before != "fp32" or "tf32" not in target.flops_s):
+    if after == "tf32" and before not in ("fp32", "tf32"):
         after = before  # TF32 is for 32-bit numbers alone
+    if after == "tf32" and "tf32" not in target.flops_s:
+        after = "fp32"
     if before == "tf32" and "tf32" not in source.flops_s:
         before = "fp32"
     if before not in source.flops_s or after not in target.flops_s:
         return np.nan
     return _sustained(source, before) / _sustained(target, after)
-
-
-def _kinds_of(precision: str | None) -> Sequence[str]:
-    """The number types whose peaks tell of a matrix product in this one.
-
-    A device without TF32 multiplies the same numbers in 32 bits; of any other type that the target lacks nothing is
-    said. A product whose type the name does not tell goes by 16-bit peaks, or else by those of 32 bits.
-    """
-    if precision is None:
-        return ("bf16", "fp16", "fp32")
-    return ("tf32", "fp32") if precision == "tf32" else (precision,)
 
 
 def _cycles(device: DevicePeaks) -> float | None:
