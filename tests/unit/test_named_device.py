@@ -26,6 +26,10 @@ from stepscope.errors import UsageError
         ("V100-PCIe 32GB", "V100-PCIe-32GB"),
         ("Gaudi 3", "Gaudi3"),
         ("tpu-v5e", "TPU v5e"),
+        ("trillium", "TPU v6e"),
+        ("B200", "B200-SXM"),
+        ("RTX 6000 Ada", "RTX 6000 Ada"),
+        ("L40", "L40"),
         ("MI250", "MI250 (one of two dies)"),
         ("Instinct MI300X", "MI300X"),
         ("RTX-4090", "RTX 4090"),
@@ -41,8 +45,9 @@ def test_names(typed: str, row: str) -> None:
         ("A100-SXM", "A100-SXM4-40GB, A100-SXM4-80GB"),
         ("A100 80GB", "A100-PCIe-80GB, A100-SXM4-80GB"),
         ("V100-PCIe", "V100-PCIe-16GB, V100-PCIe-32GB"),
+        ("H100", "H100-SXM, H100-PCIe, H100-NVL"),
         ("P100", "P100-PCIe-16GB, P100-SXM2"),
-        ("TPU", "TPU v4, TPU v5e, TPU v5p"),
+        ("TPU", "TPU v4, TPU v5e, TPU v5p, TPU v6e"),
     ],
 )
 def test_a_name_of_several_names_them(typed: str, rows: str) -> None:

@@ -11,8 +11,10 @@ from stepscope.devices.peaks import Described, DevicePeaks, plain
 from stepscope.devices.table import device_table
 from stepscope.errors import UsageError
 
-_MEMORY_TOLERANCE: Final = 0.1
-"""Devices report 1 to 7 % less or more memory than their names say (GB or GiB, reserved by error correction)."""
+_MEMORY_TOLERANCE: Final = 0.05
+"""Devices report up to 5 % less or more memory than their makers say, some of it reserved for error correction."""
+_GIB: Final = 2**30 / 1e9
+"""What makers call a GB is a GiB on many devices."""
 _NAMED_AT_MOST: Final = 8
 _LONGEST_NAME: Final = 200
 _ALIKE: Final = 0.5
@@ -45,6 +47,7 @@ def named_device(name: str) -> DevicePeaks:
     meant = (
         [row for row in rows if wanted in map(plain, _names(row))]
         or [row for row in rows if row.matches and re.search(row.matches, name[:_LONGEST_NAME], re.IGNORECASE)]
+        or [row for row in rows if plain(row.name).startswith(wanted)]
         or [row for row in rows if wanted in plain(row.name)]
         or [row for row in rows if all(plain(part) in plain(row.name) for part in re.findall(r"[A-Za-z0-9]+", name))]
     )
@@ -79,8 +82,9 @@ def _is_alike(row: DevicePeaks, device: Described) -> bool:
         return False
     assert row.memory_bytes is not None
     assert device.memory_bytes is not None
+    ratio = device.memory_bytes / row.memory_bytes
     return (row.capability, row.multiprocessors) == (device.compute_capability, device.multiprocessors) and (
-        abs(device.memory_bytes / row.memory_bytes - 1) <= _MEMORY_TOLERANCE
+        min(abs(ratio - 1), abs(ratio / _GIB - 1)) <= _MEMORY_TOLERANCE
     )
 
 
