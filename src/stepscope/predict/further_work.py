@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, Final, TypeAlias
 
 from stepscope.analysis.traffic import base_name
-from stepscope.analysis.work_inputs import ELEMENT_BYTES, LARGEST, NUMBER_TYPES, Call, Shape, Work
+from stepscope.analysis.work_inputs import ELEMENT_BYTES, LARGEST, NUMBER_TYPES, Call, Work
 
 Lists: TypeAlias = list[int]
 """Numbers in each list of tensors among the inputs."""
@@ -133,26 +133,6 @@ def _embedding_backward(call: Call) -> Work | None:
     return Work("embedding", 0, call.bytes(0) + call.bytes(1) + table, NUMBER_TYPES.get(call.type(0)))
 
 
-def _recurrent(call: Call) -> Work | None:
-    """cuDNN's recurrent layers: at each of the positions the input or the state meets every weight once.
-
-    The first input has positions, batch and size; the weights stand in one buffer, input 3.
-    """
-    given, weights = call.shape(0), call.shape(3)
-    if not given or len(given) != 3 or not weights:
-        return None
-    flops = 2 * given[0] * given[1] * prod(weights)
-    return Work("matrix", flops, 2 * call.bytes(0) + call.bytes(3), NUMBER_TYPES.get(call.type(0)))
-
-
-def recurrent_dimensions(call: Call) -> Shape | None:
-    """batch, rows, columns and inner of a recurrent layer: a product of the batch with all weights, each position."""
-    given, weights = call.shape(0), call.shape(3)
-    if not given or len(given) != 3 or not weights or not given[2]:
-        return None
-    return given[0], given[1], max(prod(weights) // given[2], 1), given[2]
-
-
 _FORMULAS: Final[Mapping[str, Callable[[Call], Work | None]]] = {
     "native_dropout": _moving("elementwise", (0, 0), extra=1),
     "native_dropout_backward": _moving("elementwise", (0, 0, 1)),
@@ -177,7 +157,6 @@ _FORMULAS: Final[Mapping[str, Callable[[Call], Work | None]]] = {
     "_adaptive_avg_pool2d_backward": _moving("reduction", (0, 1)),
     "index_select": _selected,
     "embedding_dense_backward": _embedding_backward,
-    "_cudnn_rnn": _recurrent,
     "nll_loss_forward": _moving("reduction", (1,)),
     "nll_loss_backward": _moving("elementwise", (1,)),
 }
