@@ -18,7 +18,7 @@ import polars as pl
 from scipy.optimize import least_squares
 
 from scripts.predictor.accuracy import Accuracy, mean_error
-from scripts.predictor.timings import DEVICES, Numbers, VectorTimings, public_device, vector_timings
+from scripts.predictor.timings import DEVICES, Numbers, VectorTimings, public_device, vector_timings, wave_ratio
 from stepscope.devices import DevicePeaks
 from stepscope.predict.memory_times import (
     KERNEL_NS,
@@ -324,24 +324,15 @@ def _from_donors(
         source = public_device(donor)
         ratio = source.bandwidth_bytes_s / target.bandwidth_bytes_s
         errors["bandwidth ratio"].append(mean_error(theirs.latency_ns * ratio, goal))
-        errors["wave scaling"].append(mean_error(theirs.latency_ns * _wave_ratio(chosen, source, target), goal))
+        errors["wave scaling"].append(
+            mean_error(theirs.latency_ns * wave_ratio(chosen.operations, source, target), goal)
+        )
         start, _ = _kernels(theirs, measured_device(timings, donor, host), model)
         kernel = host.kernel(theirs.latency_ns, theirs.operator, host.floors[donor])
         kernel = np.where(np.isfinite(kernel), kernel, start) * goal_kernel / start
         errors[RATIO].append(mean_error(host.latency(kernel, theirs.operator, launch), goal))
     count = int(which.sum()) * (len(GPUS) - 1)
     return [Accuracy(kind, "gpu", gpu, name, count, float(np.mean(values))) for name, values in errors.items()]
-
-
-def _wave_ratio(mine: VectorTimings, source: DevicePeaks, target: DevicePeaks) -> Numbers:
-    """Target's time over the source's, as Habitat scales the waves of a kernel: an operation per number written."""
-    numbers = mine.operations.rows * mine.operations.columns
-    intensity = numbers / mine.operations.bytes
-    ridge = target.flops_s["fp32"] / target.bandwidth_bytes_s
-    memory = np.where(intensity <= ridge, 1 - 0.5 * intensity / ridge, 0.5 * ridge / intensity)
-    rate = {one.name: (one.clock_mhz or 0) * (one.multiprocessors or 0) for one in (source, target)}
-    ratio = source.bandwidth_bytes_s / target.bandwidth_bytes_s
-    return np.asarray(ratio**memory * (rate[source.name] / rate[target.name]) ** (1 - memory))
 
 
 def train(folder: Path) -> MemoryModel:

@@ -85,3 +85,19 @@ def vector_operations(operator: npt.NDArray[np.str_], rows: Numbers, columns: Nu
         inner=np.ones(count),
         is_backward=np.zeros(count, np.bool_),
     )
+
+
+def wave_ratio(
+    operations: Operations, source: DevicePeaks, target: DevicePeaks, number_type: str = "fp32"
+) -> Numbers:
+    """Target's time over the source's as Habitat scales the waves of one kernel on both (Yu and others, 2021).
+
+    What has no arithmetic of its own counts one operation for each number written.
+    """
+    written = np.where(operations.flops > 0, operations.flops, operations.rows * operations.columns)
+    intensity = written / operations.bytes
+    ridge = target.flops_s[number_type] / target.bandwidth_bytes_s
+    memory = np.where(intensity <= ridge, 1 - 0.5 * intensity / ridge, 0.5 * ridge / intensity)
+    bandwidth = source.bandwidth_bytes_s / target.bandwidth_bytes_s
+    clocks = [float((one.clock_mhz or 0) * (one.multiprocessors or 0)) for one in (source, target)]
+    return np.asarray(bandwidth**memory * (clocks[0] / clocks[1]) ** (1 - memory))
