@@ -10,6 +10,7 @@ from stepscope.predict.buckets import buckets_of, gradients_of
 from stepscope.predict.host_borders import with_borders
 from stepscope.predict.links import Link, Protocol, fitted_link, link_table, named_link
 from stepscope.predict.scaling import data_parallel, exchange_of, expected_longest
+from stepscope.report.scaling_text import scaling_json, scaling_text
 from stepscope.trace import Metadata, Trace
 from stepscope.whatif import Experiment, replay
 from tests.unit.test_whatif_graph import US, Machine
@@ -281,3 +282,28 @@ def test_a_link_is_fitted_to_nothing_else() -> None:
     with pytest.raises(UsageError, match="only be fitted to collectives of known size"):
         fitted_link("none", ["all_reduce"], [0.0], [5.0], 2)
     assert fitted_link("one", ["all_reduce"], [1e6], [1e6], 2).bandwidth_bytes_s == pytest.approx(1e9)
+
+
+def test_the_table_tells_devices_step_band_and_what_is_not_counted() -> None:
+    link = named_link("10GB/s")
+    text = scaling_text("H100-SXM", link, data_parallel(Experiment(device_steps()), [1, 2], link), width=120)
+
+    lines = text.splitlines()
+    assert lines[0].startswith("What a step would take on several H100-SXM over 10GB/s (10 GB/s)")
+    cells = [" ".join(line.split()) for line in lines]
+    assert cells[2] == "1 1.0 ms 1.00 x 100.0 % 0 ns 0 ns"
+    assert cells[3] == "2 1.2 ms (1.2 to 1.3 ms) 1.65 x 82.7 % 314.6 us 208.7 us"
+    notes = " ".join(line.strip() for line in lines if "Note" in line or line.startswith("  "))
+    assert "fewer than 3 steps were recorded" in notes
+    assert "the link's latency is not known and not counted" in notes
+
+
+def test_programs_get_the_same() -> None:
+    link = named_link("10GB/s")
+
+    value = scaling_json("", link, data_parallel(Experiment(device_steps()), [2], link))
+
+    assert value["device"] is None
+    assert value["link"]["bandwidth_bytes_s"] == 10e9
+    assert value["steps"][0]["devices"] == 2
+    assert value["steps"][0]["exposed_ns"] == pytest.approx(208_715, abs=1)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
 from stepscope.commands._reading import add_reading_options, local_names, open_from
+from stepscope.commands._scaling import add_scaling_options, scaled_devices, scaling_json_of, scaling_text_of
 from stepscope.commands._tables import whole_number
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.devices import DevicePeaks
     from stepscope.predict.answer import PredictedSteps
+    from stepscope.whatif.experiment import Experiment
 
 NAME: Final = "predict"
 HELP: Final = "How long the recorded steps would take on other hardware, how sure that is, and what limits them there."
@@ -32,6 +34,7 @@ examples:
   stepscope predict trace.json --to all --precision bf16     on every device of the table (stepscope devices)
   stepscope predict trace.json --to L4 --host-factor 0.8     beside a processor that is a fifth faster
   stepscope predict report.sqlite --from A100-SXM4-80GB      where the trace does not name its device
+  stepscope predict trace.json --to H100-SXM --devices 1,2,4,8 --link nvlink4
   stepscope predict trace.json --to H100-SXM --json -
 
 The device's work is predicted, the host's part stays as it was measured. docs/predict.md tells how, and when not to
@@ -48,6 +51,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--to", metavar="DEVICES", help="devices separated by commas, or all; stepscope devices lists them"
     )
     add_prediction_options(parser)
+    add_scaling_options(parser)
     parser.add_argument("--top", metavar="N", type=whole_number, default=_TOP, help=f"devices, 0 for all ({_TOP})")
     parser.add_argument("--json", metavar="FILE", type=_output.target, help="for programs; - for standard output")
     parser.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
@@ -85,8 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Predict the steps and print the answer."""
     from stepscope.report.predict_json import predict_json
     from stepscope.report.predict_text import predict_text
+    from stepscope.whatif.experiment import Experiment
 
-    answer = _answer(arguments)
+    experiment = Experiment(open_from(arguments, arguments.trace))
+    answer = _answer(arguments, experiment)
+    scaled = scaled_devices(arguments, experiment, answer.device or "", answer.predictions)
     if arguments.redact:
         from stepscope.report.redact import Redactor
 
@@ -96,21 +103,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         from stepscope.report.json_report import json_bytes
 
-        _output.write_output(arguments.json, json_bytes(predict_json(answer)))
+        _output.write_output(arguments.json, json_bytes(predict_json(answer) | {"scaling": scaling_json_of(scaled)}))
     if arguments.json != "-":
-        _output.print_text(predict_text(answer, width=_output.width(), top=arguments.top))
+        text = predict_text(answer, width=_output.width(), top=arguments.top)
+        texts = [text] if answer.predictions or not scaled else []
+        _output.print_text("\n".join([*texts, *scaling_text_of(scaled, _output.width())]))
     return 0
 
 
-def _answer(arguments: argparse.Namespace) -> PredictedSteps:
+def _answer(arguments: argparse.Namespace, experiment: Experiment) -> PredictedSteps:
     from stepscope.devices import named_device
     from stepscope.predict.answer import predicted_steps
     from stepscope.predict.prediction import StepPredictor
-    from stepscope.whatif.experiment import Experiment
 
-    chosen = targets(arguments.to)
+    chosen = targets(arguments.to) if arguments.to is not None or arguments.devices is None else ()
     source = None if arguments.source is None else named_device(arguments.source)
-    experiment = Experiment(open_from(arguments, arguments.trace))
     predictor = StepPredictor(
         experiment, precision=arguments.precision, source=source, host_factor=arguments.host_factor
     )

@@ -21,7 +21,7 @@ from stepscope.errors import UsageError
 from stepscope.predict.buckets import BUCKET_BYTES, buckets_of, gradients_of
 from stepscope.predict.exchanges import AddedExchange, Exchange, recorded_exchange
 from stepscope.predict.host_borders import CutExperiment
-from stepscope.predict.links import MOST_DEVICES, Link
+from stepscope.predict.links import MOST_DEVICES, TABLE_ERROR, Link, named_link
 from stepscope.predict.prediction import StepPrediction
 from stepscope.predict.work_times import work_times
 from stepscope.whatif.experiment import Experiment
@@ -71,7 +71,7 @@ class ScaledStep:
 def data_parallel(
     experiment: Experiment,
     devices: Sequence[int],
-    link: Link | None = None,
+    link: Link | str | None = None,
     *,
     target: StepPrediction | None = None,
     others: Sequence[Experiment] = (),
@@ -80,7 +80,8 @@ def data_parallel(
     """The mean step on each of these numbers of devices.
 
     Args:
-        link: what joins each device to the others; None for the one that the trace's own collectives went over.
+        link: what joins each device to the others, or its name as of `links.named_link`; None for the one that the
+            trace's own collectives went over.
         target: on these devices instead of the recorded one.
         others: traces of the same steps of other ranks, which tell transfers from waiting.
         bucket_bytes: limit of the buckets that a trace of a single device is given.
@@ -95,7 +96,7 @@ def data_parallel(
     if target is not None and target.step_ns is None:
         raise UsageError(f"a step on the {target.device.name} could not be told, so neither on several of them")
     exchange = exchange_of(experiment, others, bucket_bytes)
-    scaling = _Scaling(exchange, link, target)
+    scaling = _Scaling(exchange, named_link(link) if isinstance(link, str) else link, target)
     return tuple(scaling.step(count) for count in devices)
 
 
@@ -134,13 +135,15 @@ class _Scaling:
 
     def __init__(self, exchange: Exchange, link: Link | None, target: StepPrediction | None) -> None:
         self.exchange, self.target = exchange, target
-        self.link = link
-        self.error = (link or exchange.link).error if link or exchange.link else 0.0  # type: ignore[union-attr]
+        self.link, used = link, link or exchange.link
+        self.error = TABLE_ERROR if used is None else used.error
         self.experiment = exchange.experiment
         self.base = self._on_target() if target is not None else self.experiment.graph
         self.messages = len(exchange.transfers_ns(link, 2))
         self.alone_ns = self._replayed(np.zeros(self.messages))
-        self.factor = 1.0 if target is None or target.step_ns is None else target.step_ns / self.alone_ns
+        self.factor = 1.0
+        if target is not None and target.step_ns is not None:
+            self.factor = target.step_ns / self.experiment.run(self.base).step_ns
 
     def step(self, devices: int) -> ScaledStep:
         transfers = self.exchange.transfers_ns(self.link, devices)
@@ -183,7 +186,7 @@ class _Scaling:
         """What is not counted on several devices."""
         exchange, experiment = self.exchange, self.experiment
         notes = [] if exchange.ranks > 1 else [_ONE]
-        if experiment.device is None:
+        if experiment.device is None and self.target is None:
             notes.append(_HOST_LIMITS)
         if isinstance(exchange, AddedExchange) and exchange.accumulated > 1:
             passes = exchange.accumulated
@@ -211,6 +214,8 @@ class _Scaling:
         """Waiting for the slowest device; what the trace of several ranks shows is part of its messages already."""
         if devices < 2 or self.exchange.ranks > 1:
             return 0.0, ()
+        if self.target is not None and self.experiment.device is None:
+            return 0.0, ("steps on a processor do not tell how much those on a device vary: no waiting is counted",)
         lengths = self.experiment.steps.sort("start_ns")["duration_ns"].to_numpy()
         if len(lengths) < LEAST_STEPS:
             return 0.0, (
@@ -237,4 +242,5 @@ class _Scaling:
         mean = float(times.ns[known].sum() / times.measured_ns[known].sum())
         factors = np.full(len(times.ns), mean)
         factors[known] = times.ns[known] / times.measured_ns[known]
+        factors[(experiment.trace.device_work["kind"] == "communication").fill_null(False).to_numpy()] = 1.0
         return graph.with_work(np.arange(len(factors)), factors)
