@@ -129,6 +129,8 @@ def test_a_bad_file_changes_nothing(kept: Path, tmp_path: Path, capsys: pytest.C
         (["L4", "--add", "x"], "name a device, --add a file or --remove a device: one at a time"),
         (["--add", "nothing.toml"], "there is no file 'nothing.toml'"),
         (["--device", "cpu"], "--device goes with stepscope devices measure"),
+        (["--add", ""], "there is no file ''"),
+        (["--quick"], "--quick goes with stepscope devices measure"),
         (["L4", "--called", "x"], "--called goes with stepscope devices measure"),
         (["measure", "--format", "csv"], "--format does not go with stepscope devices measure, which writes TOML"),
         (["measure", "--device", "toaster:3"], "there is no device 'toaster:3' for torch "),

@@ -9,10 +9,8 @@ import pytest
 from stepscope.capture.device_measurements import DeviceMeasurements, Effort, Figure, measure_device
 from stepscope.capture.measured_rows import measured_lines, measured_row
 from stepscope.commands import main
-from stepscope.devices import NUMBER_TYPES
+from stepscope.devices import NUMBER_TYPES, named_device
 from stepscope.devices.own import devices_toml, read_devices
-
-SHORT = Effort(runs=3, run_s=0.001, warm_s=0.0)
 
 
 def measured(name: str = "NVIDIA Rocket", **changes: object) -> DeviceMeasurements:
@@ -38,42 +36,62 @@ def measured(name: str = "NVIDIA Rocket", **changes: object) -> DeviceMeasuremen
     return DeviceMeasurements(**(values | changes))  # type: ignore[arg-type]
 
 
-def test_the_cpu_is_measured(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cpu() -> DeviceMeasurements:
+    """The processor that runs the tests, measured with PyTorch as it is set here."""
     torch = pytest.importorskip("torch")
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
-    asked: list[str] = []
-
     try:
-        found = measure_device("cpu", effort=SHORT, progress=asked.append)
+        found = measure_device("cpu", effort=Effort(runs=2, run_s=0.001, warm_s=0.0))
         assert torch.get_float32_matmul_precision() == "medium"  # the program's setting is left as it was
     finally:
         torch.set_float32_matmul_precision(before)
+    return found
 
-    assert asked == [
-        *NUMBER_TYPES,
-        "copy on the device",
-        "copy to the device",
-        "copy from the device",
-        "small kernel",
-    ]
-    assert found.is_cpu
-    assert {"fp64", "fp32", "bf16"} <= set(found.rates)
-    assert found.skipped["tf32"] == "the device has no TF32"
-    assert found.skipped["copy to the device"] == "the CPU is the host"
-    assert list(found.copies) == ["copy on the device"]
-    assert found.kernel_ns is not None
-    for figure in (*found.rates.values(), *found.copies.values(), found.kernel_ns):
+
+def test_what_of_the_cpu_is_measured(cpu: DeviceMeasurements) -> None:
+    assert cpu.is_cpu
+    assert {"fp64", "fp32", "bf16"} <= set(cpu.rates) <= set(NUMBER_TYPES)
+    assert cpu.skipped["tf32"] == "the device has no TF32"
+    assert cpu.skipped["copy to the device"] == "the CPU is the host"
+    assert list(cpu.copies) == ["copy on the device"]
+    assert cpu.memory_bytes is not None
+    assert cpu.memory_bytes > 1 << 28
+
+
+def test_figures_are_in_their_units(cpu: DeviceMeasurements) -> None:
+    # Between a very slow and a very fast processor, which may be busy.
+    assert 1e7 < cpu.rates["fp32"].median < 1e14
+    assert 1e8 < cpu.copies["copy on the device"].median < 1e13
+    assert cpu.kernel_ns is not None
+    assert 10 < cpu.kernel_ns.median < 1e7
+    for figure in (*cpu.rates.values(), *cpu.copies.values(), cpu.kernel_ns):
         assert 0 < figure.low <= figure.median <= figure.high
-    # Between a very slow and a very fast processor: units are right.
-    assert 1e8 < found.rates["fp32"].median < 1e14
-    assert 1e8 < found.copies["copy on the device"].median < 1e13
-    assert 10 < found.kernel_ns.median < 1e7
-    file = tmp_path / "cpu.toml"
-    file.write_bytes(devices_toml([measured_row(found)]))
-    [row] = read_devices(file)
-    assert row.name == found.name
-    assert row.flops_s.keys() == row.sustained_flops_s.keys() == found.rates.keys()
+
+
+def test_what_was_measured_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_CONFIG_DIR", str(tmp_path))
+    file = tmp_path / "mine.toml"
+
+    measure = ["devices", "measure", "--device", "cpu", "--quick", "--called", "my laptop", "--output", str(file)]
+    assert main(measure) == 0
+
+    printed = capsys.readouterr()
+    steps = [*NUMBER_TYPES, "copy on the device", "copy to the device", "copy from the device", "small kernel"]
+    assert printed.err.splitlines() == [
+        *(f"stepscope: measuring {step}" for step in steps),
+        f"stepscope: wrote {file}",
+    ]
+    comments = [line.removeprefix("# ") for line in file.read_text().splitlines() if line.startswith("#")]
+    assert [" ".join(line.split()) for line in printed.out.splitlines()] == comments
+    assert main(["devices", "--add", str(file)]) == 0
+    row = named_device("my laptop")
+    assert row.flops_s == row.sustained_flops_s
+    assert row.bandwidth_bytes_s == pytest.approx(row.sustained_bandwidth_bytes_s)
+    assert row.launch_ns is not None
 
 
 def test_a_device_that_no_maker_is_known_of() -> None:

@@ -108,6 +108,7 @@ def test_kept_devices_are_in_the_table_and_replace_shipped_ones(
     assert kept_file() == kept
     assert [row.name for row in table] == ["Card 7", "l4", *(row.name for row in shipped if row.name != "L4")]
     assert named_device("L4").bandwidth_bytes_s == 10**9
+    assert find_device(Device("0", "NVIDIA L4")) == table[1]  # what replaces a row is found by the same names
     assert named_device("lab-card").name == "Card 7"
     assert find_device(Device("0", "acme card (7)")) == table[0]
     assert find_device(Device("0", "ACME Card 7")) is None  # parentheses are no pattern

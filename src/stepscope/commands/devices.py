@@ -48,6 +48,7 @@ def prepare_parser(parser: CommandParser) -> None:
     group.add_argument(
         "--device", metavar="DEVICE", help="with measure: such as cuda:0 or cpu (default: the accelerator, else cpu)"
     )
+    group.add_argument("--quick", action="store_true", help="with measure: for a first impression; figures are rough")
     group.add_argument("--called", metavar="NAME", help="with measure: the name of its row, if not the device's own")
     add_table_options(parser)
 
@@ -58,13 +59,14 @@ def run(arguments: argparse.Namespace) -> int:
     asked = [arguments.name, arguments.add, arguments.remove]
     if len([one for one in asked if one is not None]) > 1:
         raise UsageError("name a device, --add a file or --remove a device: one at a time")
-    if not measures and (arguments.device is not None or arguments.called is not None):
-        option = "--device" if arguments.device is not None else "--called"
-        raise UsageError(f"{option} goes with stepscope devices measure")
+    given = {"--device": arguments.device, "--called": arguments.called, "--quick": arguments.quick or None}
+    for option, value in given.items():
+        if value is not None and not measures:
+            raise UsageError(f"{option} goes with stepscope devices measure")
     if measures:
         return _measure(arguments)
     if arguments.add is not None:
-        return _add(Path(arguments.add))
+        return _add(arguments.add)
     if arguments.remove is not None:
         return _remove(arguments.remove)
     if arguments.name is not None:
@@ -136,13 +138,13 @@ def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _add(path: Path) -> int:
+def _add(file: str) -> int:
     from stepscope.devices.own import kept_file, read_tables
     from stepscope.devices.peaks import plain
 
-    if not path.exists():
-        raise UsageError(f"there is no file {str(path)!r}")
-    new, kept = read_tables(path), kept_file()
+    if not file or not Path(file).exists():
+        raise UsageError(f"there is no file {file!r}")
+    new, kept = read_tables(Path(file)), kept_file()
     old = {plain(table["name"]): table for table in read_tables(kept)}
     replaced = [table["name"] for table in new if plain(table["name"]) in old]
     _keep(list((old | {plain(table["name"]): table for table in new}).values()))
@@ -184,7 +186,7 @@ def _keep(tables: list[dict[str, object]]) -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    from stepscope.capture.device_measurements import measure_device
+    from stepscope.capture.device_measurements import QUICK, measure_device
     from stepscope.capture.measured_rows import measured_lines, measured_row
     from stepscope.devices.own import devices_toml
 
@@ -193,7 +195,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     def progress(what: str) -> None:
         print(f"stepscope: measuring {what}", file=sys.stderr)
 
-    measured = measure_device(arguments.device, progress=progress)
+    measured = measure_device(arguments.device, effort=QUICK if arguments.quick else None, progress=progress)
     lines = list(measured_lines(measured))
     data = devices_toml([measured_row(measured, arguments.called)], comments=lines)
     if arguments.output != "-":

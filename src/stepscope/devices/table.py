@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -28,9 +29,12 @@ def forget_devices() -> None:
 @lru_cache(maxsize=4)
 def _with(paths: tuple[Path, ...]) -> tuple[DevicePeaks, ...]:
     own: dict[str, DevicePeaks] = {}
+    drivers = {plain(row.name): row.matches for row in _shipped()}
     for path in paths:  # what is named for this run goes before what is kept
         for row in read_devices(path):
-            own.setdefault(plain(row.name), row)
+            # What replaces a shipped row is still what drivers call that.
+            matches = "|".join(filter(None, (row.matches, drivers.get(plain(row.name)))))
+            own.setdefault(plain(row.name), replace(row, matches=matches))
     return (*own.values(), *(row for row in _shipped() if plain(row.name) not in own))
 
 
