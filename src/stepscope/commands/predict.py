@@ -32,6 +32,7 @@ examples:
   stepscope predict trace.json                               on the usual devices
   stepscope predict trace.json --to H100-SXM,L4,MI300X
   stepscope predict trace.json --to all --precision bf16     on every device of the table (stepscope devices)
+  stepscope predict trace.json --to H100-SXM --batch 256     with another batch size
   stepscope predict trace.json --to L4 --host-factor 0.8     beside a processor that is a fifth faster
   stepscope predict report.sqlite --from A100-SXM4-80GB      where the trace does not name its device
   stepscope predict trace.json --to H100-SXM --devices 1,2,4,8 --link nvlink4
@@ -59,9 +60,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prediction_options(parser: argparse._ActionsContainer) -> None:
-    """--precision, --from and --host-factor."""
+    """--precision, --batch, --recorded-batch, --from and --host-factor."""
     parser.add_argument(
         "--precision", metavar="TYPE", help="the number type to compute in: fp32, tf32, fp16, bf16, fp8"
+    )
+    parser.add_argument("--batch", metavar="N", type=batch_size, help="another batch size, of each device")
+    parser.add_argument(
+        "--recorded-batch", metavar="M", type=batch_size, help="the recorded one, where the trace does not tell it"
     )
     parser.add_argument(
         "--from", metavar="DEVICE", dest="source", help="what it was recorded on, where the trace does not tell it"
@@ -73,6 +78,13 @@ def add_prediction_options(parser: argparse._ActionsContainer) -> None:
         default=1.0,
         help="how many times as long the host takes there, such as 0.8 for a faster processor (1)",
     )
+
+
+def batch_size(text: str) -> int:
+    """A batch size from the command line."""
+    if not re.fullmatch(r"\s*\d{1,9}\s*", text) or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no batch size: write a whole number, such as 64")
+    return int(text)
 
 
 def host_factor(text: str) -> float:
@@ -119,7 +131,12 @@ def _answer(arguments: argparse.Namespace, experiment: Experiment) -> PredictedS
     chosen = targets(arguments.to) if arguments.to is not None or arguments.devices is None else ()
     source = None if arguments.source is None else named_device(arguments.source)
     predictor = StepPredictor(
-        experiment, precision=arguments.precision, source=source, host_factor=arguments.host_factor
+        experiment,
+        precision=arguments.precision,
+        batch=arguments.batch,
+        recorded_batch=arguments.recorded_batch,
+        source=source,
+        host_factor=arguments.host_factor,
     )
     return predicted_steps(predictor, chosen)
 

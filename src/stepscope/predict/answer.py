@@ -28,6 +28,7 @@ class PredictedSteps:
         from_shapes: whether the trace has no device's work, so that all of it is predicted from shapes.
         why_not: why replays promise nothing here, in one sentence; None where they do.
         precision: the number type asked for; None for the recorded one.
+        batch, recorded_batch: samples of a step there and as recorded; None where nothing tells.
         memory: what a step needs.
         predictions: the fastest first; behind them those that do not fit, and those that were refused.
         warnings: what was skipped or repaired while reading the trace.
@@ -44,6 +45,8 @@ class PredictedSteps:
     from_shapes: bool
     why_not: str | None
     precision: str | None
+    batch: int | None
+    recorded_batch: int | None
     memory: MemoryNeed
     predictions: tuple[StepPrediction, ...]
     warnings: tuple[TraceWarning, ...] = ()
@@ -73,6 +76,8 @@ def predicted_steps(predictor: StepPredictor, targets: Sequence[DevicePeaks]) ->
         from_shapes=experiment.device is None,
         why_not=experiment.why_not,
         precision=predictor.precision,
+        batch=predictor.batch,
+        recorded_batch=predictor.batch if predictor.change is None else predictor.change.recorded,
         memory=predictor.memory,
         predictions=tuple(sorted(predictions, key=_order)),
         warnings=trace.warnings,

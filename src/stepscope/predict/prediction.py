@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 from stepscope.analysis.roofline import device_peaks
 from stepscope.devices import DevicePeaks
+from stepscope.predict.batch import batch_change, with_batch
+from stepscope.predict.batch import recorded_batch as recorded_batch_of
+from stepscope.predict.batch_growth import BatchGrowth
 from stepscope.predict.limits import Limit, limit_of
 from stepscope.predict.memory_need import MemoryNeed, memory_need
 from stepscope.predict.shapes_alone import step_from_shapes
@@ -28,6 +31,10 @@ Numbers: TypeAlias = npt.NDArray[np.float64]
 
 MOST_UNKNOWN: Final = 0.25
 """Share of the device's time of which the target's is not known, from which on no step time is given."""
+_WORTH_SAYING: Final = 0.01
+"""Share of the device's time of which a sentence tells."""
+_FAR: Final = 8.0
+"""How many times as large or small a batch is worth a warning."""
 _UNKNOWN_BAND: Final = (0.05, 0.95)
 """Works of which nothing is known may be anywhere among those quantiles of the known ones' factors."""
 
@@ -49,6 +56,7 @@ class StepPrediction:
         measured_ns: the mean step as it was recorded; None where the recording ran on no such device.
         limit_share: of the critical path, 0 to 1, that what limits takes.
         limit_cause: of a limit on the host, the cause of most of its time.
+        batch_factor: how many times as many samples it takes as the recorded step.
         bases: share of the measured device time by how the target's was found, the largest first; of a trace without
             device work the share of the operators' time.
     """
@@ -67,12 +75,13 @@ class StepPrediction:
     measured_ns: float | None = None
     limit_share: float | None = None
     limit_cause: str | None = None
+    batch_factor: float = 1.0
     bases: tuple[tuple[str, float], ...] = ()
 
     @property
     def speed_up(self) -> float | None:
-        """How many times as fast as measured; None where either time is not known."""
-        return self.measured_ns / self.step_ns if self.measured_ns and self.step_ns else None
+        """How many times as fast as measured, for each sample; None where either time is not known."""
+        return self.measured_ns * self.batch_factor / self.step_ns if self.measured_ns and self.step_ns else None
 
     @property
     def busy_share(self) -> float | None:
@@ -87,6 +96,8 @@ def predict_step(
     target: DevicePeaks,
     *,
     precision: str | None = None,
+    batch: int | None = None,
+    recorded_batch: int | None = None,
     source: DevicePeaks | None = None,
     host_factor: float = 1.0,
 ) -> StepPrediction:
@@ -94,14 +105,24 @@ def predict_step(
 
     Args:
         precision: number type of the arithmetic there, one of `stepscope.devices.NUMBER_TYPES`; None for the recorded.
+        batch: samples of a step there; None for the recorded.
+        recorded_batch: those of the recorded one, where the trace does not tell.
         source: the device that the trace was recorded on, where the trace does not tell it.
         host_factor: how many times as long the host works there.
 
     Raises:
-        UsageError: an unknown number type.
+        UsageError: an unknown number type, or another batch size and nothing tells the recorded one.
     """
     experiment = recorded if isinstance(recorded, Experiment) else Experiment(recorded)
-    return StepPredictor(experiment, precision=precision, source=source, host_factor=host_factor).on(target)
+    predictor = StepPredictor(
+        experiment,
+        precision=precision,
+        batch=batch,
+        recorded_batch=recorded_batch,
+        source=source,
+        host_factor=host_factor,
+    )
+    return predictor.on(target)
 
 
 class StepPredictor:
@@ -112,23 +133,43 @@ class StepPredictor:
         experiment: Experiment,
         *,
         precision: str | None = None,
+        batch: int | None = None,
+        recorded_batch: int | None = None,
         source: DevicePeaks | None = None,
         host_factor: float = 1.0,
     ) -> None:
         self.experiment = experiment
         self.precision = precision
         self.source = source
-        self.replays = StepReplays(experiment, host_factor=host_factor)
+        self.change = None if batch is None else batch_change(experiment.trace, batch, recorded_batch)
+        self._told_batch = recorded_batch
+        self.replays = StepReplays(experiment, host_factor=host_factor, input_factor=self.batch_factor)
 
     @property
     def trace(self) -> Trace:
         """What was recorded."""
         return self.experiment.trace
 
+    @property
+    def batch_factor(self) -> float:
+        """How many times as large the batch is."""
+        return 1.0 if self.change is None else self.change.factor
+
+    @cached_property
+    def batch(self) -> int | None:
+        """Samples of a step; None where nothing tells."""
+        if self.change is not None:
+            return self.change.wanted
+        return self._told_batch or recorded_batch_of(self.trace)
+
+    @cached_property
+    def _growth(self) -> BatchGrowth | None:
+        return None if self.change is None else BatchGrowth(self.trace, self._kinds, self.change)
+
     @cached_property
     def memory(self) -> MemoryNeed:
         """What a step needs of a device's memory."""
-        return memory_need(self.trace, self.experiment.device)
+        return memory_need(self.trace, self.experiment.device, batch_factor=self.batch_factor)
 
     @cached_property
     def measured_ns(self) -> float:
@@ -154,14 +195,39 @@ class StepPredictor:
         base = self._without_time(target, self._bases(times))
         if unknown > MOST_UNKNOWN:
             return replace(base, notes=(*times.notes, _refusal(unknown, target, is_known=self._is_known)))
+        times, grown = self._grown(times, target)
         factors, notes = self._factors(times)
+        notes += grown
         found = self.replays.with_work(*factors)
         limit = limit_of(self.experiment, found.expected, self._kinds.sides(target, self.precision))
-        return _with_step(base, found, limit, (*notes, *times.notes), self.replays.host_ns)
+        base = replace(base, samples_per_s=self._throughput(found.expected.step_ns))
+        return _with_step(base, found, limit, (*notes, *times.notes, *self._batch_notes), self.replays.host_ns)
+
+    def _grown(self, times: WorkTimes, target: DevicePeaks) -> tuple[WorkTimes, tuple[str, ...]]:
+        """The times with the batch that was asked for, and what to say about it."""
+        if self._growth is None:
+            return times, ()
+        growth = self._growth.on(target, self.precision)
+        unknown = self._share_of(~growth.is_known)
+        grown = replace(
+            times,
+            ns=times.ns * growth.expected,
+            low_ns=times.low_ns * growth.low,
+            high_ns=times.high_ns * growth.high,
+        )
+        note = f"for {unknown:.0%} of the device's time nothing tells how it grows with the batch: its band is wider"
+        return grown, (note,) if unknown >= _WORTH_SAYING else ()
+
+    @property
+    def _batch_notes(self) -> tuple[str, ...]:
+        if 1 / _FAR <= self.batch_factor <= _FAR:
+            return ()
+        return ("the batch is far from the recorded one: libraries may choose other kernels, and loading other ways",)
 
     def _from_shapes(self, target: DevicePeaks) -> StepPrediction:
         """The mean step of a trace without device work."""
-        found = step_from_shapes(self.replays, target, precision=self.precision)
+        grown = None if self.change is None else with_batch(self.trace, self.change)
+        found = step_from_shapes(self.replays, target, precision=self.precision, grown=grown)
         parts = (("shapes", found.covered_share), ("unknown", 1 - found.covered_share))
         base = self._without_time(target, tuple(part for part in parts if part[1] > 0))
         return replace(
@@ -174,8 +240,12 @@ class StepPredictor:
             limit=None if found.limit is None else found.limit.name,
             limit_share=None if found.limit is None else found.limit.share,
             limit_cause=None if found.limit is None else found.limit.cause,
-            notes=found.notes,
+            samples_per_s=self._throughput(found.step_ns),
+            notes=(*found.notes, *self._batch_notes),
         )
+
+    def _throughput(self, step_ns: float | None) -> float | None:
+        return self.batch / step_ns * 1e9 if self.batch and step_ns else None
 
     def _without_time(self, target: DevicePeaks, bases: tuple[tuple[str, float], ...]) -> StepPrediction:
         """All but the step's time."""
@@ -191,6 +261,7 @@ class StepPredictor:
             fits=self.memory.fits(target),
             samples_per_s=None,
             measured_ns=self.measured_ns,
+            batch_factor=self.batch_factor,
             bases=bases,
         )
 

@@ -24,6 +24,7 @@ from stepscope.predict.operations import Operations
 from stepscope.predict.step_replay import Numbers, StepReplays, joint_band
 from stepscope.predict.trace_operations import described
 from stepscope.predict.work_kinds import SIDES, sides_of
+from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.experiment import Experiment
 
@@ -57,21 +58,27 @@ class ShapesStep:
     notes: tuple[str, ...]
 
 
-def step_from_shapes(replays: StepReplays, target: DevicePeaks, *, precision: str | None = None) -> ShapesStep:
+def step_from_shapes(
+    replays: StepReplays, target: DevicePeaks, *, precision: str | None = None, grown: Trace | None = None
+) -> ShapesStep:
     """The mean step of a trace without device work.
+
+    Args:
+        grown: the trace with the shapes of another batch size.
 
     Raises:
         UsageError: an unknown number type.
     """
     experiment = replays.experiment
-    times = cpu_operation_times(experiment.trace, target, precision=precision, window=experiment.span)
+    trace = grown or experiment.trace
+    times = cpu_operation_times(trace, target, precision=precision, window=experiment.span)
     if times.covered_share < LEAST_COVERED:
         return ShapesStep(
             None, None, None, None, None, None, times.covered_share, (*times.notes, _refusal(experiment, times, target))
         )
     table = times.table.filter(times.table["device_ns"].is_not_null())
     rows: Rows = table["row"].to_numpy()
-    operations = described(experiment.trace, rows)
+    operations = described(trace, rows)
     expected, low, high = (table[name].to_numpy() for name in ("device_ns", "low_ns", "high_ns"))
     low, high = joint_band(expected, low, high, operations.kind, range(len(rows)))
     count = experiment.step_count
@@ -85,7 +92,7 @@ def step_from_shapes(replays: StepReplays, target: DevicePeaks, *, precision: st
         high_ns=host[2] + device[2],
         device_ns=device[1],
         host_ns=host[1],
-        limit=_limit(experiment, host[1], device[1], expected, operations, target),
+        limit=_limit(replays, host[1], device[1], expected, operations, target),
         covered_share=times.covered_share,
         notes=(note, *times.notes),
     )
@@ -101,7 +108,7 @@ def _host_ns(replays: StepReplays, rows: Rows, factors: Numbers) -> float:
 
 
 def _limit(
-    experiment: Experiment,
+    replays: StepReplays,
     host_ns: float,
     device_ns: float,
     times: Numbers,
@@ -113,9 +120,10 @@ def _limit(
         sides = sides_of(operations, target)
         compute = float(times[sides == SIDES[0]].sum())
         return Limit(SIDES[0] if 2 * compute > float(times.sum()) else SIDES[1], device_ns / whole)
+    experiment = replays.experiment
     spent = host_time(experiment.trace, window=experiment.span, activity=experiment.activity)
     spent = spent.filter(pl.col("cause") != "compute").group_by("cause").agg(pl.col("duration_ns").sum())
-    causes = {cause: ns / experiment.step_count for cause, ns in spent.iter_rows()}
+    causes = {cause: ns * replays.factor_of(cause) / experiment.step_count for cause, ns in spent.iter_rows()}
     causes["dispatch"] = causes.get("dispatch", 0.0) + max(host_ns - sum(causes.values()), 0.0)
     most = max(sorted(causes), key=lambda cause: causes[cause])
     if most in ON_HOST:

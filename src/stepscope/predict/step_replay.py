@@ -35,6 +35,8 @@ HOST_WORK: Final = (
     "python", "dispatch", "untraced",
 )  # fmt: skip
 """Causes of host time that a processor works on, and a faster one works on for less long."""
+INPUT: Final = ("input", "host_to_device_copy")
+"""Causes of host time that grows with the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,13 @@ class StepReplays:
     Args:
         experiment: the trace.
         host_factor: how many times as long the host works; its waits stay.
+        input_factor: how many times as long batches take to load, and to copy to the device.
     """
 
-    def __init__(self, experiment: Experiment, *, host_factor: float = 1.0) -> None:
+    def __init__(self, experiment: Experiment, *, host_factor: float = 1.0, input_factor: float = 1.0) -> None:
         self.experiment = experiment
         self._host_factor = host_factor
+        self._input_factor = input_factor
         self.height = experiment.trace.device_work.height
 
     @cached_property
@@ -86,7 +90,18 @@ class StepReplays:
         graph = self.experiment.graph
         for cause in HOST_WORK if self._host_factor != 1.0 else ():
             graph = scaled_cause(cause, self._host_factor)(self.experiment, graph)
+        for cause in INPUT if self._input_factor != 1.0 else ():
+            graph = scaled_cause(cause, self._input_factor)(self.experiment, graph)
         return graph
+
+    def factor_of(self, cause: str) -> float:
+        """How many times as long host time of this cause takes."""
+        host = self._host_factor if cause in HOST_WORK else 1.0
+        return host * self._input_factor if cause in INPUT else host
+
+    @property
+    def _host_is_as_measured(self) -> bool:
+        return self._host_factor == 1.0 and self._input_factor == 1.0
 
     @property
     def measured_ns(self) -> float:
@@ -133,7 +148,7 @@ class StepReplays:
         return self.measured_ns * (outcome.step_ns / outcome.measured_step_ns)
 
     def _replayed(self, factors: Numbers) -> ReplayedStep:
-        if self._host_factor == 1.0 and (factors == 1.0).all():  # nothing is different: to the nanosecond
+        if self._host_is_as_measured and (factors == 1.0).all():  # nothing is different: to the nanosecond
             return ReplayedStep(self.measured_ns, self.measured_device_ns, factors, self.experiment.measured)
         outcome = self.experiment.run(self._graph.with_work(np.arange(self.height), factors))
         return ReplayedStep(self._scaled(outcome), self._busy_ns(outcome.replay), factors, outcome.replay)
@@ -149,7 +164,7 @@ class StepReplays:
         idle_ns = max(step_ns - busy_ns, 0.0) * self._host_factor
         host_ns = step_ns * self._host_factor
         devices = [busy_ns * self._scale_of(factors) for factors in (expected, low, high)]
-        if devices == [busy_ns] * 3 and self._host_factor == 1.0:
+        if devices == [busy_ns] * 3 and self._host_is_as_measured:
             return StepRange(ReplayedStep(step_ns, busy_ns, expected), step_ns, step_ns)
         ends = [end for each in devices for end in (idle_ns + each, max(host_ns, each))]
         return StepRange(ReplayedStep(idle_ns + devices[0], devices[0], expected), min(ends), max(ends))

@@ -22,21 +22,26 @@ SIDES: Final = ("compute", "memory bandwidth")
 
 
 class WorkKinds:
-    """The kinds of a trace's device work, free of any device; arrays as the rows of `device_work`."""
+    """The kinds of a trace's device work, free of any device; arrays as the rows of `device_work`.
+
+    Attributes:
+        operations: the operators that launched work.
+        call: which of them launched each work, -1 for none.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self._work = trace.device_work
-        called, self._operations = operations_of_calls(trace)
-        self._call = _calls_of_work(trace, called)
+        called, self.operations = operations_of_calls(trace)
+        self.call = _calls_of_work(trace, called)
 
     @property
     def kinds(self) -> Labels:
         """Works whose predictions err alike have the same: the operator's kind, else the kernel's, else the work's."""
-        known = self._call >= 0
+        known = self.call >= 0
         result = np.where(self._is_matrix, "a matrix product by name", "a kernel by name")
         result = np.where(_of_work(self._work, "kind") == "compute", result, _of_work(self._work, "kind"))
         if known.any():
-            kinds = self._operations.kind[np.maximum(self._call, 0)]
+            kinds = self.operations.kind[np.maximum(self.call, 0)]
             result = np.where(known & (kinds != ""), kinds, result)
         return result.astype(np.str_)
 
@@ -46,11 +51,11 @@ class WorkKinds:
         Where shapes were not recorded the kernel's name tells: matrix products compute, everything else moves memory.
         """
         by_name = np.where(self._is_matrix, *SIDES)
-        if not len(self._operations):
+        if not len(self.operations):
             return by_name
-        sides = sides_of(in_precision(self._operations, precision).operations, device)
-        known = (self._call >= 0) & (sides != "")[self._call]
-        return np.where(known, sides[self._call], by_name)
+        sides = sides_of(in_precision(self.operations, precision).operations, device)
+        known = (self.call >= 0) & (sides != "")[self.call]
+        return np.where(known, sides[self.call], by_name)
 
     @property
     def _is_matrix(self) -> npt.NDArray[np.bool_]:

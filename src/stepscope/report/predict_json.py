@@ -30,6 +30,8 @@ def predict_json(answer: PredictedSteps) -> dict[str, Any]:
         "from_shapes": answer.from_shapes,
         "why_not": answer.why_not,
         "precision": answer.precision,
+        "batch": answer.batch,
+        "recorded_batch": answer.recorded_batch,
         "memory": dataclasses.asdict(answer.memory),
         "predictions": [_prediction(each) for each in answer.predictions],
     }

@@ -144,8 +144,10 @@ def _head(answer: PredictedSteps, width: int) -> Iterator[str]:
 
 
 def _table(answer: PredictedSteps, shown: tuple[StepPrediction, ...], width: int) -> Iterator[str]:
-    numbers = f" in {answer.precision}" if answer.precision else ""
-    yield f"What {_whole(answer)} would take{numbers}, and where nine of ten should lie"
+    how = f" in {answer.precision}" if answer.precision else ""
+    if answer.batch != answer.recorded_batch:
+        how += f" with {count(answer.batch or 0)} samples instead of {count(answer.recorded_batch or 0)}"
+    yield f"What {_whole(answer)} would take{how}, and where nine of ten should lie"
     rows = [
         {
             "device": each.device.name,

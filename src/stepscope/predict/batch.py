@@ -1,0 +1,217 @@
+"""The same step with another batch size: which sizes of the operators' inputs are the batch, and what follows.
+
+Activations begin with the batch: [batch, channels, ...], [batch, tokens, features], and, where a layer works on all
+tokens of all samples alike, [batch * tokens, features]. Weights do not. So the batch is the size that nearly all inputs
+of convolutions, linear layers, attention and embeddings begin with; and with another one, every size that is the batch,
+or the batch times further leading sizes of an activation, becomes so many times as large. Of a product of matrices
+either the rows are the batch's (forward, and for the gradient of the input), or the inner dimension (for the gradient
+of the weight, whose shape the result has).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Final
+
+import polars as pl
+
+from stepscope.analysis.batch_size import batch_size_of
+from stepscope.analysis.traffic import base_name
+from stepscope.analysis.work_inputs import Shape, call_of
+from stepscope.analysis.work_products import CONVOLUTIONS, SIZES_FROM_PARENT
+from stepscope.errors import UsageError
+from stepscope.trace import Trace
+
+AGREEING: Final = 0.9
+"""Share of the layers' calls that must begin with the same size for it to be the batch."""
+LARGEST: Final = 10**9
+_WEIGHT_OF: Final = {
+    "linear": 1, "embedding": 0,
+    **{name: one.weight for name, one in CONVOLUTIONS.items() if name not in SIZES_FROM_PARENT},
+}  # fmt: skip
+"""Where layers have their weight."""
+_ANCHORS: Final = {
+    "linear": 0, "embedding": 1, "scaled_dot_product_attention": 0, "conv1d": 0, "conv2d": 0, "conv3d": 0,
+}  # fmt: skip
+"""Layers by the input that begins with the batch; what has only one dimension is left out."""
+_PRODUCTS: Final = {"mm": (0, 1), "addmm": (1, 2)}
+_Shapes = list[Shape | None]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchChange:
+    """Another batch size.
+
+    Attributes:
+        recorded, wanted: samples of a step.
+    """
+
+    recorded: int
+    wanted: int
+
+    @property
+    def factor(self) -> float:
+        """How many times as large the batch is."""
+        return self.wanted / self.recorded
+
+
+def recorded_batch(trace: Trace) -> int | None:
+    """The batch size of the recorded steps: of the loaders, else of the layers' inputs; None where neither tells."""
+    return batch_size_of(trace) or _leading_size(trace)
+
+
+def batch_change(trace: Trace, wanted: int, recorded: int | None = None) -> BatchChange:
+    """From the recorded batch size to another one.
+
+    Args:
+        recorded: where the user says it.
+
+    Raises:
+        UsageError: the recorded one is not known, or no layer of the trace works on such a batch.
+    """
+    known = recorded or recorded_batch(trace)
+    if known is None:
+        raise UsageError(
+            "the trace does not tell its batch size, as no size begins the inputs of nearly all layers: "
+            "--recorded-batch M says it (record_shapes=True records shapes)"
+        )
+    if not any(size % known == 0 for size in _leading_sizes(trace)):
+        raise UsageError(
+            f"no layer of the trace has an input that begins with the batch size {known}, or a multiple of it, so that "
+            "nothing tells how its work grows (record_shapes=True records shapes)"
+        )
+    return BatchChange(known, wanted)
+
+
+def with_batch(trace: Trace, change: BatchChange) -> Trace:
+    """The trace with the shapes that its operators would have; times and everything else stay as they were."""
+    sizes = _BatchSizes(trace, change)
+    columns = ["name", "input_shapes", "input_types"]
+    distinct = trace.operators.select(columns).filter(pl.col("input_shapes").is_not_null()).unique(maintain_order=True)
+    texts = [sizes.rescaled(*row) for row in distinct.iter_rows()]
+    changed = distinct.with_columns(rescaled=pl.Series(texts, dtype=pl.String))
+    operators = trace.operators.join(changed, on=columns, how="left", nulls_equal=True, maintain_order="left")
+    operators = operators.with_columns(input_shapes=pl.coalesce("rescaled", "input_shapes")).drop("rescaled")
+    tables = {name: trace.table(name) for name in ("lanes", "launches", "device_work", "annotations")}
+    return Trace.from_tables({**tables, "operators": operators}, trace.metadata)
+
+
+def _leading_sizes(trace: Trace) -> Counter[int]:
+    """How often layers' inputs begin with each size."""
+    names = [f"aten::{name}" for name in _ANCHORS]
+    calls = trace.operators.filter(pl.col("name").is_in(names) & pl.col("input_shapes").is_not_null())
+    found: Counter[int] = Counter()
+    for name, shapes, types, calls_of in calls.group_by("name", "input_shapes", "input_types").len().iter_rows():
+        call = call_of(shapes, types, None)
+        shape = None if call is None else call.shape(_ANCHORS[base_name(name)])
+        if shape and len(shape) > 1 and shape[0] > 0:
+            found[shape[0]] += calls_of
+    return found
+
+
+def _leading_size(trace: Trace) -> int | None:
+    sizes = _leading_sizes(trace)
+    if not sizes:
+        return None
+    size, calls = max(sizes.items(), key=lambda item: (item[1], -item[0]))
+    return size if calls >= AGREEING * sizes.total() else None
+
+
+class _BatchSizes:
+    """Which sizes are the batch's, from the shapes of a whole trace."""
+
+    def __init__(self, trace: Trace, change: BatchChange) -> None:
+        self._change = change
+        columns = ["name", "input_shapes", "input_types"]
+        self._distinct = trace.operators.select(columns).drop_nulls("input_shapes").unique(maintain_order=True)
+        self._leading = _leading_sizes(trace)
+
+    @cached_property
+    def _weights(self) -> frozenset[Shape]:
+        """Shapes of weights, each also with its two dimensions swapped."""
+        found: set[Shape] = set()
+        for name, shapes, types in self._distinct.iter_rows():
+            place = _WEIGHT_OF.get(base_name(name))
+            call = call_of(shapes, types, None) if place is not None else None
+            shape = None if call is None or place is None else call.shape(place)
+            if shape and len(shape) > 1:
+                found.update({shape, shape[::-1]} if len(shape) == 2 else {shape})
+        return frozenset(found)
+
+    @cached_property
+    def _sizes(self) -> frozenset[int]:
+        """The batch, and the batch times what follows it in an activation: of all tokens, of all heads."""
+        recorded = self._change.recorded
+        found = {recorded, *(size for size in self._leading if size % recorded == 0)}
+        for _, shapes, types in self._distinct.iter_rows():
+            call = call_of(shapes, types, None)
+            for index in range(0 if call is None else len(call.shapes)):
+                shape = call.shape(index) if call is not None else None
+                if shape and len(shape) > 2 and shape[0] == recorded and shape not in self._weights:
+                    found.update(_prefixes(shape))
+        return frozenset(found)
+
+    def rescaled(self, name: str, shapes: str, types: str | None) -> str:
+        """The shapes of a call, as JSON, with the other batch."""
+        call = call_of(shapes, types, None)
+        if call is None:
+            return shapes
+        parsed = json.loads(shapes)
+        short = base_name(name)
+        places = _PRODUCTS.get(short)
+        found: _Shapes = [call.shape(index) for index in range(len(parsed))]
+        if places is not None and all(len(found[place] or ()) == 2 for place in places):
+            changed = self._product(found, *places)
+        elif short in _WEIGHT_OF:
+            changed = [self._of_layer(shape, short, place) for place, shape in enumerate(found)]
+        else:
+            changed = [self._activation(shape) for shape in found]
+        return json.dumps([self._written(before, new) for before, new in zip(parsed, changed, strict=True)])
+
+    def _written(self, before: Any, new: Shape | None) -> Any:
+        """A changed shape; of a list of tensors, which a call has no shape of, every one; else what was there."""
+        if new is not None:
+            return list(new)
+        if isinstance(before, list) and before and all(isinstance(one, list) for one in before):
+            return [list(self._activation(_shape(one)) or one) for one in before]
+        return before
+
+    def _of_layer(self, shape: Shape | None, layer: str, place: int) -> Shape | None:
+        """A layer's input by its place, which tells it from a weight of the same shape."""
+        is_bias = shape is not None and len(shape) < 2 and layer != "embedding"
+        if not shape or is_bias or place == _WEIGHT_OF[layer] or shape[0] not in self._sizes:
+            return shape
+        return (self._scaled(shape[0]), *shape[1:])
+
+    def _activation(self, shape: Shape | None) -> Shape | None:
+        if not shape or shape in self._weights or shape[0] not in self._sizes:
+            return shape
+        return (self._scaled(shape[0]), *shape[1:])
+
+    def _product(self, shapes: _Shapes, first: int, second: int) -> _Shapes:
+        """A product of two matrices: the batch is in its rows, or in its inner dimension."""
+        (rows, inner), (_, columns) = shapes[first] or (0, 0), shapes[second] or (0, 0)
+        result = list(shapes)
+        is_gradient = (rows, columns) in self._weights and inner in self._sizes
+        if is_gradient and not (rows in self._sizes and (inner, columns) in self._weights):
+            result[first], result[second] = (rows, self._scaled(inner)), (self._scaled(inner), columns)
+        elif rows in self._sizes:
+            result[first] = (self._scaled(rows), inner)
+        return result
+
+    def _scaled(self, size: int) -> int:
+        return max(round(size * self._change.wanted / self._change.recorded), 1)
+
+
+def _shape(sizes: list[Any]) -> Shape | None:
+    return tuple(sizes) if all(type(size) is int and 0 <= size < LARGEST for size in sizes) else None
+
+
+def _prefixes(shape: Shape) -> Iterable[int]:
+    """Products of leading sizes, the last dimension left out."""
+    return (prod(shape[:end]) for end in range(1, len(shape)) if prod(shape[:end]) < LARGEST)
