@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.capture.company import Company
 from stepscope.capture.controller import CaptureHandle, CaptureRequest, CaptureResult, StepController, StepSource
@@ -21,6 +21,9 @@ from stepscope.capture.manifest import process_facts, rank_and_world_size
 from stepscope.capture.options import RecordOptions
 from stepscope.capture.run_folder import RunFolder
 from stepscope.capture.step_times import TIMED_S, TIMED_STEPS, StepTimes
+
+if TYPE_CHECKING:
+    from stepscope.capture.energy import EnergyMeter
 
 WARMUP_STEPS: Final = 5
 WARMUP_S: Final = 3.0
@@ -47,6 +50,7 @@ class RunOptions:
         telemetry: keep what the program logs and how busy the machine is.
         quiet: pin the process, and collect no garbage while steps are recorded.
         seed: for the random generators of a quiet machine; None leaves them alone.
+        energy: measure the energy of the steps after the recording.
         record: what is recorded besides times.
         measure: only note when steps end, and record nothing (`stepscope bench`); `steps` are timed, and then the
             program is ended.
@@ -60,6 +64,7 @@ class RunOptions:
     telemetry: bool = True
     quiet: bool = False
     seed: int | None = None
+    energy: bool = False
     record: RecordOptions = field(default_factory=RecordOptions)
     measure: bool = False
 
@@ -100,6 +105,7 @@ class FirstRecording:
         self._begun_s = time.monotonic()
         self._waits_for_optimizer: bool | None = None
         self._times = StepTimes()
+        self._energy = _energy_meter(controller) if options.energy else None
         self._recorded: tuple[int, float] | None = None  # the step and the time at which the recording ended
         self._over = False
         self._company = Company(folder.path, telemetry=options.telemetry, quiet=options.quiet, seed=options.seed)
@@ -113,6 +119,8 @@ class FirstRecording:
     def step_ended(self, step: int) -> None:
         """Count it, and ask for the capture when the program is warm."""
         self._times.ended()
+        if self._energy is not None:
+            self._energy.ended()
         now = time.monotonic()
         if self._controller.source is not self._source:
             self._restart(now)
@@ -142,9 +150,19 @@ class FirstRecording:
         self._look_at_result(step)
         if self._recorded is not None and self._is_timed(step, *self._recorded):
             self._recorded = None
+            if self._energy is not None:
+                self._energy.finish()
             self.report()
             self._rest()
-        self._times.begins(step, self._is_recorded())
+            if self._options.exit_after:
+                end_program()
+        recorded = self._is_recorded()
+        if self._energy is not None:
+            if self._recorded is not None and recorded is False:
+                self._energy.begins(step)
+            else:
+                self._energy.pauses()
+        self._times.begins(step, recorded)
 
     def _look_at_result(self, step: int) -> None:
         """Keep word of a capture that has ended."""
@@ -157,7 +175,7 @@ class FirstRecording:
         self._result = result
         self._company.recording_ends()
         self.report()
-        if self._options.exit_after:
+        if self._options.exit_after and not (self._options.energy and result.path is not None):
             self._rest()
             if not result.cancelled:
                 end_program()
@@ -166,7 +184,10 @@ class FirstRecording:
 
     def _is_timed(self, step: int, recorded_step: int, recorded_s: float) -> bool:
         """Whether enough steps were timed since the recording ended."""
-        return step - recorded_step >= TIMED_STEPS or time.monotonic() - recorded_s >= TIMED_S
+        past_s = time.monotonic() - recorded_s
+        if self._energy is not None and (self._options.exit_after or self._energy.wants_more(past_s)):
+            return not self._energy.wants_more(past_s)
+        return step - recorded_step >= TIMED_STEPS or past_s >= TIMED_S
 
     def _is_recorded(self) -> bool | None:
         """Whether the step that begins is one that is recorded; None where a profiler is there, but does not record."""
@@ -193,6 +214,8 @@ class FirstRecording:
         self._over = True
         self._controller.finish("the program ended first")
         self._company.recording_ends()
+        if self._energy is not None:
+            self._energy.finish()
         result = self._handle.result if self._handle is not None else None
         if not is_helper() and (self._result is None or self._recorded or result not in (None, self._result)):
             self._result = result
@@ -232,6 +255,7 @@ class FirstRecording:
                 "said": self._company.said,
                 "step_times": self._times.to_json(),
                 "facts": process_facts(redact=self._options.redact),
+                **({} if self._energy is None else {"energy": self._energy.record.to_json()}),
             },
         )
 
@@ -245,6 +269,8 @@ class FirstRecording:
         self._counted, self._begun_s = 0, now
         self._recorded = None
         self._times.clear()
+        if self._energy is not None:
+            self._energy.clear()
         if self._handle is not None and self._handle.result is None:
             self._handle.cancel()
         self._handle = None
@@ -282,6 +308,12 @@ class FirstRecording:
             return "the program ended before its first step did"
         one = "1 step" if seen == 1 else f"{seen} steps"
         return f"the program ended after {one}, before the recording began; --warmup 1 begins it sooner"
+
+
+def _energy_meter(controller: StepController) -> EnergyMeter:
+    from stepscope.capture.energy import EnergyMeter
+
+    return EnergyMeter(uses_jax=lambda: controller.uses_jax)
 
 
 def is_helper() -> bool:

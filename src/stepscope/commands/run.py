@@ -67,6 +67,9 @@ def prepare_parser(parser: CommandParser) -> None:
         default=True,
         help="what the program logs, and how busy the machine is, for the whole run (default: yes)",
     )
+    what.add_argument(
+        "--energy", action="store_true", help="the energy of the steps after the recording, where counters tell it"
+    )
     add_record_flags(what)
     batch = parser.add_argument_group("how large a batch should be")
     batch.add_argument(
@@ -111,6 +114,8 @@ def run(arguments: argparse.Namespace) -> int:
         _quietly(lambda: RunIndex().add(folder))
         for sentence in what_was_recorded(folder, recordings):
             print(f"stepscope: {printable(sentence)}")
+        if arguments.energy:
+            _say_energy(recordings)
         if folder.traces() and not arguments.no_diagnose:
             _quietly(lambda: _diagnose(arguments, folder))
     return code
@@ -150,6 +155,14 @@ def _run_sizes(arguments: argparse.Namespace, command: Sequence[str]) -> int:
 
 def _say(sentence: str) -> None:
     print(f"stepscope: {printable(sentence)}", file=sys.stderr, flush=True)
+
+
+def _say_energy(recordings: Sequence[dict[str, Any]]) -> None:
+    from stepscope.capture.energy_records import records_of
+    from stepscope.report.energy_sentences import measured_sentences
+
+    for sentence in measured_sentences([record for _, record in records_of(recordings)]):
+        print(f"stepscope: {printable(sentence)}")
 
 
 def what_was_recorded(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -223,6 +236,7 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
         telemetry=arguments.telemetry,
         quiet=arguments.quiet_machine,
         seed=arguments.seed,
+        energy=arguments.energy,
         record=record_options(arguments),
     )
 

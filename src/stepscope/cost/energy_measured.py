@@ -13,12 +13,12 @@ from typing import Any, Final, Literal, TypeAlias
 FORMAT: Final = 1
 SHORTEST_NS: Final = 1_000_000_000
 """A window below this tells nothing of a device whose counter changes about every 100 ms (docs/energy.md)."""
-_KINDS: Final = ("gpu", "cpu", "dram")
 _METHODS: Final = ("counter", "power samples")
 _MOST: Final = 10_000
 _LONGEST_TEXT: Final = 300
 
 Kind: TypeAlias = Literal["gpu", "cpu", "dram"]
+KINDS: Final[tuple[Kind, ...]] = ("gpu", "cpu", "dram")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _rows(value: object) -> list[Mapping[str, Any]]:
 
 def _counter(row: Mapping[str, Any]) -> Counter | None:
     kind, device, method = row.get("kind"), _text(row.get("device")), row.get("method")
-    if kind not in _KINDS or device is None or method not in _METHODS:
+    if kind not in KINDS or device is None or method not in _METHODS:
         return None
     return Counter(kind, device, method, _text(row.get("id")), _text(row.get("name")))
 
@@ -167,7 +167,7 @@ def _window(row: Mapping[str, Any], known: set[str]) -> EnergyWindow | None:
 
 def _missing(row: Mapping[str, Any]) -> MissingCounter | None:
     kind, reason = row.get("kind"), _text(row.get("reason"))
-    if kind not in _KINDS or reason is None:
+    if kind not in KINDS or reason is None:
         return None
     return MissingCounter(kind, _text(row.get("device")), reason)
 

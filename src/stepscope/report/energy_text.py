@@ -13,6 +13,7 @@ from stepscope.cost.carbon import grid_source
 from stepscope.cost.energy_parts import DeviceEnergy, EnergyPart, HostEnergy, TraceEnergy, joules
 from stepscope.cost.energy_total import EnergyAnswer, alike
 from stepscope.report.energy_format import electricity, energy, mass, number, power, shares
+from stepscope.report.energy_sentences import grouped
 from stepscope.report.format import count, duration, printable
 from stepscope.report.tables import showing, table_lines
 
@@ -23,7 +24,6 @@ _BASES: Final = {
     "given": "from the power given",
     None: "not known",
 }
-_KINDS: Final = {"gpu": "devices", "cpu": "processors", "dram": "memory"}
 _WIDE: Final = 100
 _WORTH_COMPARING_KG: Final = 0.001
 """Less is hardly a metre by car."""
@@ -115,9 +115,8 @@ def host_sentence(host: HostEnergy) -> str:
 
 def missing_sentences(trace: TraceEnergy) -> Iterator[str]:
     """Every counter that gave no number, and what is in no number at all."""
-    for lack in trace.missing:
-        of = f" {printable(lack.device)}" if lack.device else ""
-        yield f"Not measured: {_KINDS[lack.kind]}{of}: {printable(lack.reason)}."
+    for lacks, reason in grouped(trace.missing):
+        yield f"Not measured: {lacks}: {reason}."
     if not any(host.kind == "cpu" for host in trace.hosts):
         yield "Processors have no number; --cpu-watts gives their power."
 
