@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 from stepscope.devices import named_device
 from stepscope.errors import UsageError
-from stepscope.predict.work_times import work_times
-from stepscope.trace import Metadata, Trace
+from stepscope.predict.operation_times import operation_times
+from stepscope.predict.trace_operations import operations_of_calls
+from stepscope.predict.work_times import BASES, WorkTimes, work_times
+from stepscope.readers import open_trace
+from stepscope.trace import Metadata, Trace, Window
 from stepscope.trace.model import Device
 from tests.unit.recording import Recording
 
@@ -75,3 +83,189 @@ def test_without_the_source_shapes_tell() -> None:
 def test_an_unknown_number_type_is_refused() -> None:
     with pytest.raises(UsageError, match="'fp4' is no number type to predict: fp32, tf32, fp16, bf16, fp8"):
         work_times(Trace.from_tables({}), named_device("L4"), precision="fp4")
+
+
+L4, A100_TABLE = named_device("L4"), named_device("A100-SXM4-80GB")
+
+
+def one_work(kind: str, duration_ns: int = 102_000, **more: Any) -> Trace:
+    recording = Recording(Metadata(devices=(A100,)))
+    recording.work(0, duration_ns, "work", kind=kind, **more)
+    return recording.trace()
+
+
+def times(found: WorkTimes) -> tuple[str, float, float, float]:
+    return found.basis[0], found.ns[0], found.low_ns[0], found.high_ns[0]
+
+
+def test_a_calls_time_goes_by_what_is_predicted_of_both_devices() -> None:
+    """Measured and predicted on the source are the same, so the target's prediction is the answer."""
+    trace = one_call("aten::add", LARGE, FLOAT)
+    _, operations = operations_of_calls(trace)
+    before, after = (float(operation_times(operations, device).ns[0]) for device in (A100_TABLE, L4))
+    recording = Recording(Metadata(devices=(A100,)))
+    recording.operator(0, 100, "aten::add", input_shapes=LARGE, input_types=FLOAT)
+    recording.launched(10, 200, round(before), "kernel", 1)
+
+    assert work_times(recording.trace(), L4).ns[0] == pytest.approx(after, rel=1e-4)
+
+
+def test_what_a_call_took_longer_is_carried_for_the_most_part() -> None:
+    """Ten times as long as predicted is far outside of the band, of which a quarter stays with the source."""
+    _, operations = operations_of_calls(one_call("aten::add", LARGE, FLOAT))
+    before, after = (operation_times(operations, device) for device in (A100_TABLE, L4))
+    recording = Recording(Metadata(devices=(A100,)))
+    recording.operator(0, 100, "aten::add", input_shapes=LARGE, input_types=FLOAT)
+    recording.launched(10, 200, round(10 * before.ns[0]), "kernel", 1)
+    in_band = float((before.high_ns / before.ns)[0])
+
+    assert work_times(recording.trace(), L4).ns[0] == pytest.approx(10 * after.ns[0] / in_band**0.25, rel=1e-4)
+
+
+def test_all_kernels_of_a_call_share_its_factor() -> None:
+    recording = Recording(Metadata(devices=(A100,)))
+    recording.operator(0, 100, "aten::mm", input_shapes=LARGE, input_types=HALF)
+    recording.launched(10, 200, 4_000_000, "kernel", 1)
+    recording.launched(20, 5_000_000, 1_000_000, "kernel", 2)
+
+    found = work_times(recording.trace(), L4)
+
+    assert found.basis.tolist() == ["learned ratio", "learned ratio"]
+    assert found.ns[0] / found.ns[1] == pytest.approx(4)
+
+
+def test_a_short_kernel_stays_short() -> None:
+    """Predicted are 2 us on both devices, of which three quarters of what is missing are carried."""
+    recording = Recording(Metadata(devices=(Device("0", "Tesla T4"),)))
+    recording.operator(0, 100, "aten::add", input_shapes="[[4], [4]]", input_types=FLOAT)
+    recording.launched(10, 200, 1_500, "kernel", 1)
+
+    assert work_times(recording.trace(), named_device("H100-SXM")).ns[0] == pytest.approx(2_000 * 0.75**0.75, rel=1e-3)
+
+
+def test_copies_between_host_and_device_go_by_the_link() -> None:
+    fast, slow = (replace(A100_TABLE, name=name, host_link_bytes_s=rate) for name, rate in (("f", 3e10), ("s", 1e10)))
+    for kind in ("copy_in", "copy_out"):
+        assert times(work_times(one_work(kind), slow, source=fast)) == ("bandwidth", 302_000, 302_000, 302_000)
+
+
+def test_copies_over_an_unknown_link_are_taken_as_measured() -> None:
+    target = replace(A100_TABLE, name="other", host_link_bytes_s=None)
+
+    found = work_times(one_work("copy_in"), target)
+
+    assert times(found) == ("unchanged", 102_000, 102_000, 102_000)
+    assert found.notes == ("copies between host and device are taken as measured: a link's bandwidth is unknown",)
+
+
+def test_copies_on_the_device_go_by_its_memory() -> None:
+    half = replace(A100_TABLE, name="half", bandwidth_bytes_s=A100_TABLE.bandwidth_bytes_s / 2)
+
+    for kind in ("copy_on_device", "set"):
+        assert times(work_times(one_work(kind), half, source=A100_TABLE))[:2] == ("bandwidth", pytest.approx(202_000))
+
+
+def test_communication_goes_by_the_link_and_its_band_reaches_to_no_change() -> None:
+    fast, slow = (replace(A100_TABLE, name=name, peer_link_bytes_s=rate) for name, rate in (("f", 4e10), ("s", 1e10)))
+
+    assert times(work_times(one_work("communication"), slow, source=fast)) == ("link", 402_000, 102_000, 402_000)
+    assert times(work_times(one_work("communication"), fast, source=slow)) == ("link", 27_000, 27_000, 102_000)
+
+
+def test_communication_over_an_unknown_link_is_taken_as_measured() -> None:
+    found = work_times(one_work("communication"), replace(A100_TABLE, name="other", peer_link_bytes_s=None))
+
+    assert times(found)[:2] == ("unchanged", 102_000)
+
+
+def test_work_of_another_kind_is_unknown() -> None:
+    assert work_times(one_work("other"), L4).basis.tolist() == ["unknown"]
+
+
+def test_without_the_source_only_shapes_tell() -> None:
+    recording = Recording()
+    recording.work(0, 102_000, "Memcpy DtoD", kind="copy_on_device")
+
+    found = work_times(recording.trace(), L4)
+
+    assert found.basis.tolist() == ["unknown"]
+    assert found.notes == ("the device of the recording is unknown, so work without shapes has no prediction",)
+
+
+def test_another_number_type_on_the_same_device() -> None:
+    recording = Recording(Metadata(devices=(A100,)))
+    recording.operator(0, 100, "aten::mm", input_shapes=LARGE, input_types=FLOAT)
+    recording.launched(10, 200, 60_000_000, "ampere_sgemm_128x128_nn", 1)
+    recording.operator(200, 100, "aten::_softmax", input_shapes="[[8192, 8192], [], []]", input_types=FLOAT)
+    recording.launched(210, 61_000_000, 300_000, "softmax", 2)
+    recording.work(62_000_000, 1_000, "Memcpy HtoD", kind="copy_in")
+
+    found = work_times(recording.trace(), A100_TABLE, precision="bf16")
+
+    assert found.basis.tolist() == ["learned ratio", "same device", "same device"]
+    assert 0.03 < found.ns[0] / 60_000_000 < 0.15  # 312 for 19.5 TFLOP/s
+    assert found.ns.tolist()[1:] == [300_000, 1_000]
+
+
+def test_32_bit_convolutions_run_as_tf32_where_they_can() -> None:
+    shapes, values = "[[64, 256, 56, 56], [256, 256, 3, 3], []]", '["", "", "", "[1, 1]", "[1, 1]", "[1, 1]"]'
+    recording = Recording(Metadata(devices=(Device("0", "Tesla V100-SXM2-16GB"),)))
+    recording.operator(0, 100, "aten::conv2d", input_shapes=shapes, input_types=FLOAT, input_values=values)
+    recording.launched(10, 200, 20_000_000, "kernel", 1)
+
+    default, wide = (work_times(recording.trace(), A100_TABLE, precision=one) for one in (None, "fp32"))
+
+    assert default.notes == (
+        "convolutions of 32-bit numbers run as TF32 on A100-SXM4-80GB, as PyTorch does by default",
+    )
+    assert wide.notes == ()
+    assert default.ns[0] < wide.ns[0] / 2
+
+
+def test_only_work_in_the_window_is_answered() -> None:
+    recording = Recording(Metadata(devices=(A100,)))
+    for start in (0, 1_000, 2_000):
+        recording.work(start, 100, "work")
+
+    found = work_times(recording.trace(), A100_TABLE, window=Window(500, 1_500))
+
+    assert found.basis.tolist() == ["unknown", "same device", "unknown"]
+    assert found.measured_ns.tolist() == [100, 100, 100]
+
+
+def test_each_device_has_its_own_source() -> None:
+    recording = Recording(Metadata(devices=(A100, Device("1", "NVIDIA L4"))))
+    for device in ("0", "1", "2"):
+        recording.work(0, 102_000, "Memset", kind="set", device=device)
+
+    assert work_times(recording.trace(), L4).basis.tolist() == ["bandwidth", "same device", "unknown"]
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize(
+    ("name", "least_known"),
+    [
+        ("v100_resnet50_workers0", 1.0),
+        ("a100_cudagraph_rank0of16", 1.0),
+        ("mi300x_resnet_checkpoint_rank0of8", 1.0),
+        ("h100_qwen_chat", 1.0),
+        ("mtia_training_rank0", 0.9),  # an accelerator that the table does not know
+    ],
+)
+def test_real_traces(name: str, least_known: float) -> None:
+    trace = open_trace(Path(os.environ["STEPSCOPE_TRACES"]) / "kineto" / f"{name}.json.gz")
+
+    for target in ("L4", "H100-SXM", "MI300X"):
+        found = work_times(trace, named_device(target))
+        known = found.basis != "unknown"
+        total = found.measured_ns.sum()
+        assert set(found.basis.tolist()) <= set(BASES)
+        assert found.measured_ns[known].sum() >= least_known * total
+        assert np.isfinite([found.ns[known], found.low_ns[known], found.high_ns[known]]).all()
+        assert np.isnan(found.ns[~known]).all()
+        assert (found.low_ns[known] >= 0).all()
+        assert (found.low_ns[known] <= found.ns[known]).all()
+        assert (found.ns[known] <= found.high_ns[known]).all()
+        same = found.basis == "same device"
+        assert np.array_equal(found.ns[same], found.measured_ns[same])
+        assert 1e-3 * total < found.ns[known].sum() < 40 * total

@@ -86,6 +86,7 @@ _MULTIPROCESSORS: Final = {
     "8.9": Multiprocessor(1536, 24, 100 * 1024, 1024),
     "9.0": Multiprocessor(2048, 32, 228 * 1024, 1024),
     "10.0": Multiprocessor(2048, 32, 228 * 1024, 1024),
+    "10.3": Multiprocessor(2048, 32, 228 * 1024, 1024),
     "12.0": Multiprocessor(1536, 24, 100 * 1024, 1024),
 }
 
