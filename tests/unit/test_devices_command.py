@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from stepscope.commands import main
-from stepscope.devices import device_table, named_device
+from stepscope.commands.devices import devices_frame
+from stepscope.devices import NUMBER_TYPES, device_table, named_device
+from stepscope.devices.own import KEYS, read_devices
 
 CARD = '[[device]]\nname = "Card 7"\nbandwidth_gb_s = 600\npeak_tflop_s = { bf16 = 80 }\n'
 
@@ -143,6 +147,26 @@ def test_mistakes_are_one_sentence(argv: list[str], message: str, capsys: pytest
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_the_guide_names_every_column_and_key_and_its_example_is_read(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "devices.md").read_text(encoding="utf-8")
+    columns = devices_frame(device_table()[:1]).columns
+    kinds = {f"{kind}_tflops" for kind in NUMBER_TYPES} | {f"measured_{kind}_tflops" for kind in NUMBER_TYPES}
+
+    assert [name for name in {*columns, *KEYS} - kinds if f"`{name}`" not in guide and f"`{name} =" not in guide] == []
+    file = tmp_path / "example.toml"
+    file.write_text(guide.partition("```toml\n")[2].partition("```")[0])
+    [card] = read_devices(file)
+    assert card.flops_s == {"fp32": 26.7e12, "bf16": 82.7e12}
+
+
+def test_it_runs_as_a_process_of_its_own() -> None:
+    command = [sys.executable, "-m", "stepscope", "devices", "--format", "csv", "--top", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1].startswith("P4,8.0,192.0,5.5,")
 
 
 def test_a_broken_file_of_the_users_is_named(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -272,8 +272,10 @@ class _Bench:
         return time.perf_counter() - start
 
     def _wait(self) -> None:
-        if not self.is_cpu:
+        if self.device.type in ("cuda", "xpu"):
             self.module.synchronize(self.device)
+        elif not self.is_cpu:  # of other accelerators, one is in use
+            self.module.synchronize()
 
     def _free(self) -> float:
         if self.device.type == "cuda":
