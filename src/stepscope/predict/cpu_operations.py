@@ -148,12 +148,13 @@ def _notes(table: pl.DataFrame, uncovered: pl.DataFrame, target: DevicePeaks) ->
     total = int(uncovered["host_ns"].sum())
     share = total / max(total + float(table["host_ns"].sum()), 1.0)
     if share >= _WORTH_SAYING:
+        calls = int(uncovered["calls"].sum())
         notes.append(
-            f"{int(uncovered['calls'].sum())} calls of operators of unknown work ({share:.0%} of the operators' time) "
-            "have no prediction"
+            f"operators of unknown work have no prediction: {calls:,} call{'s'[: calls != 1]}, {share:.0%} of the "
+            "operators' time"
         )
-    if table["device_ns"].null_count():
-        notes.append(f"{target.name} has no units for the number type of {table['device_ns'].null_count()} calls")
+    if lacking := table["device_ns"].null_count():
+        notes.append(f"{target.name} has no units for the number type of {lacking:,} call{'s'[: lacking != 1]}")
     if (table["phase"] == "optimizer").any():
         notes.append("the optimizer is taken tensor by tensor as it ran; on a device PyTorch takes many at a time")
     return tuple(notes)
