@@ -87,7 +87,9 @@ def plan_of(machines: list[Machine], **request: object) -> Plan:
         recorded=predicted_steps(predictor, ()),
         request=Request(**{"iterations": 3.6e6, **request}),  # type: ignore[arg-type]
         recorded_devices=1,
-        batch_size=None,
+        recorded_batch=None,
+        batch=None,
+        batch_factor=1.0,
         today=TODAY,
         machines=tuple(
             sorted((replace(each, on_front=at in front) for at, each in enumerate(machines)), key=lambda each: each.usd)
@@ -193,6 +195,39 @@ def test_several_devices_need_fewer_steps_that_are_predicted_not_divided() -> No
     assert four.hours == pytest.approx(0.9e6 * four.scaled.step_ns / 3.6e12)
     assert four.hours > one.hours / 4
     assert four.usd > one.usd
+
+
+def test_devices_that_infer_exchange_nothing() -> None:
+    recording = Recording(Metadata(devices=(A100,), path="trace.json", format="kineto"))
+    for step in range(3):
+        begin = step * 1000 * US
+        recording.step(begin, 1000 * US, step)
+        recording.operator(begin, 100 * US, "aten::copy_")
+        recording.launch(begin + 90 * US, 5 * US, step)
+        recording.work(begin + 100 * US, 890 * US, "Memcpy DtoD", step, kind="copy_on_device")
+
+    plan = planned([price(), price(count=8, usd_h=10.0, instance="eight")], recording.trace())
+
+    one, eight = sorted(plan.machines, key=lambda each: each.price.count)
+    assert (eight.scaled, eight.step_ns, eight.hours) == (None, one.step_ns, one.hours / 8)
+    assert [note for note in plan.notes if "exchange nothing" in note]
+
+
+def test_a_larger_batch_needs_fewer_steps() -> None:
+    from stepscope.readers import open_trace
+
+    experiment = Experiment(open_trace(SAMPLE))
+    usual, larger = (
+        make_plan(predictor, [price("L4", 1.0)], Request(1e5), today=TODAY)
+        for predictor in (
+            StepPredictor(experiment, recorded_batch=8),
+            StepPredictor(experiment, batch=32, recorded_batch=8),
+        )
+    )
+
+    assert (usual.machines[0].steps, larger.machines[0].steps) == (1e5, 0.25e5)
+    assert (larger.recorded_batch, larger.batch, larger.batch_factor) == (8, 32, 4.0)
+    assert "now with 32 samples a device and step" in plan_text(larger, width=300, top=0)
 
 
 def test_the_cheapest_and_what_faster_ones_cost() -> None:

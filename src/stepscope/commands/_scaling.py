@@ -77,7 +77,7 @@ def scaled_devices(
             raise UsageError("--link joins devices: say how many, --devices 1,2,4,8")
         return []
     link = None if arguments.link is None else named_link(arguments.link)
-    others = _other_ranks(arguments)
+    others = other_ranks(arguments)
     known: list[StepPrediction | None] = [each for each in targets if each.step_ns is not None]
     if targets and not known:
         raise UsageError("for none of these devices a step time is given, so neither for several of them")
@@ -92,7 +92,7 @@ def scaled_devices(
     ]
 
 
-def _other_ranks(arguments: argparse.Namespace) -> list[Experiment]:
+def other_ranks(arguments: argparse.Namespace) -> list[Experiment]:
     """The same steps of other ranks, where the word stands for several."""
     from stepscope.whatif.experiment import Experiment
     from stepscope.whatif.ranks import MOST_RANKS

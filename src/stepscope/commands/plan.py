@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
 from stepscope.commands._reading import add_reading_options, local_names, open_from
+from stepscope.commands._scaling import other_ranks
 from stepscope.commands._tables import whole_number
+from stepscope.commands.predict import add_prediction_options, predictor_of
 from stepscope.commands.prices import of_providers, price_store, provider_names
 from stepscope.errors import UsageError
 
@@ -57,7 +59,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     wanted.add_argument("--spot", action="store_true", help="at spot prices: cheaper, but taken back at any time")
     how = parser.add_argument_group("how it would run")
-    how.add_argument("--precision", metavar="TYPE", help="the number type to compute in: fp32, tf32, fp16, bf16, fp8")
+    add_prediction_options(how)
     how.add_argument(
         "--link", metavar="LINK", help="between the devices of a machine, such as nvlink4 or 12GB/s (default: its own)"
     )
@@ -138,7 +140,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> Plan:
     from stepscope.cost.plan import make_plan
-    from stepscope.predict.prediction import StepPredictor
     from stepscope.whatif.experiment import Experiment
 
     request = _request(arguments)
@@ -147,7 +148,8 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         there = ", ".join(map(str, sorted({price.count for price in prices})))
         raise UsageError(f"no machine with --gpus {','.join(map(str, request.counts))} has a price; there are {there}")
     experiment = Experiment(open_from(arguments, arguments.trace))
-    return make_plan(StepPredictor(experiment, precision=arguments.precision), prices, request, today=date.today())
+    predictor = predictor_of(arguments, experiment)
+    return make_plan(predictor, prices, request, today=date.today(), others=other_ranks(arguments))
 
 
 def _request(arguments: argparse.Namespace) -> Request:

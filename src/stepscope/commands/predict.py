@@ -16,6 +16,7 @@ from stepscope.errors import UsageError
 if TYPE_CHECKING:
     from stepscope.devices import DevicePeaks
     from stepscope.predict.answer import PredictedSteps
+    from stepscope.predict.prediction import StepPredictor
     from stepscope.whatif.experiment import Experiment
 
 NAME: Final = "predict"
@@ -124,21 +125,25 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer(arguments: argparse.Namespace, experiment: Experiment) -> PredictedSteps:
-    from stepscope.devices import named_device
     from stepscope.predict.answer import predicted_steps
-    from stepscope.predict.prediction import StepPredictor
 
     chosen = targets(arguments.to) if arguments.to is not None or arguments.devices is None else ()
-    source = None if arguments.source is None else named_device(arguments.source)
-    predictor = StepPredictor(
+    return predicted_steps(predictor_of(arguments, experiment), chosen)
+
+
+def predictor_of(arguments: argparse.Namespace, experiment: Experiment) -> StepPredictor:
+    """What predicts the steps as the options of `add_prediction_options` say."""
+    from stepscope.devices import named_device
+    from stepscope.predict.prediction import StepPredictor
+
+    return StepPredictor(
         experiment,
         precision=arguments.precision,
         batch=arguments.batch,
         recorded_batch=arguments.recorded_batch,
-        source=source,
+        source=None if arguments.source is None else named_device(arguments.source),
         host_factor=arguments.host_factor,
     )
-    return predicted_steps(predictor, chosen)
 
 
 def targets(text: str | None) -> tuple[DevicePeaks, ...]:

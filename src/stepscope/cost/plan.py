@@ -1,6 +1,6 @@
 """Where a whole training could run, how long it would take there and what it would cost.
 
-    steps = iterations x recorded devices / devices
+    steps = iterations x recorded devices / devices / how many times as large the batch is
     hours = steps x step time / 3.6e12 ns
     cost  = hours x price of the machine
     energy = steps x devices x energy of a device's step
@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import cached_property
 from typing import Final
 
-from stepscope.analysis.batch_size import batch_size_of
+import polars as pl
+
 from stepscope.cost.carbon import emitted_kg, grid_of
 from stepscope.cost.energy_estimate import step_energy
 from stepscope.cost.pareto import pareto_front
@@ -24,15 +26,21 @@ from stepscope.cost.prices import Price, unpriced_devices
 from stepscope.devices import DevicePeaks, device_table
 from stepscope.errors import UsageError
 from stepscope.predict.answer import PredictedSteps, predicted_steps
+from stepscope.predict.batch import recorded_batch
 from stepscope.predict.links import Link, link_table
 from stepscope.predict.prediction import StepPrediction, StepPredictor
 from stepscope.predict.scaling import ScaledStep, data_parallel
+from stepscope.whatif.experiment import Experiment
 
 NS_PER_HOUR: Final = 3.6e12
 J_PER_KWH: Final = 3.6e6
 HOST_LIMITS: Final = ("host", "input")
 """What limits a step that no faster accelerator makes shorter."""
 _LINKS_OF: Final = {"NVIDIA": "nvlink", "AMD": "infinity-fabric"}
+_TRAINING: Final = r"(?i)backward|autograd|accumulategrad|optimizer|gradient|dgrad|wgrad"
+_INDEPENDENT: Final = (
+    "nothing in the trace computes gradients: several devices are taken to work each for itself, and exchange nothing"
+)
 _DEVICE: Final = "\0"
 """Stands for a device's name in what predictions say of several."""
 Range = tuple[float, float]
@@ -65,7 +73,7 @@ class Machine:
     Attributes:
         price: its price, with the day it is of.
         prediction: for a single one of its devices.
-        scaled: the step on all of them; None where there is one and one was recorded.
+        scaled: the step on all of them; None where that is the single one's.
         step_ns, step_low_ns, step_high_ns: on all of its devices.
         steps: how many of these are needed.
         hours, hours_low, hours_high: for all of them.
@@ -134,7 +142,8 @@ class Plan:
         recorded: the steps as they were recorded.
         request: what is to be done.
         recorded_devices: how many devices a recorded iteration ran on.
-        batch_size: samples of a recorded step on one device; None where it is not known.
+        recorded_batch, batch: samples of a step on one device, as recorded and as planned; None where not known.
+        batch_factor: how many times as large the planned one is.
         today: the day that ages of prices count from.
         machines: with prices and predictions.
         refused: machines left out, by reason.
@@ -145,7 +154,9 @@ class Plan:
     recorded: PredictedSteps
     request: Request
     recorded_devices: int
-    batch_size: int | None
+    recorded_batch: int | None
+    batch: int | None
+    batch_factor: float
     today: date
     machines: tuple[Machine, ...]
     refused: tuple[Refused, ...] = ()
@@ -163,19 +174,28 @@ class Plan:
         return (deadline is None or machine.hours <= deadline) and (budget is None or machine.usd <= budget)
 
 
-def make_plan(predictor: StepPredictor, prices: Sequence[Price], request: Request, *, today: date) -> Plan:
+def make_plan(
+    predictor: StepPredictor,
+    prices: Sequence[Price],
+    request: Request,
+    *,
+    today: date,
+    others: Sequence[Experiment] = (),
+) -> Plan:
     """Predict and price the work on every machine.
 
     Args:
         predictor: of the recorded trace.
         prices: of machines; of one in several regions the cheapest region counts.
+        others: traces of the same steps of other ranks, which tell transfers from waiting.
 
     Raises:
         UsageError: nothing was recorded that takes time, or an unknown number type.
     """
     recorded = predicted_steps(predictor, ())
-    planner = _Planner(predictor, request, recorded.devices)
-    machines = [machine for price in _cheapest(prices, request.spot) for machine in planner.machines(price)]
+    offered = _cheapest(prices, request.spot)
+    planner = _Planner(predictor, request, recorded.devices, others, offered)
+    machines = [machine for price in offered for machine in planner.machines(price)]
     machines.sort(key=lambda each: (each.usd, each.hours, each.price.provider, each.price.instance))
     front = set(pareto_front([(each.hours, each.usd) for each in machines]))
     asked = [price for price in prices if request.counts is None or price.count in request.counts]
@@ -183,7 +203,9 @@ def make_plan(predictor: StepPredictor, prices: Sequence[Price], request: Reques
         recorded=recorded,
         request=request,
         recorded_devices=planner.recorded_devices,
-        batch_size=batch_size_of(predictor.trace),
+        recorded_batch=recorded_batch(predictor.trace) if predictor.change is None else predictor.change.recorded,
+        batch=predictor.batch,
+        batch_factor=predictor.batch_factor,
         today=today,
         machines=tuple(replace(each, on_front=at in front) for at, each in enumerate(machines)),
         refused=tuple(Refused(what, why, len(which)) for (what, why), which in planner.refused.items()),
@@ -195,13 +217,24 @@ def make_plan(predictor: StepPredictor, prices: Sequence[Price], request: Reques
 class _Planner:
     """What predictions for the machines of one plan share."""
 
-    def __init__(self, predictor: StepPredictor, request: Request, devices_of_trace: int) -> None:
-        self.predictor, self.request = predictor, request
+    def __init__(
+        self,
+        predictor: StepPredictor,
+        request: Request,
+        devices_of_trace: int,
+        others: Sequence[Experiment],
+        offered: Sequence[Price],
+    ) -> None:
+        self.predictor, self.request, self.others = predictor, request, others
         self.recorded_devices = max(predictor.trace.metadata.world_size or 1, devices_of_trace, 1)
         self.devices = {row.name: row for row in device_table()}
         self.refused: dict[tuple[str, str], set[tuple[str, str]]] = {}
         self.notes: dict[str, list[str]] = {}
         self._predictions: dict[str, StepPrediction] = {}
+        self._counts: dict[str | None, set[int]] = {}
+        for price in offered:
+            if request.counts is None or price.count in request.counts:
+                self._counts.setdefault(price.device, set()).add(price.count)
         self._scaled: dict[tuple[str, str], dict[int, ScaledStep] | str] = {}
 
     def machines(self, price: Price) -> Iterator[Machine]:
@@ -232,7 +265,7 @@ class _Planner:
     def _machine(self, price: Price, usd_h: float, prediction: StepPrediction, scaled: ScaledStep | None) -> Machine:
         step = prediction if scaled is None else scaled
         assert step.step_ns is not None
-        steps = self.request.iterations * self.recorded_devices / price.count
+        steps = self.request.iterations * self.recorded_devices / price.count / self.predictor.batch_factor
         kwh, kilograms = _energy(price, prediction, step.step_ns, steps)
         name = prediction.device.name
         for note in (*prediction.notes, *(scaled.notes if scaled is not None else ())):
@@ -261,22 +294,35 @@ class _Planner:
         """The step on all devices of a machine; None where nothing changes, or why it cannot be told."""
         if price.count == 1 and self.recorded_devices == 1:
             return None
+        if self.recorded_devices == 1 and self._is_inference:
+            self.notes.setdefault(_INDEPENDENT, [""])
+            return None
         link = self.request.link or _link_of(price, prediction.device)
         if link is None:
             return "what joins its devices is not known; --link says it"
         key = (prediction.device.name, link.name)
         if key not in self._scaled:
-            self._scaled[key] = {}
+            self._scaled[key] = self._shared(prediction, link)
         known = self._scaled[key]
-        if isinstance(known, str):
-            return known
-        if price.count not in known:
-            try:
-                (known[price.count],) = data_parallel(self.predictor.experiment, [price.count], link, target=prediction)
-            except UsageError as error:
-                self._scaled[key] = str(error)
-                return str(error)
-        return known[price.count]
+        return known if isinstance(known, str) else known[price.count]
+
+    def _shared(self, prediction: StepPrediction, link: Link) -> dict[int, ScaledStep] | str:
+        """The step on each number of these devices that machines have, or why it cannot be told."""
+        numbers = sorted(self._counts[prediction.device.name])
+        try:
+            steps = data_parallel(self.predictor.experiment, numbers, link, target=prediction, others=self.others)
+        except UsageError as error:
+            return str(error)
+        return dict(zip(numbers, steps, strict=True))
+
+    @cached_property
+    def _is_inference(self) -> bool:
+        """Whether operators were recorded and nothing computes gradients: then devices have nothing to exchange."""
+        trace = self.predictor.trace
+        if trace.operators.is_empty():
+            return False
+        names = pl.concat([trace.operators["name"], trace.annotations["name"], trace.device_work["name"]])
+        return not names.drop_nulls().unique().str.contains(_TRAINING).any()
 
     def _refuse(self, price: Price, what: str, reason: str) -> None:
         self.refused.setdefault((what, reason), set()).add((price.provider, price.instance))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from stepscope.cost.plan import Machine, Plan
+from stepscope.cost.plan import Machine, Plan, Refused
 from stepscope.cost.prices import OLD_DAYS
 from stepscope.report.format import count, dollars, duration, printable, share, size
 
@@ -89,9 +89,11 @@ def asked_sentence(plan: Plan) -> str:
     if plan.recorded_devices > 1:
         whole += f" on {count(plan.recorded_devices)} devices"
     samples = ""
-    if plan.batch_size is not None:
-        total = plan.request.iterations * plan.recorded_devices * plan.batch_size
-        samples = f" ({count(plan.batch_size)} samples a device, {count(total)} in all)"
+    if plan.recorded_batch is not None:
+        total = plan.request.iterations * plan.recorded_devices * plan.recorded_batch
+        samples = f" ({count(plan.recorded_batch)} samples a device, {count(total)} in all)"
+    if plan.batch_factor != 1 and plan.batch is not None:
+        samples += f", now with {count(plan.batch)} samples a device and step"
     limits = []
     if plan.request.deadline_h is not None:
         limits.append(f"within {asked_time(plan.request.deadline_h)}")
@@ -243,11 +245,15 @@ def price_sentences(plan: Plan) -> Iterator[str]:
 
 
 def left_out_sentences(plan: Plan) -> Iterator[str]:
-    """Which machines nothing is planned for, and devices without a price."""
+    """Which machines nothing is planned for, by reason, and devices without a price."""
+    reasons: dict[str, list[Refused]] = {}
     for each in plan.refused:
-        machines = "1 machine" if each.machines == 1 else f"{count(each.machines)} machines"
-        what = f" ({printable(each.what)})" if each.what else ""
-        yield f"Left out: {machines}{what}: {printable(each.reason)}."
+        reasons.setdefault(each.reason, []).append(each)
+    for reason, refused in reasons.items():
+        number = sum(each.machines for each in refused)
+        machines = "1 machine" if number == 1 else f"{count(number)} machines"
+        whats = [each.what for each in refused if each.what]
+        yield f"Left out: {machines}{f' ({_names(whats)})' if whats else ''}: {printable(reason)}."
     if plan.without_price:
         yield f"No price is known of {_names(list(plan.without_price))}."
 
