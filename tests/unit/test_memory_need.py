@@ -32,7 +32,9 @@ def l4() -> DevicePeaks:
 def test_nothing_recorded() -> None:
     need = memory_need(Trace.from_tables({}), "0")
 
-    assert need == MemoryNeed(None, False, "memory was not recorded: record with profile_memory=True")
+    assert need == MemoryNeed(None, False, "memory was not recorded")
+    kineto = memory_need(Trace.from_tables({}, Metadata(format="kineto")), "0")
+    assert kineto.note == "memory was not recorded: record with profile_memory=True"
     assert need.fits(l4()) is None
 
 

@@ -123,3 +123,17 @@ def test_a_batch_far_away_is_said() -> None:
     found = predict_step(multiplying(), named_device("A100-SXM4-80GB"), batch=16 * 8192)
 
     assert any("far from the recorded one" in note for note in found.notes)
+
+
+def test_steps_that_go_through_the_model_twice_have_no_throughput() -> None:
+    """Unless the user says how many samples a step takes."""
+    recording = Recording(Metadata(devices=(Device("0", "NVIDIA A100-SXM4-80GB"),)))
+    recording.step(0, 1000 * US, 1)
+    types = '["float", "float"]'
+    for begin in (0, 400 * US):
+        recording.operator(begin, 20 * US, "aten::linear", input_shapes="[[8, 48], [96, 48]]", input_types=types)
+        recording.launched(begin + 5 * US, begin + 9 * US, 300 * US, "gemm", begin)
+    trace, a100 = recording.trace(), named_device("A100-SXM4-80GB")
+
+    assert predict_step(trace, a100).samples_per_s is None
+    assert predict_step(trace, a100, recorded_batch=16).samples_per_s == pytest.approx(16_000)

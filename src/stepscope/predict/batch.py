@@ -25,7 +25,7 @@ from stepscope.analysis.traffic import base_name
 from stepscope.analysis.work_inputs import Shape, call_of
 from stepscope.analysis.work_products import CONVOLUTIONS, SIZES_FROM_PARENT
 from stepscope.errors import UsageError
-from stepscope.trace import Trace
+from stepscope.trace import Trace, Window
 
 AGREEING: Final = 0.9
 """Share of the layers' calls that must begin with the same size for it to be the batch."""
@@ -63,6 +63,19 @@ class BatchChange:
 def recorded_batch(trace: Trace) -> int | None:
     """The batch size of the recorded steps: of the loaders, else of the layers' inputs; None where neither tells."""
     return batch_size_of(trace) or _leading_size(trace)
+
+
+def passes_of_a_step(trace: Trace, steps: int, span: Window) -> float | None:
+    """How often a step goes through the model, from the layer that is called least often; None where no layer is seen.
+
+    Args:
+        steps: how many there are in the span.
+    """
+    inside = pl.col("start_ns").is_between(span.start_ns, span.end_ns, closed="left")
+    names = [f"aten::{name}" for name in _ANCHORS]
+    calls = trace.operators.filter(pl.col("name").is_in(names) & pl.col("input_shapes").is_not_null() & inside)
+    counts = calls.group_by("name", "input_shapes").len()["len"]
+    return int(counts.to_numpy().min()) / steps if len(counts) else None
 
 
 def batch_change(trace: Trace, wanted: int, recorded: int | None = None) -> BatchChange:

@@ -80,9 +80,10 @@ class BatchGrowth:
             return nothing, nothing, nothing
         before = operation_times(_as_run(self._kinds.operations, target, precision), target)
         after = operation_times(_as_run(self._grown.operations, target, precision), target)
-        ratio = after.ns / before.ns
-        ends = min(1.0, self._change.factor), max(1.0, self._change.factor)
-        # The ratio may be as wrong as the model is, but nothing grows faster than the batch.
+        # A batch r times as large is at most as many batches of the recorded size, one after the other, as r is rounded
+        # up; within that the ratio may be as wrong as the model is.
+        ends = min(1.0, 1 / np.ceil(1 / self._change.factor)), max(1.0, np.ceil(self._change.factor))
+        ratio = np.clip(after.ns / before.ns, *ends)
         low = np.clip(ratio * after.low_ns / after.ns, *ends)
         high = np.clip(ratio * after.high_ns / after.ns, *ends)
         same = self._grown.operations.bytes == self._kinds.operations.bytes

@@ -34,6 +34,8 @@ _GROUP: Final = {
 }  # fmt: skip
 ON_HOST: Final = {"input": "input", "host_to_device_copy": "input", "communication": "communication"}
 """Causes on the host that are limits of their own."""
+_OPEN: Final = ("unknown", "dependency", "untraced", "synchronisation")
+"""Causes of idle time that leave open what was waited for."""
 _HIDDEN: Final = ("copy_in", "copy_out", "copy_on_device", "communication")
 _OF_WORK: Final = {"communication": "communication", "copy_in": "input", "copy_out": "host"}
 
@@ -123,7 +125,7 @@ def _without_replay(experiment: Experiment, step: ReplayedStep, sides: Labels) -
         parts[name, ""] = step.device_ns * share
     idle_ns = max(step.step_ns - step.device_ns, 0.0)
     for cause, share in _idle_causes(experiment).items():
-        unknown = cause in ("unknown", "dependency", "untraced")
+        unknown = cause in _OPEN
         parts["unknown" if unknown else ON_HOST.get(cause, "host"), cause] = idle_ns * share
     return _largest(parts, step.step_ns)
 

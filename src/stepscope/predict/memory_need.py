@@ -59,7 +59,8 @@ def memory_need(trace: Trace, device: str | None, *, batch_factor: float = 1.0) 
     wanted = "cpu" if device is None else device
     levels = memory_levels(trace).filter(pl.col("device") == wanted)
     if levels.is_empty():
-        return MemoryNeed(None, False, "memory was not recorded: record with profile_memory=True")
+        how = ": record with profile_memory=True" if trace.metadata.format == "kineto" else ""
+        return MemoryNeed(None, False, f"memory was not recorded{how}")
     if batch_factor == 1.0:
         peak, constant = _most(levels), 0
     else:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from stepscope.analysis.roofline import device_peaks
 from stepscope.devices import DevicePeaks
-from stepscope.predict.batch import batch_change, with_batch
+from stepscope.predict.batch import batch_change, passes_of_a_step, with_batch
 from stepscope.predict.batch import recorded_batch as recorded_batch_of
 from stepscope.predict.batch_growth import BatchGrowth
 from stepscope.predict.limits import Limit, limit_of
@@ -157,10 +157,18 @@ class StepPredictor:
 
     @cached_property
     def batch(self) -> int | None:
-        """Samples of a step; None where nothing tells."""
+        """Samples of a batch; None where nothing tells."""
         if self.change is not None:
             return self.change.wanted
         return self._told_batch or recorded_batch_of(self.trace)
+
+    @cached_property
+    def _samples(self) -> int | None:
+        """Samples of a step: the batch, where a step goes through the model once, or nobody can see."""
+        if not self.experiment.steps.height:
+            return None
+        passes = passes_of_a_step(self.trace, self.experiment.step_count, self.experiment.span)
+        return self.batch if passes is None or passes == 1 or self._told_batch is not None else None
 
     @cached_property
     def _growth(self) -> BatchGrowth | None:
@@ -245,7 +253,7 @@ class StepPredictor:
         )
 
     def _throughput(self, step_ns: float | None) -> float | None:
-        return self.batch / step_ns * 1e9 if self.batch and step_ns else None
+        return self._samples / step_ns * 1e9 if self._samples and step_ns else None
 
     def _without_time(self, target: DevicePeaks, bases: tuple[tuple[str, float], ...]) -> StepPrediction:
         """All but the step's time."""

@@ -50,8 +50,15 @@ def prediction_sentence(prediction: StepPrediction, answer: PredictedSteps) -> s
         return _does_not_fit(prediction)
     if prediction.step_ns is None:
         return prediction.notes[-1] if prediction.notes else "no step time is given"
-    idle = "" if prediction.busy_share is None else f"idle for {share(1 - prediction.busy_share)} of {_whole(answer)}: "
-    return idle + _what_helps(prediction)
+    return _idle([] if prediction.busy_share is None else [1 - prediction.busy_share], answer) + _what_helps(prediction)
+
+
+def _idle(shares: list[float], answer: PredictedSteps) -> str:
+    """For which share of the step devices are idle, such as "idle for 1.0 % to 2.0 % of the step: "."""
+    if not shares:
+        return ""
+    low, high = share(min(shares)), share(max(shares))
+    return f"idle for {low if low == high else f'{low} to {high}'} of {_whole(answer)}: "
 
 
 def _what_helps(prediction: StepPrediction) -> str:
@@ -64,13 +71,13 @@ def _what_helps(prediction: StepPrediction) -> str:
                 "--graphs, what one launch a step would save"
             )
         case "input":
-            return "it waits for batches, which come no faster. stepscope diagnose tells what loads them"
+            return "batches limit it, which come no faster. stepscope diagnose tells what loads them"
         case "communication":
             return "communication limits it. stepscope whatif --overlap communication tells what hiding it would save"
         case "compute":
-            return "its arithmetic limits it. --precision asks for another number type"
+            return "arithmetic limits it. --precision asks for another number type"
         case "memory bandwidth":
-            return "the bandwidth of its memory limits it. stepscope diagnose tells what moves less of it"
+            return "the bandwidth of memory limits it. stepscope diagnose tells what moves less of it"
     return "what limits it is not in the trace"
 
 
@@ -86,8 +93,7 @@ def _sentences(answer: PredictedSteps, shown: tuple[StepPrediction, ...], width:
             sentence = prediction_sentence(alike_ones[0], answer) if len(alike_ones) == 1 else what
         else:
             idle = [1 - each.busy_share for each in alike_ones if each.busy_share is not None]
-            some = f"idle for {share(min(idle))} to {share(max(idle))} of {_whole(answer)}: " if idle else ""
-            sentence = some + what
+            sentence = _idle(idle, answer) + what
         yield from _filled(f"{names}: {sentence}.", width, "  ")
 
 
