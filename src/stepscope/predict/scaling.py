@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analysis.batch_size import batch_size_of
+from stepscope.analysis.roofline import device_peaks
 from stepscope.errors import UsageError
 from stepscope.predict.buckets import BUCKET_BYTES, buckets_of, gradients_of
 from stepscope.predict.exchanges import AddedExchange, Exchange, recorded_exchange
@@ -47,7 +48,8 @@ class ScaledStep:
     Attributes:
         devices: how many; each works on a batch as large as the recorded one.
         step_ns: how long it takes, waiting for the slowest device included.
-        low_ns, high_ns: with quicker and slower transfers than expected; low without waiting for the slowest device.
+        low_ns, high_ns: with quicker and slower transfers than expected; low without waiting for the slowest device,
+            high with copies of gradients into buckets and back.
         communication_ns: how long the messages of a step take, without waiting.
         exposed_ns: by how much they make the step longer.
         straggler_ns: waiting for the slowest device, as expected from how much the recorded steps vary.
@@ -172,7 +174,7 @@ class _Scaling:
             devices=devices,
             step_ns=step,
             low_ns=min(low * narrow, step),
-            high_ns=max((high + straggler) * wide, step),
+            high_ns=max((high + straggler + (self._copies_ns if devices > 1 else 0.0)) * wide, step),
             communication_ns=float(transfers.sum()) / self.experiment.step_count,
             exposed_ns=max(expected - alone, 0.0),
             efficiency=min(alone / step, 1.0),
@@ -180,6 +182,16 @@ class _Scaling:
             notes=notes,
             straggler_ns=straggler,
         )
+
+    @cached_property
+    def _copies_ns(self) -> float:
+        """What copies of a step's gradients into buckets and back take, each read and written; 0 where recorded."""
+        device = self.experiment.device
+        if not isinstance(self.exchange, AddedExchange) or device is None:
+            return 0.0
+        peaks = self.target.device if self.target is not None else device_peaks(self.experiment.trace, device)
+        moved = 4 * float(self.exchange.buckets.bytes.sum()) / self.experiment.step_count
+        return 0.0 if peaks is None else moved / peaks.bandwidth_bytes_s * 1e9
 
     @cached_property
     def _notes(self) -> tuple[str, ...]:
