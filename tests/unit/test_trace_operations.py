@@ -152,6 +152,7 @@ def test_unknown_operators_and_damaged_shapes() -> None:
         ("aten::relu", f"[[{2**40}, {2**40}]]"),
         ("aten::_foreach_add_", f"[[[{2**61}, {2**61}]], [[{2**61}]]]"),
         ("aten::convolution_backward", f"[[{2**61}, 1, 1], [1, 1, {2**61}], [1, 1, 1]]"),
+        ("aten::native_batch_norm", f"[[{2**61}, 0, {', '.join([str(2**61)] * 40)}]]"),
         ("aten::relu", "[[-5, 3]]"),
         ("aten::relu", f"[[{10**30}]]"),
     ],
@@ -161,6 +162,10 @@ def test_hostile_shapes_are_unknown(name: str, shapes: str) -> None:
 
     assert np.isnan(found.bytes).all() or (found.bytes >= 0).all()
     assert not np.isinf([found.flops, found.bytes, found.rows, found.columns]).any()
+
+
+def test_long_names_are_cut() -> None:
+    assert one("aten::" + "x" * 10_000, "[[4]]", types(1)).name.tolist() == ["x" * 100]
 
 
 def test_backward_by_ancestry_and_by_name() -> None:

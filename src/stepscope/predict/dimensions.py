@@ -7,7 +7,7 @@ from math import prod
 from typing import Final, NamedTuple
 
 from stepscope.analysis.traffic import base_name
-from stepscope.analysis.work_inputs import Call, Shape, broadcast
+from stepscope.analysis.work_inputs import LARGEST, Call, Shape, broadcast
 from stepscope.analysis.work_products import CONVOLUTIONS, Layout, spatial_size
 
 
@@ -41,7 +41,7 @@ def _written(call: Call) -> Dimensions:
     shapes = [shape for index in range(len(call.shapes)) if (shape := call.shape(index))]
     spread = broadcast(shapes) if shapes else None
     numbers = prod(spread) if spread is not None else max(map(prod, shapes), default=None)
-    return UNKNOWN if numbers is None else Dimensions(1.0, 1.0, float(numbers), 1.0)
+    return UNKNOWN if numbers is None else _floats(1, 1, numbers, 1)
 
 
 # Products
@@ -172,6 +172,8 @@ def _by_group(call: Call) -> Dimensions:
 
 
 def _floats(batch: int, rows: int, columns: int, inner: int) -> Dimensions:
+    if max(batch, rows, columns, inner) >= LARGEST:
+        return UNKNOWN
     return Dimensions(float(batch), float(rows), float(columns), float(inner))
 
 

@@ -21,6 +21,8 @@ _TENSOR_LIST_BYTES: Final = 4
 """Profilers do not record the types of tensors in lists; what optimizers keep has 32 bits."""
 _OPTIMIZER: Final = re.compile(r"^_(?:foreach|fused_(?:adam|adamw|sgd|adagrad))_?")
 _COMPILED: Final = re.compile(r"^triton_(poi|red|per)_")
+_MOST_DIMENSIONS: Final = 64
+"""As many as a tensor of PyTorch can have."""
 _LONGEST: Final = 4_000_000
 """Characters of the shapes of one call; a list of a thousand parameters has some ten thousand."""
 
@@ -62,9 +64,12 @@ def _is_list(value: Any) -> bool:
 
 
 def _numbers(tensors: list[list[Any]]) -> int:
-    sizes = [prod(one) for one in tensors if all(type(size) is int and 0 <= size < LARGEST for size in one)]
-    total: int = sum(sizes)
+    total: int = sum(prod(one) for one in tensors if _is_shape(one))
     return min(total, LARGEST)
+
+
+def _is_shape(value: list[Any]) -> bool:
+    return len(value) <= _MOST_DIMENSIONS and all(type(size) is int and 0 <= size < LARGEST for size in value)
 
 
 def _optimizer(short: str, lists: Lists, *, in_place: bool) -> Work | None:

@@ -35,6 +35,8 @@ _KNOWN: Final[dict[str, type[pl.DataType]]] = {
     "columns": pl.Float64,
     "inner": pl.Float64,
 }
+_LONGEST_NAME: Final = 100
+"""Characters; every name of an array takes as much memory as the longest."""
 _BACKWARD_OPERATOR: Final = r"_backward(?:_|$)"
 
 
@@ -67,7 +69,7 @@ def described(trace: Trace, rows: Rows) -> Operations:
     names = trace.operators["name"][rows]
     numbers = {name: table[name].fill_null(np.nan).to_numpy() for name, kind in _KNOWN.items() if kind is pl.Float64}
     return Operations(
-        name=np.array([base_name(name) for name in names.to_list()], np.str_),
+        name=np.array([base_name(name)[:_LONGEST_NAME] for name in names.to_list()], np.str_),
         kind=table["kind"].fill_null("").to_numpy().astype(np.str_),
         number_type=table["number_type"].fill_null("").to_numpy().astype(np.str_),
         is_backward=is_backward(trace)[rows],

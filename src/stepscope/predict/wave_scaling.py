@@ -56,7 +56,7 @@ _CAST_TO: Final = {"fp8": "bf16"}
 """Which products recipes for 8-bit numbers take, no kernel's name tells: those without shapes count as 16-bit ones."""
 _MEMORY_LIMITED: Final = re.compile(
     r"elementwise|multi_tensor_apply|reduce_?kernel|copy|memcpy|memset|fill|cat_?array|gather|scatter|index|embedding"
-    r"|softmax|soft_?max|norm|bn_(?:fw|bw)|dropout|permute|transpose|triton_(?:poi|red|per)|pool|loop_.*fusion|input_.*fusion"
+    r"|softmax|soft_?max|norm|bn_(?:fw|bw)|dropout|permute|transpose|triton_(?:poi|red|per)|pool|(?:loop|input)_[a-z_]{0,100}fusion"
     r"|broadcast|convert|cumsum|scan",
     re.IGNORECASE,
 )  # fmt: skip
