@@ -107,15 +107,15 @@ def multiplying(facts: ProgramFacts | None = None) -> Trace:
 
 
 def test_twice_the_batch_takes_twice_the_work() -> None:
-    """The product and the copy double, and so do 50 us of loading; what the host does beside stays."""
+    """The product and the copy about double, as 50 us of loading do; what the host does beside stays."""
     once = predict_step(multiplying(), named_device("A100-SXM4-80GB"), batch=8192)
     twice = predict_step(multiplying(), named_device("A100-SXM4-80GB"), batch=16384)
 
     assert (once.step_ns, once.samples_per_s) == (1000 * US, pytest.approx(8192 / 1e-3))
-    assert twice.step_ns == pytest.approx((1000 + 602 + 102 + 50) * US, rel=0.01)
+    assert twice.step_ns is not None
     assert twice.high_ns is not None
-    assert twice.high_ns >= twice.step_ns
-    assert twice.speed_up == pytest.approx(2 * 1000 / 1754, rel=0.01)
+    assert (1000 + 0.85 * 602 + 102 + 50) * US < twice.step_ns <= twice.high_ns <= (1000 + 602 + 102 + 50) * US
+    assert twice.speed_up == pytest.approx(2 * 1000 * US / twice.step_ns)
     assert (once.batch_factor, twice.batch_factor) == (1.0, 2.0)
 
 
