@@ -87,9 +87,7 @@ def vector_operations(operator: npt.NDArray[np.str_], rows: Numbers, columns: Nu
     )
 
 
-def wave_ratio(
-    operations: Operations, source: DevicePeaks, target: DevicePeaks, number_type: str = "fp32"
-) -> Numbers:
+def wave_ratio(operations: Operations, source: DevicePeaks, target: DevicePeaks, number_type: str = "fp32") -> Numbers:
     """Target's time over the source's as Habitat scales the waves of one kernel on both (Yu and others, 2021).
 
     What has no arithmetic of its own counts one operation for each number written.

@@ -53,7 +53,7 @@ def operation_times(operations: Operations, device: DevicePeaks) -> OperationTim
 
     Unknown are operations without bytes or arithmetic, and those of a number type in which the device has no peak.
     """
-    times = _roofline_times(operations, device)
+    times = roofline_times(operations, device)
     for kinds, learned in _learned():
         mine = np.isin(operations.kind, kinds)
         if mine.any():
@@ -64,12 +64,14 @@ def operation_times(operations: Operations, device: DevicePeaks) -> OperationTim
 def _learned() -> tuple[tuple[tuple[str, ...], Callable[[Operations, DevicePeaks], OperationTimes]], ...]:
     """The kinds of operations that were learned, and what predicts them."""
     # They return OperationTimes, so they cannot be imported before it is there.
+    from stepscope.predict.matrix_times import matrix_times
     from stepscope.predict.memory_times import MEMORY_KINDS, memory_times
 
-    return ((MEMORY_KINDS, memory_times),)
+    return (MEMORY_KINDS, memory_times), (("matrix",), matrix_times)
 
 
-def _roofline_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
+def roofline_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
+    """The roofline over its usual share, with the widest band: for operations of which nothing was learned."""
     roof = roofline_ns(operations, device)
     ns = np.maximum(roof / USUAL_SHARE, LAUNCH_NS)
     ns = np.where(np.isfinite(roof), ns, np.nan)
@@ -80,9 +82,9 @@ def _roofline_times(operations: Operations, device: DevicePeaks) -> OperationTim
 def roofline_ns(operations: Operations, device: DevicePeaks) -> Numbers:
     """The least time that a device needs: the longer of arithmetic at its peak and traffic at its bandwidth.
 
-    Not-a-number where traffic is unknown, or the device has no peak for the arithmetic's number type.
+    Not-a-number where traffic or arithmetic is unknown, or the device has no peak for the arithmetic's number type.
     """
     rates = {kind: device.flops_s.get(kind, np.nan) for kind in set(operations.number_type.tolist())}
     rate = np.array([rates[kind] for kind in operations.number_type.tolist()], np.float64)
-    compute = np.where(operations.flops > 0, operations.flops / rate, 0.0)
+    compute = np.where(operations.flops == 0, 0.0, operations.flops / rate)
     return np.maximum(compute, operations.bytes / device.bandwidth_bytes_s) * 1e9

@@ -1,0 +1,369 @@
+"""Learn how long matrix products take, and check it on GPUs that were held out.
+
+The FP32 timings hold what the host needed between two products; it is subtracted to learn, and added again, as the
+other machines' mean, to compare with a held-out GPU's timings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from scripts.predictor.accuracy import Accuracy, mean_error
+from scripts.predictor.boosting import fit_trees
+from scripts.predictor.memory import MEASURED, PUBLIC, RATIO, product_shares, sustained_share
+from scripts.predictor.timings import public_device, wave_ratio
+from scripts.predictor.timings import vector_timings as elementwise_timings
+from stepscope.devices import DevicePeaks
+from stepscope.predict.boosted_trees import BoostedTrees
+from stepscope.predict.matrix_rates import rates_of
+from stepscope.predict.matrix_times import SIZES_NS, START_NS, MatrixModel, base_and_features
+from stepscope.predict.operation_times import roofline_ns
+from stepscope.predict.operations import Names, Numbers, Operations
+
+VECTOR_GPUS: Final = ("A100-40", "P100", "P4", "T4", "V100")
+TENSOR_GPUS: Final = {"A100-SXM-80": "A100-SXM4-80GB", "L40S": "L40S", "H200-SXM": "H200-SXM", "B200-SXM": "B200-SXM"}
+NUMBER_TYPES: Final = {"bfloat16": "bf16", "fp8": "fp8"}
+"""Those of the timings that are PyTorch's; scaling by blocks and nvfp4 are not."""
+LONG_NS: Final = 50_000.0
+_SHORTEST_NS: Final = 500.0
+_TINY_FLOPS: Final = 4e6
+LEAVES: Final = {"vector": 31, "tensor": 15}
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Products of one GPU and number type; arrays of shape (n,).
+
+    Attributes:
+        gpu: as in the timings.
+        unit: one of UNITS.
+        device: what its maker says, and no more.
+        latency_ns: as it was timed.
+        host_ns: what the host added to each.
+    """
+
+    gpu: str
+    unit: str
+    kind: str
+    device: DevicePeaks
+    operations: Operations
+    latency_ns: Numbers
+    host_ns: Numbers
+    operator: Names
+
+    def select(self, which: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Timings:
+        return replace(
+            self,
+            operations=self.operations.select(which),
+            latency_ns=self.latency_ns[which],
+            host_ns=self.host_ns[which],
+            operator=self.operator[which],
+        )
+
+
+def products(batch: Numbers, rows: Numbers, inner: Numbers, columns: Numbers, kind: str, shared: bool) -> Operations:
+    """Products of these dimensions; with `shared` the second matrix is the same for the whole batch."""
+    size = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp8": 1.0}[kind]
+    result = 2.0 if kind == "fp8" else size
+    count = len(batch)
+    weight = inner * columns * (1.0 if shared else batch)
+    return Operations(
+        name=np.full(count, "linear" if shared else "bmm"),
+        kind=np.full(count, "matrix"),
+        number_type=np.full(count, kind),
+        flops=2 * batch * rows * inner * columns,
+        bytes=size * (batch * rows * inner + weight) + result * batch * rows * columns,
+        batch=batch,
+        rows=rows,
+        columns=columns,
+        inner=inner,
+        is_backward=np.zeros(count, np.bool_),
+    )
+
+
+@lru_cache(maxsize=2)
+def vector_timings(folder: Path) -> tuple[Timings, ...]:
+    """matmul_fp32.parquet by GPU. In it N is the inner dimension and K the columns: the kernels' grids tell."""
+    table = pl.read_parquet(folder / "matmul_fp32.parquet").sort("gpu", "op", "B", "M", "N", "K")
+    found = []
+    for gpu in VECTOR_GPUS:
+        parts = [
+            _vector_part(table.filter((pl.col("gpu") == gpu) & (pl.col("op") == op)), op) for op in ("bmm", "linear")
+        ]
+        operations, latency, host = zip(*parts, strict=True)
+        found.append(
+            Timings(
+                gpu, "vector", "fp32", public_device(gpu), Operations.joined(operations), np.concatenate(latency),
+                np.concatenate(host), np.repeat(["bmm", "linear"], [len(part) for part in latency]),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _vector_part(table: pl.DataFrame, operator: str) -> tuple[Operations, Numbers, Numbers]:
+    batch, rows, inner, columns = (table[name].to_numpy().astype(np.float64) for name in "BMNK")
+    operations = products(batch, rows, inner, columns, "fp32", operator == "linear")
+    latency = table["latency_ms"].to_numpy() * 1e6
+    tiny = (operations.flops < _TINY_FLOPS) & (columns < 200)
+    # The shortest products take some microseconds of their own.
+    host = float(np.median(latency[tiny])) - 6e3
+    return operations, latency, np.full(len(latency), host)
+
+
+@lru_cache(maxsize=2)
+def tensor_timings(folder: Path) -> tuple[Timings, ...]:
+    """gemm_low_precision.parquet by GPU and number type; its kernels were timed without the host."""
+    table = pl.read_parquet(folder / "gemm_low_precision.parquet").sort("gpu", "dtype", "m", "n", "k")
+    found = []
+    for gpu, name in TENSOR_GPUS.items():
+        for dtype, kind in NUMBER_TYPES.items():
+            part = table.filter((pl.col("gpu") == gpu) & (pl.col("dtype") == dtype))
+            device = public_device(name)
+            if not len(part) or kind not in device.flops_s:
+                continue
+            rows, columns, inner = (part[name].to_numpy().astype(np.float64) for name in "mnk")
+            operations = products(np.ones(len(part)), rows, inner, columns, kind, True)
+            latency = part["latency_ms"].to_numpy() * 1e6
+            zero = np.zeros(len(part))
+            found.append(Timings(gpu, "tensor", kind, device, operations, latency, zero, np.full(len(part), "linear")))
+    return tuple(found)
+
+
+def thinned(timings: Timings, rows: int) -> Timings:
+    """At most so many rows, always the same."""
+    if len(timings.latency_ns) <= rows:
+        return timings
+    chosen = np.random.default_rng(0).permutation(len(timings.latency_ns))[:rows]
+    return timings.select(np.sort(chosen))
+
+
+def measured_device(timings: Timings, folder: Path) -> DevicePeaks:
+    """The device as if `stepscope devices measure` had run on it: what its largest products and copies reached."""
+    flops = timings.operations.flops
+    arithmetic = flops / timings.device.flops_s[timings.kind]
+    traffic = timings.operations.bytes / timings.device.bandwidth_bytes_s
+    # Measured is the product of two matrices as they stand, as in bmm; a linear layer's weight is turned.
+    plain = (arithmetic > 2 * traffic) & (timings.operator == timings.operator[0])
+    large = plain & (arithmetic > np.quantile(arithmetic[plain], 0.9))
+    rate = float(np.quantile(flops[large] / timings.latency_ns[large] * 1e9, 0.9))
+    bandwidth = _bandwidth_shares(folder)[timings.gpu] * timings.device.bandwidth_bytes_s
+    return replace(timings.device, sustained_flops_s={timings.kind: rate}, sustained_bandwidth_bytes_s=bandwidth)
+
+
+@lru_cache(maxsize=2)
+def _bandwidth_shares(folder: Path) -> dict[str, float]:
+    """Of the peak bandwidth, what element-wise operators sustain, else products with a large matrix of few rows."""
+    elementwise = elementwise_timings(folder, every=8)
+    shares = {gpu: sustained_share(elementwise, gpu) for gpu in VECTOR_GPUS}
+    by_generation = product_shares(folder)
+    return shares | {gpu: by_generation[public_device(name).architecture] for gpu, name in TENSOR_GPUS.items()}
+
+
+# Learning
+
+
+def fit_trees_of(timings: Sequence[Timings], folder: Path) -> BoostedTrees:
+    """Trees for the unit of these timings; each GPU and number type counts as much as another."""
+    features, targets, weights = [], [], []
+    for one in timings:
+        usable = one.select(one.latency_ns > 1.3 * one.host_ns)
+        device = measured_device(one, folder)
+        base, shape = base_and_features(usable.operations, device, rates_of(device, one.kind), one.unit)
+        kernel = np.maximum(usable.latency_ns - usable.host_ns - START_NS, _SHORTEST_NS) / 1e9
+        features.append(shape)
+        targets.append(np.minimum(np.log(base / kernel), 0.0))
+        weights.append(np.full(len(base), 1e4 / len(base)))
+    shapes, target, weight = (np.concatenate(parts) for parts in (features, targets, weights))
+    return fit_trees(
+        shapes, target, weight=weight, loss="absolute_error", trees=150, leaves=LEAVES[timings[0].unit], least_rows=40
+    )
+
+
+def kernels_ns(trees: BoostedTrees, timings: Timings, device: DevicePeaks) -> Numbers:
+    """Nanoseconds that the kernels are predicted to take on a device, without the host."""
+    rates = rates_of(device, timings.kind)
+    base, features = base_and_features(timings.operations, device, rates, timings.unit)
+    return START_NS + base * 1e9 / np.minimum(np.exp(trees.predict(features)), 1.0)
+
+
+def all_timings(folder: Path, *, quick: bool = False) -> dict[str, list[Timings]]:
+    """Those of each of UNITS; with `quick` a part of them."""
+    found: dict[str, list[Timings]] = {"vector": list(vector_timings(folder)), "tensor": list(tensor_timings(folder))}
+    return {unit: [thinned(one, 3000 if quick else 40_000) for one in mine] for unit, mine in found.items()}
+
+
+def train(folder: Path) -> MatrixModel:
+    """The model that is shipped: learned from all GPUs, its bands from what each was off when it was held out."""
+    timings = all_timings(folder)
+    return MatrixModel(
+        trees={unit: fit_trees_of(mine, folder) for unit, mine in timings.items()},
+        shortest={unit: _ends(mine, np.min) for unit, mine in timings.items()},
+        longest={unit: _ends(mine, np.max) for unit, mine in timings.items()},
+        capabilities={unit: _capabilities(mine) for unit, mine in timings.items()},
+        bands=_bands([one for mine in timings.values() for one in held_out(mine, folder)]),
+    )
+
+
+def _ends(timings: Sequence[Timings], end: Callable[..., Numbers]) -> Numbers:
+    names = ("batch", "rows", "columns", "inner")
+    lengths = [np.stack([getattr(one.operations, name) for name in names]) for one in timings]
+    return np.asarray(end(np.concatenate(lengths, axis=1), axis=1))
+
+
+def _capabilities(timings: Sequence[Timings]) -> Numbers:
+    known = [float(one.device.capability or 0) for one in timings]
+    return np.array([min(known), max(known)])
+
+
+# Holding out
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Products of a GPU, and what was learned without it.
+
+    Attributes:
+        expected_host_ns: what the other GPUs' hosts added on average.
+    """
+
+    timings: Timings
+    trees: BoostedTrees
+    expected_host_ns: Numbers
+    known: dict[str, DevicePeaks]
+
+
+def held_out(timings: Sequence[Timings], folder: Path, *, families: bool = False) -> Iterator[HeldOut]:
+    """Each GPU's timings with trees that were learned without it, or without all of its generation."""
+    for group in dict.fromkeys(_group(one, families) for one in timings):
+        others = [one for one in timings if _group(one, families) != group]
+        trees = fit_trees_of(others, folder)
+        for one in timings:
+            if _group(one, families) == group:
+                known = {PUBLIC: one.device, MEASURED: measured_device(one, folder)}
+                yield HeldOut(one, trees, _expected_host(one, others), known)
+
+
+def _group(timings: Timings, families: bool) -> str:
+    return timings.device.architecture if families else timings.gpu
+
+
+def _expected_host(timings: Timings, others: Sequence[Timings]) -> Numbers:
+    expected = np.zeros(len(timings.latency_ns))
+    for operator in np.unique(timings.operator):
+        hosts = [other.host_ns[other.operator == operator] for other in others]
+        expected[timings.operator == operator] = np.mean([host[0] for host in hosts if len(host)])
+    return expected
+
+
+def _bands(found: Sequence[HeldOut]) -> dict[str, Numbers]:
+    """Measured over predicted that nine of ten lay between: sustained rates known or not, by size."""
+    bands = {}
+    for kind in sorted({one.timings.kind for one in found}):
+        mine = [one for one in found if one.timings.kind == kind]
+        bands[kind] = np.array([_band([_ratios(one, known) for one in mine]) for known in (MEASURED, PUBLIC)])
+    return bands
+
+
+def _ratios(found: HeldOut, known: str) -> tuple[Numbers, Numbers]:
+    """Predicted nanoseconds of the kernels, and measured over predicted, where the host does not hide the kernels."""
+    mine = found.timings
+    predicted = kernels_ns(found.trees, mine, found.known[known])
+    seen = predicted > 0.5 * mine.host_ns
+    kernels = np.maximum(mine.latency_ns - mine.host_ns, START_NS)
+    return predicted[seen], (kernels / predicted)[seen]
+
+
+def _band(parts: Sequence[tuple[Numbers, Numbers]]) -> Numbers:
+    """Quantiles 5 % and 95 % by size, each GPU as much as another; of sizes that few timings have, the next one's."""
+    band = np.ones((len(SIZES_NS) + 1, 2))
+    for size in range(len(SIZES_NS), -1, -1):
+        chosen = [ratio[np.searchsorted(SIZES_NS, ns) == size] for ns, ratio in parts]
+        chosen = [np.quantile(ratio, np.linspace(0, 1, 1001)) for ratio in chosen if len(ratio) >= 100]
+        if chosen:
+            low, high = np.quantile(np.concatenate(chosen), (0.05, 0.95))
+            band[size] = min(low, 1.0), max(high, 1.0)
+        elif size < len(SIZES_NS):
+            band[size] = band[size + 1]
+    return band
+
+
+# Accuracy
+
+
+def validate(folder: Path, *, quick: bool = False) -> list[Accuracy]:
+    """Errors of every method on each GPU, and each generation, that was held out."""
+    found = []
+    for mine in all_timings(folder, quick=quick).values():
+        for split in ("gpu", "family"):
+            for one in held_out(mine, folder, families=split == "family"):
+                found += _accuracies(one, split)
+                if split == "gpu":
+                    found += _from_donors(one, mine, folder)
+    return found
+
+
+def _accuracies(found: HeldOut, split: str) -> list[Accuracy]:
+    mine = found.timings
+    methods = {
+        name: kernels_ns(found.trees, mine, device) + found.expected_host_ns for name, device in found.known.items()
+    }
+    methods["roofline"] = roofline_ns(mine.operations, mine.device)
+    return [
+        Accuracy(kind, split, mine.gpu, name, int(which.sum()), mean_error(ns[which], mine.latency_ns[which]))
+        for kind, which in _kinds(mine).items()
+        for name, ns in methods.items()
+    ]
+
+
+def _kinds(timings: Timings) -> dict[str, npt.NDArray[np.bool_]]:
+    kind = f"matrix products, {timings.kind}"
+    return {kind: timings.latency_ns > 0, f"{kind}, above 50 us": timings.latency_ns > LONG_NS}
+
+
+def _from_donors(found: HeldOut, timings: Sequence[Timings], folder: Path) -> list[Accuracy]:
+    """What another GPU's timing of the same product gives, the mean over all other GPUs."""
+    mine, results = found.timings, []
+    goal = kernels_ns(found.trees, mine, found.known[MEASURED])
+    for kind, which in _kinds(mine).items():
+        errors: dict[str, list[float]] = {"wave scaling": [], "ratio of peaks": [], RATIO: []}
+        count = 0
+        for donor in (one for one in timings if one.gpu != mine.gpu and one.kind == mine.kind):
+            here, there = _same(mine, donor, which)
+            latency, source = donor.latency_ns[there], donor.device
+            measured = mine.latency_ns[here]
+            ratio = source.flops_s[mine.kind] / mine.device.flops_s[mine.kind]
+            waves = wave_ratio(mine.operations.select(here), source, mine.device, mine.kind)
+            start = kernels_ns(found.trees, donor.select(there), measured_device(donor, folder))
+            kernel = np.maximum(latency - donor.host_ns[there], 0.3 * latency) * goal[here] / start
+            errors["wave scaling"].append(mean_error(latency * waves, measured))
+            errors["ratio of peaks"].append(mean_error(latency * ratio, measured))
+            errors[RATIO].append(mean_error(kernel + found.expected_host_ns[here], measured))
+            count += len(here)
+        results += [
+            Accuracy(kind, "gpu", mine.gpu, name, count, float(np.mean(of))) for name, of in errors.items() if of
+        ]
+    return results
+
+
+def _same(
+    mine: Timings, donor: Timings, which: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows of both that are the same product."""
+    place = {shape: row for row, shape in enumerate(_shapes(donor))}
+    pairs = [(row, place[shape]) for row, shape in enumerate(_shapes(mine)) if which[row] and shape in place]
+    here, there = np.array(pairs, np.int64).reshape(-1, 2).T
+    return here, there
+
+
+def _shapes(timings: Timings) -> Iterator[tuple[object, ...]]:
+    names = ("batch", "rows", "columns", "inner")
+    lengths = (getattr(timings.operations, name).tolist() for name in names)
+    return zip(timings.operator.tolist(), *lengths, strict=True)

@@ -1,0 +1,155 @@
+"""How long matrix products take: the roofline, divided by a share of it that boosted trees learned from timings.
+
+time = start + base / utilization, the base being the longer of arithmetic at the rate that power allows and of traffic
+at the bandwidth; the utilization, above 0 and at most 1, follows from features without a unit: how a product's tiles
+fill the multiprocessors, how it stands to ridge and cache, and its alignment. docs/prediction-model.md has the
+formulas; `scripts/predictor/matrix.py` fits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.devices import DevicePeaks
+from stepscope.predict.boosted_trees import BoostedTrees
+from stepscope.predict.matrix_rates import Rates, rates_of, unit_of
+from stepscope.predict.matrix_shapes import shape_features, weight_bytes
+from stepscope.predict.operation_times import OperationTimes, roofline_times
+from stepscope.predict.operations import Numbers, Operations
+
+START_NS: Final = 1_500.0
+"""From a kernel's start to its first arithmetic and from the last to its end: the shortest products of the timings take
+1.7 to 2.5 us."""
+UNITS: Final = ("vector", "tensor")
+"""What multiplies: the vector units of FP32, or the tensor cores of the shorter number types."""
+SIZES_NS: Final = (10_000.0, 50_000.0, 1_000_000.0)
+"""Where the band changes."""
+NOT_LEARNED: Final = 1.5
+"""How much wider the band is either way for each thing that no timing had: the number type, the generation, a
+dimension's length, or batches on tensor cores."""
+LIKE: Final = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    "fp16": "bf16",
+    "fp8": "fp8",
+    "fp64": "fp32",
+    "tf32": "bf16",
+    "int8": "fp8",
+}
+"""Of each number type, the one in the timings that it is most like."""
+LEARNED_TYPES: Final = {"vector": ("fp32",), "tensor": ("bf16", "fp16", "fp8")}
+"""Of the timings, by unit; tensor cores multiply fp16 at the rate of bf16."""
+_RANGES: Final = ("shortest", "longest", "capabilities")
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixModel:
+    """What was learned.
+
+    Attributes:
+        trees: the logarithm of the utilization, by UNITS.
+        shortest, longest: dimensions (batch, rows, columns, inner) in the timings, shape (4,), by UNITS.
+        capabilities: the least and the greatest compute capability in the timings, by UNITS.
+        bands: measured over predicted time that nine of ten products of GPUs not learned from lay between, shape
+            (2, sizes, 2), by the number types of the timings; the first where a sustained rate is known.
+    """
+
+    trees: Mapping[str, BoostedTrees]
+    shortest: Mapping[str, Numbers]
+    longest: Mapping[str, Numbers]
+    capabilities: Mapping[str, Numbers]
+    bands: Mapping[str, Numbers]
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Arrays to keep in an npz file."""
+        arrays: dict[str, npt.NDArray[Any]] = {f"bands.{kind}": band for kind, band in self.bands.items()}
+        for unit, trees in self.trees.items():
+            arrays |= trees.to_arrays(f"{unit}.")
+            arrays |= {f"{unit}.{name}": getattr(self, name)[unit] for name in _RANGES}
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> MatrixModel:
+        """Those that `to_arrays` gave."""
+        trees = {unit: BoostedTrees.from_arrays(arrays, f"{unit}.") for unit in UNITS}
+        shortest, longest, capabilities = ({unit: arrays[f"{unit}.{name}"] for unit in UNITS} for name in _RANGES)
+        bands = {kind: arrays[f"bands.{kind}"] for kind in sorted(set(LIKE.values()))}
+        return cls(trees, shortest, longest, capabilities, bands)
+
+
+@lru_cache(maxsize=1)
+def shipped_model() -> MatrixModel:
+    """The one that comes with the package."""
+    with files("stepscope").joinpath("data/matrix_times.npz").open("rb") as file, np.load(file) as arrays:
+        return MatrixModel.from_arrays(arrays)
+
+
+def matrix_times(operations: Operations, device: DevicePeaks, model: MatrixModel | None = None) -> OperationTimes:
+    """Predict products batch x (rows x inner) x (inner x columns).
+
+    Args:
+        operations: with flops, bytes and dimensions; where a dimension is unknown, the roofline answers.
+        device: its sustained rates count where someone measured them. Of devices other than NVIDIA's no product was
+            timed: the roofline answers.
+        model: instead of the one that comes with the package.
+    """
+    times = roofline_times(operations, device)
+    model = model or shipped_model()
+    for unit, kind in _units(operations, device):
+        mine = (operations.number_type == kind) & np.isfinite(times.ns) & _has_dimensions(operations)
+        if mine.any():
+            times = times.replaced(mine, _learned_times(operations.select(mine), device, kind, unit, model))
+    return times
+
+
+def _units(operations: Operations, device: DevicePeaks) -> list[tuple[str, str]]:
+    """Each number type of the products that the device has timings' units for."""
+    kinds = np.unique(operations.number_type).tolist()
+    found = [(unit_of(device, kind), kind) for kind in kinds]
+    return [(unit, kind) for unit, kind in found if unit is not None]
+
+
+def _has_dimensions(operations: Operations) -> npt.NDArray[np.bool_]:
+    dimensions = np.stack([operations.batch, operations.rows, operations.columns, operations.inner])
+    known = (np.isfinite(dimensions) & (dimensions >= 1)).all(axis=0)
+    return np.asarray(known & (operations.flops > 0) & (operations.bytes > 0))
+
+
+def _learned_times(
+    operations: Operations, device: DevicePeaks, kind: str, unit: str, model: MatrixModel
+) -> OperationTimes:
+    rates = rates_of(device, kind)
+    base, features = base_and_features(operations, device, rates, unit)
+    ns = START_NS + base * 1e9 / np.minimum(np.exp(model.trees[unit].predict(features)), 1.0)
+    band = model.bands[LIKE[kind]][0 if rates.is_sustained else 1]
+    low, high = band[np.searchsorted(SIZES_NS, ns)].T
+    wider = _widening(operations, device, kind, unit, model)
+    basis = np.full(len(operations), "learned")
+    return OperationTimes(ns, ns * low / wider, ns * high * wider, basis)
+
+
+def base_and_features(operations: Operations, device: DevicePeaks, rates: Rates, unit: str) -> tuple[Numbers, Numbers]:
+    """Seconds that an ideal product would take at these rates, shape (n,), and the features, shape (n, width)."""
+    arithmetic = rates.arithmetic_s(operations.flops)
+    traffic = rates.traffic_s(operations.bytes, weight_bytes(operations))
+    base = np.maximum(arithmetic, traffic)
+    features = shape_features(operations, device, rates, unit)
+    return base, features
+
+
+def _widening(operations: Operations, device: DevicePeaks, kind: str, unit: str, model: MatrixModel) -> Numbers:
+    """How much wider the band is for all that the timings did not have; shape (n,)."""
+    capability = float(device.capability or 0)
+    oldest, newest = model.capabilities[unit].tolist()
+    of_device = (kind not in LEARNED_TYPES[unit]) + (not oldest <= capability <= newest)
+    dimensions = np.stack([operations.batch, operations.rows, operations.columns, operations.inner], axis=1)
+    # A dimension half as long or twice as long as those that were timed is still like them.
+    outside = (dimensions < model.shortest[unit] / 2) | (dimensions > model.longest[unit] * 2)
+    return np.asarray(NOT_LEARNED ** (of_device + outside.any(axis=1).astype(np.float64)))
