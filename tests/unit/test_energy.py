@@ -12,10 +12,15 @@ from stepscope.cost.energy_parts import DeviceEnergy, PowerSettings, SampledEner
 from stepscope.cost.energy_samples import sampled_energy
 from stepscope.cost.energy_total import EnergyAnswer
 from stepscope.diagnosis import diagnose_view
+from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.view import View
 from stepscope.report.energy_format import electricity, energy, mass
 from stepscope.report.energy_json import energy_json
 from stepscope.report.energy_text import energy_text
+from stepscope.report.html import html_report
+from stepscope.report.json_report import json_reports
+from stepscope.report.markdown import markdown_reports
+from stepscope.report.text import text_reports
 from stepscope.trace import Metadata, Trace, Window
 from stepscope.trace.model import Device
 from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry
@@ -295,6 +300,59 @@ class TestReports:
 
         assert "\x1b" not in text
         assert r"\x1b[31mH100\n" in text
+
+
+class TestSections:
+    """Of the reports of a diagnosis, where the run measured its energy."""
+
+    LACK = MissingCounter("cpu", None, "RAPL <needs> root")
+    SENTENCE = "Device 0 uses 1.60 J a step (200 W), 20.0 % of it in idle gaps; measured outside of the profiler."
+
+    def found(self) -> tuple[Diagnosis, TraceEnergy]:
+        view = View(steps())
+        diagnosis = diagnose_view(view)
+        record = measured(160.0)
+        record.missing.append(self.LACK)
+        return diagnosis, energy_of_trace(view, diagnosis.findings, WATTS, record=record)
+
+    def test_in_every_report(self) -> None:
+        diagnosis, found = self.found()
+
+        text = text_reports([diagnosis], width=160, colour=False, top=1, energies=[found])
+        assert f"Energy\n  - {self.SENTENCE}\n  - Not measured: processors: RAPL <needs> root.\n" in text
+        markdown = markdown_reports([diagnosis], top=1, energies=[found])
+        assert f"## Energy\n\n- {self.SENTENCE}\n- Not measured: processors: RAPL &lt;needs&gt; root.\n" in markdown
+        page = html_report([diagnosis], [None], energies=[found]).decode()
+        assert f"<p>{self.SENTENCE}</p>" in page
+        assert "<h3>Where the energy of device 0 goes</h3>" in page
+        assert 'href="#r0-energy"' in page
+        assert json_reports([diagnosis], energies=[found])["energy"]["devices"][0]["joules"] == [1.6, 1.6]
+
+    def test_of_the_rank_that_measured(self) -> None:
+        diagnosis, found = self.found()
+        both = [diagnosis, diagnose_view(View(steps()))]
+
+        page = html_report(both, [None, None], energies=[None, found]).decode()
+        assert ('id="r0-energy"' in page, 'id="r1-energy"' in page) == (False, True)
+        reports = json_reports(both, energies=[None, found])["ranks"]
+        assert ["energy" in report for report in reports] == [False, True]
+        assert (
+            text_reports(both, width=160, colour=False, top=1, every=True, energies=[None, found]).count("\nEnergy\n")
+            == 1
+        )
+
+    def test_of_a_run_that_measured_nothing(self) -> None:
+        diagnosis, _ = self.found()
+
+        assert "Energy" not in text_reports([diagnosis], width=160, colour=False, top=1)
+        assert "-energy" not in html_report([diagnosis], [None]).decode()
+        assert "energy" not in json_reports([diagnosis])
+
+    def test_one_for_each(self) -> None:
+        diagnosis, found = self.found()
+
+        with pytest.raises(ValueError, match="1 diagnoses, and 2 energies"):
+            json_reports([diagnosis], energies=[found, found])
 
 
 class TestFormats:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.memory_picture import MemoryPicture
     from stepscope.analysis.picture import StepPicture
     from stepscope.analysis.telemetry_plots import TelemetryPicture
+    from stepscope.cost.energy_parts import TraceEnergy
     from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
     from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.ranks import RankRecord
@@ -110,8 +111,10 @@ def run(arguments: argparse.Namespace) -> int:
     diagnoses = _without_answered([result[0] for result in results])
     pictures, plots = [result[1] for result in results], [result[2] for result in results]
     flames, memories = [result[3] for result in results], [result[4] for result in results]
+    energies = [result[6] for result in results]
     across = _across(arguments, [result[5] for result in results if result[5] is not None])
-    _write_reports(arguments, diagnoses, pictures, plots, flames, memories, across, _redacted(unreadable, arguments))
+    without = _redacted(unreadable, arguments)
+    _write_reports(arguments, diagnoses, pictures, plots, flames, memories, across, without, energies)
     return _judged(arguments.fail_on, [*across, *(each for diagnosis in diagnoses for each in diagnosis.findings)])
 
 
@@ -149,8 +152,9 @@ def _diagnosed(
     FlameGraph | None,
     tuple[MemoryPicture, ...],
     RankRecord | None,
+    TraceEnergy | None,
 ]:
-    """One trace's diagnosis; for HTML, picture, telemetry, flame graph, memory; what other ranks are held against.
+    """One trace's diagnosis; for HTML, picture, telemetry, flame graph, memory; what ranks are held against; energy.
 
     None keeps the trace's tables.
     """
@@ -171,12 +175,13 @@ def _diagnosed(
     flame = _flame(view) if arguments.html else None
     memory = _memory(view) if arguments.html else ()
     record = rank_record(trace, view) if (trace.metadata.world_size or 1) > 1 else None
+    energy = _energy(view, diagnosis)
     if arguments.redact:
         redactor = Redactor.of(diagnosis, local_names())
         memory = tuple(redactor.redact(each) for each in memory)
         drawn = redactor.redact(picture), redactor.redact(plots), redactor.redact(flame), memory
-        return redactor.redact(diagnosis), *drawn, redactor.redact(record)
-    return diagnosis, picture, plots, flame, memory, record
+        return redactor.redact(diagnosis), *drawn, redactor.redact(record), redactor.redact(energy)
+    return diagnosis, picture, plots, flame, memory, record, energy
 
 
 def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -> Sequence[Unreadable]:
@@ -215,6 +220,19 @@ def _flame(view: View) -> FlameGraph:
     from stepscope.analysis.flame import flame_graph
 
     return flame_graph(view.trace, view.attribution)
+
+
+def _energy(view: View, diagnosis: Diagnosis) -> TraceEnergy | None:
+    """The energy of the steps, where the run that the trace is of was to measure it."""
+    from stepscope.capture.energy_records import record_beside
+
+    record = record_beside(view.trace.metadata.path)
+    if record is None:
+        return None
+    from stepscope.cost.energy import energy_of_trace
+    from stepscope.cost.energy_parts import PowerSettings
+
+    return energy_of_trace(view, diagnosis.findings, PowerSettings(), record=record)
 
 
 def _minimum_share(arguments: argparse.Namespace) -> float:
@@ -285,21 +303,23 @@ def _write_reports(
     memories: Sequence[tuple[MemoryPicture, ...]],
     across: Sequence[Finding],
     unreadable: Sequence[Unreadable],
+    energies: Sequence[TraceEnergy | None],
 ) -> None:
+    measured = {"energies": energies} if any(energies) else {}
     top = arguments.top if arguments.top is not None else _TEXT_ROWS
     if arguments.json:
         from stepscope.report.json_report import json_bytes, json_reports
 
-        _output.write_output(arguments.json, json_bytes(json_reports(diagnoses, across, unreadable)))
+        _output.write_output(arguments.json, json_bytes(json_reports(diagnoses, across, unreadable, **measured)))
     if arguments.markdown:
         from stepscope.report.markdown import markdown_reports
 
-        text = markdown_reports(diagnoses, top=top, across=across, unreadable=unreadable)
+        text = markdown_reports(diagnoses, top=top, across=across, unreadable=unreadable, **measured)
         _output.write_output(arguments.markdown, text.encode())
     if arguments.html:
         from stepscope.report.html import html_report
 
-        page = html_report(diagnoses, pictures, plots, flames, memories, across, unreadable)
+        page = html_report(diagnoses, pictures, plots, flames, memories, across, unreadable, **measured)
         _output.write_output(arguments.html, page)
     if "-" not in (arguments.json, arguments.markdown, arguments.html):
         from stepscope.report.text import text_reports
@@ -307,7 +327,14 @@ def _write_reports(
         width, colour = _output.width(), _output.colour()
         every = arguments.verbose
         text = text_reports(
-            diagnoses, width=width, colour=colour, top=top, every=every, across=across, unreadable=unreadable
+            diagnoses,
+            width=width,
+            colour=colour,
+            top=top,
+            every=every,
+            across=across,
+            unreadable=unreadable,
+            **measured,
         )
         _output.print_text(text)
     else:

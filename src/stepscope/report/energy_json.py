@@ -23,7 +23,7 @@ def energy_json(answer: EnergyAnswer) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "stepscope": __version__,
-        "traces": [_trace(trace) for trace in answer.traces],
+        "traces": [trace_json(trace) for trace in answer.traces],
         "total": {
             "joules": None if total is None else _pair(total),
             "is_estimate": answer.is_estimate,
@@ -47,7 +47,8 @@ def energy_json(answer: EnergyAnswer) -> dict[str, Any]:
     }
 
 
-def _trace(trace: TraceEnergy) -> dict[str, Any]:
+def trace_json(trace: TraceEnergy) -> dict[str, Any]:
+    """The energy of one trace."""
     return {
         "path": trace.path,
         "format": trace.format,

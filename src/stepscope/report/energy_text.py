@@ -54,7 +54,7 @@ def _trace(trace: TraceEnergy, answer: EnergyAnswer, width: int, top: int) -> It
     for host in trace.hosts:
         if host.parts:
             title = f"What the main thread did while the processors used {energy(joules((host.nanojoules,) * 2))}"
-            yield from _table(title, _part_table(host.parts, (host.nanojoules, host.nanojoules)), "causes", width, top)
+            yield from _table(title, part_table(host.parts, (host.nanojoules, host.nanojoules)), "causes", width, top)
     if trace.findings:
         yield from _table(
             "What the findings would save" + (f", in {count(answer.steps)} steps" if answer.steps > 1 else ""),
@@ -175,15 +175,15 @@ def _device_tables(device: DeviceEnergy, trace: TraceEnergy, width: int, top: in
         yield ""
         yield from _filled(sentence, width)
     of = f" of device {printable(device.device)}" if len(trace.devices) > 1 else ""
-    table = _part_table(device.parts, device.nanojoules)
+    table = part_table(device.parts, device.nanojoules)
     yield from _table(f"Where the energy{of} goes, a step", table, "parts", width, 0)
     if device.operators and {part.name for part in device.operators} != {"(no operator)"}:
         busy = device.of_kind("busy")
-        rows = _part_table(device.operators, busy).drop("what", "meaning").rename({"cause": "operator"})
+        rows = part_table(device.operators, busy).drop("what", "meaning").rename({"cause": "operator"})
         yield from _table(f"The work's energy{of}, by operator", rows, "operators", width, top)
 
 
-def _part_table(parts: Sequence[EnergyPart], whole: tuple[int, int]) -> pl.DataFrame:
+def part_table(parts: Sequence[EnergyPart], whole: tuple[int, int]) -> pl.DataFrame:
     """Columns what, cause, ns, energy, share, meaning."""
     rows = []
     for part in parts:

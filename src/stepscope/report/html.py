@@ -20,8 +20,10 @@ from stepscope.analysis.flame import FlameGraph
 from stepscope.analysis.memory_picture import MemoryPicture
 from stepscope.analysis.picture import StepPicture
 from stepscope.analysis.telemetry_plots import TelemetryPicture
+from stepscope.cost.energy_parts import TraceEnergy
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Figure, Finding, Interval, Location
+from stepscope.report.energy_section import each_or_none, energy_view
 from stepscope.report.format import cell, count, duration, printable, share, size
 from stepscope.report.glance import glances
 from stepscope.report.html_flame import flame_view, graphs_or_none
@@ -70,6 +72,7 @@ def html_report(
     memories: Sequence[Sequence[MemoryPicture]] | None = None,
     across: Sequence[Finding] = (),
     unreadable: Sequence[Unreadable] = (),
+    energies: Sequence[TraceEnergy | None] = (),
 ) -> bytes:
     """The report of one trace or of several ranks, each with the picture of a typical step where there is one.
 
@@ -79,6 +82,7 @@ def html_report(
         memories: each rank's devices' memory over time.
         across: findings about the ranks together, which stand below the table of the ranks.
         unreadable: files that there is no diagnosis of, which are listed with what is wrong with them.
+        energies: what each rank's run measured of its energy; none where it measured none.
 
     Raises:
         ValueError: there is no diagnosis, or not one picture (or None) for each.
@@ -88,7 +92,8 @@ def html_report(
     plots = pictures_or_none(telemetry, len(diagnoses))
     graphs = graphs_or_none(flames, len(diagnoses))
     held = memories_or_none(memories, len(diagnoses))
-    together = zip(diagnoses, pictures, plots, graphs, held, strict=True)
+    measured = each_or_none(energies, len(diagnoses))
+    together = zip(diagnoses, pictures, plots, graphs, held, measured, strict=True)
     slowest = max(diagnoses, key=lambda diagnosis: diagnosis.step_ns)  # of whose step such savings are shares
     ranks = [_rank(number, *each) for number, each in enumerate(together)]
     return page(
@@ -136,6 +141,7 @@ def _rank(
     telemetry: TelemetryPicture | None,
     flame: FlameGraph | None,
     memories: Sequence[MemoryPicture],
+    energy: TraceEnergy | None,
 ) -> View:
     path = printable(diagnosis.metadata.path)
     return {
@@ -160,6 +166,7 @@ def _rank(
         "telemetry": None if telemetry is None else telemetry_view(telemetry),
         "flame": None if flame is None or not flame.frames else flame_view(flame),
         "memory": [memory_view(each) for each in memories],
+        "energy": energy_view(energy),
         "tables": [
             _top("operators", diagnosis.operators, diagnosis.operator_count),
             _top("kernels", diagnosis.kernels, diagnosis.kernel_count),

@@ -11,35 +11,44 @@ import msgspec
 import polars as pl
 
 from stepscope import __version__
+from stepscope.cost.energy_parts import TraceEnergy
 from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Finding
+from stepscope.report.energy_json import trace_json
+from stepscope.report.energy_section import each_or_none
 from stepscope.report.format import printable_json
 
 SCHEMA: Final = 1
 
 
 def json_reports(
-    diagnoses: Sequence[Diagnosis], across: Sequence[Finding] = (), unreadable: Sequence[Unreadable] = ()
+    diagnoses: Sequence[Diagnosis],
+    across: Sequence[Finding] = (),
+    unreadable: Sequence[Unreadable] = (),
+    energies: Sequence[TraceEnergy | None] = (),
 ) -> dict[str, Any]:
     """The report of one trace, or of several as {"schema", "stepscope", "ranks": [a report each], "across_ranks"}.
 
     Args:
         across: findings about the ranks together.
         unreadable: files that there is no diagnosis of, as {"path", "reason"}.
+        energies: what each rank's run measured of its energy; none where it measured none.
     """
+    measured = each_or_none(energies, len(diagnoses))
+    reports = [json_report(diagnosis, energy) for diagnosis, energy in zip(diagnoses, measured, strict=True)]
     without = [_plain(each) for each in unreadable]
     if len(diagnoses) == 1:
-        return {**json_report(diagnoses[0]), "unreadable": without}
+        return {**reports[0], "unreadable": without}
     return {
         "schema": SCHEMA,
         "stepscope": __version__,
-        "ranks": [json_report(diagnosis) for diagnosis in diagnoses],
+        "ranks": reports,
         "across_ranks": [_finding(finding) for finding in across],
         "unreadable": without,
     }
 
 
-def json_report(diagnosis: Diagnosis) -> dict[str, Any]:
+def json_report(diagnosis: Diagnosis, energy: TraceEnergy | None = None) -> dict[str, Any]:
     """Everything in a diagnosis as plain values: times in integer nanoseconds, shares from 0 to 1, no NaN."""
     return {
         "schema": SCHEMA,
@@ -64,6 +73,7 @@ def json_report(diagnosis: Diagnosis) -> dict[str, Any]:
         "together": _plain(diagnosis.together),
         "afterwards": [_plain(each) for each in diagnosis.afterwards],
         "not_answered": [_plain(question) for question in diagnosis.not_answered],
+        **({} if energy is None else {"energy": trace_json(energy)}),
     }
 
 

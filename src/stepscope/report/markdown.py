@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import polars as pl
 
 from stepscope.analysis.causes import CAUSES
+from stepscope.cost.energy_parts import TraceEnergy
 from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Finding
+from stepscope.report.energy_section import each_or_none, section_sentences
 from stepscope.report.format import cell, duration, printable, share
 from stepscope.report.glance import glances
 from stepscope.report.sentences import (
@@ -43,15 +45,18 @@ def markdown_reports(
     top: int,
     across: Sequence[Finding] = (),
     unreadable: Sequence[Unreadable] = (),
+    energies: Sequence[TraceEnergy | None] = (),
 ) -> str:
     """The report of one trace, or of several ranks: a table of them first, then the findings about all together.
 
     Args:
         unreadable: files that there is no diagnosis of, which are listed with what is wrong with them.
+        energies: what each rank's run measured of its energy; none where it measured none.
     """
+    measured = each_or_none(energies, len(diagnoses))
     without = "\n".join(_unreadable(unreadable))
     if len(diagnoses) == 1:
-        return "\n".join(filter(None, [markdown_report(diagnoses[0], top=top), without]))
+        return "\n".join(filter(None, [markdown_report(diagnoses[0], top=top, energy=measured[0]), without]))
     parts = [
         f"# stepscope: {len(diagnoses)} {ranks_or_traces(diagnoses)}\n",
         "\n".join(_table(rank_table(diagnoses))) + "\n",
@@ -60,7 +65,9 @@ def markdown_reports(
     slowest = max(diagnoses, key=lambda diagnosis: diagnosis.step_ns)  # of whose step such savings are shares
     for number, finding in enumerate(across, start=1):
         parts.append("\n".join(_finding(number, finding, slowest)))
-    parts += [f"# {escape(rank_name(diagnosis))}\n\n{markdown_report(diagnosis, top=top)}" for diagnosis in diagnoses]
+    for diagnosis, energy in zip(diagnoses, measured, strict=True):
+        report = markdown_report(diagnosis, top=top, energy=energy)
+        parts.append(f"# {escape(rank_name(diagnosis))}\n\n{report}")
     return "\n".join(parts)
 
 
@@ -72,7 +79,7 @@ def _unreadable(unreadable: Sequence[Unreadable]) -> Iterator[str]:
         yield ""
 
 
-def markdown_report(diagnosis: Diagnosis, *, top: int) -> str:
+def markdown_report(diagnosis: Diagnosis, *, top: int, energy: TraceEnergy | None = None) -> str:
     """The whole report of one trace; `top` rows of the operators and kernels, 0 for all the diagnosis holds."""
     lines = [f"**{escape(headline(diagnosis))}**", ""]
     for number, finding in enumerate(diagnosis.findings, start=1):
@@ -87,6 +94,8 @@ def markdown_report(diagnosis: Diagnosis, *, top: int) -> str:
         lines += [hidden_sentence(diagnosis), ""]
     lines += _times(diagnosis)
     lines += _glances(diagnosis)
+    if energy is not None:
+        lines += ["## Energy", "", *(f"- {escape(sentence)}" for sentence in section_sentences(energy)), ""]
     lines += _top(diagnosis.kernels, diagnosis.kernel_count, "kernels", top)
     lines += _top(diagnosis.operators, diagnosis.operator_count, "operators", top)
     lines += _endings(diagnosis)

@@ -13,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.analysis.causes import CAUSES
+from stepscope.cost.energy_parts import TraceEnergy
 from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Finding
+from stepscope.report.energy_section import each_or_none, section_sentences
 from stepscope.report.format import duration, printable, share
 from stepscope.report.glance import glances
 from stepscope.report.sentences import (
@@ -47,12 +49,13 @@ _BAR_WIDTH: Final = 20
 _SEVERITY_STYLES: Final = {"high": "bold red", "medium": "bold yellow", "low": "bold cyan", "note": "bold"}
 
 
-def text_report(diagnosis: Diagnosis, *, width: int, colour: bool, top: int) -> str:
+def text_report(diagnosis: Diagnosis, *, width: int, colour: bool, top: int, energy: TraceEnergy | None = None) -> str:
     """The whole report of one trace; `top` rows of the operators and kernels, 0 for all the diagnosis holds."""
     parts: list[RenderableType] = [Text(headline(diagnosis), style="bold"), ""]
     parts += _findings(diagnosis)
     parts += _times(diagnosis, width)
     parts += _glances(diagnosis, width)
+    parts += _energy(energy)
     parts += _table("Kernels, the costliest first", diagnosis.kernels, diagnosis.kernel_count, "kernels", width, top)
     parts += _table(
         "Operators, the costliest first", diagnosis.operators, diagnosis.operator_count, "operators", width, top
@@ -71,15 +74,18 @@ def text_reports(
     every: bool = False,
     across: Sequence[Finding] = (),
     unreadable: Sequence[Unreadable] = (),
+    energies: Sequence[TraceEnergy | None] = (),
 ) -> str:
     """The report of one trace, or of several ranks: a table of them, then the rank that can save most, or every one.
 
     Args:
         across: findings about the ranks together, which stand below the table.
         unreadable: files that there is no diagnosis of, which are listed with what is wrong with them.
+        energies: what each rank's run measured of its energy; none where it measured none.
     """
+    measured = each_or_none(energies, len(diagnoses))
     if len(diagnoses) == 1:
-        text = text_report(diagnoses[0], width=width, colour=colour, top=top)
+        text = text_report(diagnoses[0], width=width, colour=colour, top=top, energy=measured[0])
         return "\n".join(filter(None, [text, _render(_unreadable(unreadable), width=width, colour=colour)]))
     shown = list(diagnoses) if every else [max(diagnoses, key=_largest_saving_ns)]
     intro = [
@@ -93,9 +99,11 @@ def text_reports(
         every_one = ranks_or_traces(diagnoses).removesuffix("s")
         intro.append(Text(f"Below: {rank_name(shown[0])}, which can save most. -v shows every {every_one}."))
     text = _render([*intro, ""], width=width, colour=colour)
-    for diagnosis in shown:
+    for diagnosis, energy in zip(diagnoses, measured, strict=True):
+        if not any(diagnosis is each for each in shown):
+            continue
         title = _render([_heading(f"== {rank_name(diagnosis)}"), ""], width=width, colour=colour)
-        text += title + text_report(diagnosis, width=width, colour=colour, top=top) + "\n"
+        text += title + text_report(diagnosis, width=width, colour=colour, top=top, energy=energy) + "\n"
     return text.rstrip("\n") + "\n"
 
 
@@ -194,6 +202,14 @@ def _glances(diagnosis: Diagnosis, width: int) -> Iterator[RenderableType]:
         for label, value, meaning in glance.rows:
             grid.add_row(Text(f"  {label}"), Text(value), Text(meaning if width >= 60 else ""))
         yield grid
+        yield ""
+
+
+def _energy(energy: TraceEnergy | None) -> Iterator[RenderableType]:
+    """What the run measured of its energy."""
+    if energy is not None:
+        yield _heading("Energy")
+        yield from (_item(sentence) for sentence in section_sentences(energy))
         yield ""
 
 
