@@ -37,6 +37,8 @@ J_PER_KWH: Final = 3.6e6
 HOST_LIMITS: Final = ("host", "input")
 """What limits a step that no faster accelerator makes shorter."""
 _LINKS_OF: Final = {"NVIDIA": "nvlink", "AMD": "infinity-fabric"}
+_MUCH: Final = 0.5
+"""Share of a step from which on messages, and waiting for the slowest device, limit it."""
 _TRAINING: Final = r"(?i)backward|autograd|accumulategrad|optimizer|gradient|dgrad|wgrad"
 _INDEPENDENT: Final = (
     "nothing in the trace computes gradients: several devices are taken to work each for itself, and exchange nothing"
@@ -120,9 +122,22 @@ class Machine:
         return self.hours_high * self.usd_h
 
     @property
+    def limit(self) -> str | None:
+        """What limits the step; None where that is not known.
+
+        The prediction's, but for communication: that is other than recorded on another number of devices.
+        """
+        if self.scaled is None:
+            return self.prediction.limit
+        waits = self.scaled.exposed_ns + self.scaled.straggler_ns
+        if waits > _MUCH * self.step_ns:
+            return "communication"
+        return None if self.prediction.limit == "communication" else self.prediction.limit
+
+    @property
     def is_limited_by_host(self) -> bool:
         """Whether the step would be as long with a faster accelerator."""
-        return self.prediction.limit in HOST_LIMITS
+        return self.limit in HOST_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +266,8 @@ class _Planner:
             return
         prediction = self._predicted(self.devices[price.device])
         if prediction.step_ns is None:
-            self._refuse(price, price.device, prediction.notes[-1] if prediction.notes else "no step time is predicted")
+            why = prediction.notes[-1] if prediction.notes else "no step time is given"
+            self._refuse(price, price.device, why.replace(f"the {price.device}", "it").replace(price.device, "it"))
             return
         if prediction.fits is False:
             self._refuse(price, price.device, "the step needs more memory than it has")

@@ -29,6 +29,7 @@ from stepscope.report.plan_words import (
     range_words,
     recommendation,
     samples_sentence,
+    warning_sentences,
 )
 
 _ROOM: Final = 0.06
@@ -52,7 +53,7 @@ def html_plan(plan: Plan) -> bytes:
         table=table_view(plan_frame(plan)) if plan.machines else None,
         prices=[sentence for sentence in (samples_sentence(plan), *price_sentences(plan)) if sentence],
         left_out=list(left_out_sentences(plan)),
-        basis=list(basis_sentences(plan)),
+        basis=[*warning_sentences(plan), *basis_sentences(plan)],
     )
 
 
@@ -71,7 +72,7 @@ def plan_frame(plan: Plan) -> pl.DataFrame:
         "price_usd_h": [each.usd_h for each in machines],
         "days since seen": [each.price.age_days(plan.today) for each in machines],
         "old": [each.price.is_old(plan.today) for each in machines],
-        "limit": [each.prediction.limit for each in machines],
+        "limit": [each.limit for each in machines],
         "step_ns": [each.step_ns for each in machines],
         "of ideal_share": [None if each.scaled is None else each.scaled.efficiency for each in machines],
         "energy (estimate)": [range_words(each.kwh, "kWh") for each in machines],
@@ -168,7 +169,7 @@ def _dot(machine: Machine, plan: Plan, across: _Scale, up: _Scale) -> View:
         cost_band(machine),
         f"{price_words(machine, plan)} since it was seen",
     ]
-    lines += [f"limit: {machine.prediction.limit}"] if machine.prediction.limit else []
+    lines += [f"limit: {machine.limit}"] if machine.limit else []
     return {
         "left": across.at(machine.hours),
         "bottom": up.at(machine.usd),

@@ -74,7 +74,7 @@ def _machine(machine: Machine, plan: Plan) -> dict[str, Any]:
         "step_ns": machine.step_ns,
         "step_low_ns": machine.step_low_ns,
         "step_high_ns": machine.step_high_ns,
-        "limit": prediction.limit,
+        "limit": machine.limit,
         "fits": prediction.fits,
         "scaling": None
         if scaled is None

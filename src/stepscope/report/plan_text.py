@@ -22,13 +22,17 @@ from stepscope.report.plan_words import (
     range_words,
     recommendation,
     samples_sentence,
+    warning_sentences,
 )
 from stepscope.report.tables import showing, table_lines
 
 
 def plan_text(plan: Plan, *, width: int, top: int) -> str:
     """The whole plan as text; `top` machines of the long table, 0 for all."""
-    parts = [*_filled(head_sentence(plan), width), *_filled(asked_sentence(plan), width), ""]
+    parts: list[str] = []
+    for sentence in (head_sentence(plan), *warning_sentences(plan), asked_sentence(plan)):
+        parts += _filled(sentence, width)
+    parts.append("")
     for sentence in recommendation(plan):
         parts += _filled(sentence, width)
     parts.append("")
@@ -54,7 +58,7 @@ def plan_table(plan: Plan, machines: Sequence[Machine]) -> pl.DataFrame:
         "time": [hours_band(each) for each in machines],
         "cost": [cost_band(each) for each in machines],
         "price/h, its age": [price_words(each, plan) for each in machines],
-        "limit": [each.prediction.limit or "unknown" for each in machines],
+        "limit": [each.limit or "unknown" for each in machines],
         "step": [duration(each.step_ns) for each in machines],
         "of ideal": ["" if each.scaled is None else share(each.scaled.efficiency) for each in machines],
         "energy (estimate)": [range_words(each.kwh, "kWh") for each in machines],

@@ -29,13 +29,14 @@ def devices_words(machine: Machine) -> str:
     return f"{count(machine.price.count)} x {printable(machine.prediction.device.name)}"
 
 
-def hours_words(hours: float) -> str:
-    """Such as "42 min", "12.3 h" or "5.1 days"."""
-    if hours < 1 / 60:
+def hours_words(hours: float, *, like: float | None = None) -> str:
+    """Such as "42 min", "12.3 h" or "5.1 days"; in the unit that suits the time `like`, by default its own."""
+    unit = hours if like is None else like
+    if unit < 1 / 60:
         return f"{hours * 3600:.2g} s"
-    if hours < 1:
+    if unit < 1:
         return f"{hours * 60:.0f} min"
-    if hours < _DAYS_FROM_HOURS:
+    if unit < _DAYS_FROM_HOURS:
         return f"{hours:.1f} h"
     days = hours / 24
     return f"{days:,.1f} days" if days < 1000 else f"{days:,.0f} days"
@@ -48,7 +49,9 @@ def money(usd: float) -> str:
 
 def hours_band(machine: Machine) -> str:
     """The time with its band, such as "12.3 h (10.1 to 15.0 h)"."""
-    return _with_band(machine.hours, machine.hours_low, machine.hours_high, hours_words)
+    return _with_band(
+        machine.hours, machine.hours_low, machine.hours_high, lambda hours: hours_words(hours, like=machine.hours_high)
+    )
 
 
 def cost_band(machine: Machine) -> str:
@@ -84,14 +87,18 @@ def asked_time(hours: float) -> str:
 
 def asked_sentence(plan: Plan) -> str:
     """What is to be done, and what an iteration is."""
-    each = "step" if plan.recorded.stepped else "recording, in which nothing marks steps,"
-    whole = f"{count(plan.request.iterations)} iterations of the recorded {each}"
+    times_of = f"{count(plan.request.iterations)} iterations"
+    stepped = plan.recorded.stepped
+    whole = (
+        f"{times_of} of {'the recorded step' if stepped else 'the whole recording, since nothing marks steps in it'}"
+    )
     if plan.recorded_devices > 1:
         whole += f" on {count(plan.recorded_devices)} devices"
     samples = ""
     if plan.recorded_batch is not None:
         total = plan.request.iterations * plan.recorded_devices * plan.recorded_batch
-        samples = f" ({count(plan.recorded_batch)} samples a device, {count(total)} in all)"
+        each_device = "1 sample" if plan.recorded_batch == 1 else f"{count(plan.recorded_batch)} samples"
+        samples = f" ({each_device} a device, {count(total)} in all)"
     if plan.batch_factor != 1 and plan.batch is not None:
         samples += f", now with {count(plan.batch)} samples a device and step"
     limits = []
@@ -107,6 +114,8 @@ def samples_sentence(plan: Plan) -> str:
     """What several devices mean."""
     if all(machine.price.count == plan.recorded_devices for machine in plan.machines):
         return ""
+    if not any(machine.scaled is not None for machine in plan.machines):
+        return "On several devices each works on a batch as large as the recorded one."
     return (
         "On several devices each works on a batch as large as the recorded one: the same number of samples takes "
         "fewer, longer steps. What so much larger a global batch does to the training is not counted."
@@ -203,7 +212,7 @@ def _host_sentence(plan: Plan) -> Iterator[str]:
     )
     if not limited:
         return
-    causes = {machine.prediction.limit for machine in plan.machines if machine.is_limited_by_host}
+    causes = {machine.limit for machine in plan.machines if machine.is_limited_by_host}
     what = "waiting for batches" if causes == {"input"} else "the host"
     alone = len({machine.prediction.device.name for machine in plan.machines}) == len(limited)
     where = "all of these devices" if alone and len(limited) > 1 else _names(limited)
@@ -267,7 +276,11 @@ def basis_sentences(plan: Plan) -> Iterator[str]:
         yield f"The step needs {size(recorded.memory.bytes)} of a device's memory."
     for note in plan.notes:
         yield f"{printable(note[:1].upper() + note[1:])}."
-    for warning in recorded.warnings:
+
+
+def warning_sentences(plan: Plan) -> Iterator[str]:
+    """What was skipped or repaired while reading the trace."""
+    for warning in plan.recorded.warnings:
         yield f"While reading: {count(warning.count)} x {printable(warning.kind)}: {printable(warning.detail)}."
 
 
@@ -296,5 +309,5 @@ def _names(names: list[str]) -> str:
     shown = [printable(name) for name in names[:_MOST_NAMES]]
     rest = len(names) - len(shown)
     if rest:
-        return f"{', '.join(shown)} and {count(rest)} others"
+        return f"{', '.join(shown)} and {'1 other' if rest == 1 else f'{count(rest)} others'}"
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
