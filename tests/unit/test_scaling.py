@@ -10,6 +10,7 @@ from stepscope.predict.buckets import buckets_of, gradients_of
 from stepscope.predict.host_borders import with_borders
 from stepscope.predict.links import Link, Protocol, fitted_link, link_table, named_link
 from stepscope.predict.scaling import data_parallel, exchange_of, expected_longest
+from stepscope.predict.sharing import slowdown_beside_messages
 from stepscope.report.scaling_text import scaling_json, scaling_text
 from stepscope.trace import Metadata, Trace
 from stepscope.whatif import Experiment, replay
@@ -97,6 +98,21 @@ def test_buckets_are_full_at_1_mib_and_then_at_their_limit() -> None:
     assert (buckets.ready // US).tolist() == [28, 48, 1028, 1048]
     assert buckets_of(gradients, bucket_bytes=MIB).bytes.tolist() == [MIB] * 6
     assert buckets_of(gradients, first_bytes=2 * MIB).bytes.tolist() == [2 * MIB, MIB] * 2
+
+
+def test_nonsense_sizes_are_none() -> None:
+    machine = Machine()
+    machine.step(0, 1000 * US, 0)
+    gradient(machine, 100, 1 << 60)
+    gradient(machine, 110, 1000)
+    gradient(machine, 120, 1000, "quaternion")
+
+    assert gradients_of(Experiment(machine.trace())).bytes.tolist() == [4000]
+
+
+def test_a_link_too_slow_to_count_is_refused() -> None:
+    with pytest.raises(UsageError, match="longer than 70 years"):
+        data_parallel(Experiment(device_steps(elements=1 << 37)), [2], "1b/s")
 
 
 def test_each_number_type_has_its_own_buckets() -> None:
@@ -191,6 +207,45 @@ def test_another_link_takes_the_place_of_the_recorded_one() -> None:
 
     assert two.communication_ns == pytest.approx(50_000)
     assert two.exposed_ns == pytest.approx(76_667, abs=1_001)  # the waiting stays
+
+
+def test_an_all_gather_is_of_all_parts() -> None:
+    machine = Machine(Metadata(world_size=4, rank=0))
+    machine.step(0, 1000 * US, 0)
+    for number, kind in enumerate(("AllGather", "ReduceScatter")):
+        machine.launch((10 + number) * US, 1 * US, number)
+        machine.work(
+            (20 + 200 * number) * US, 75 * US, f"ncclDevKernel_{kind}_RING", number, kind="communication",
+            message_elements=(62_500, 250_000)[number], message_type="float",
+        )  # fmt: skip
+    exchange = exchange_of(Experiment(machine.trace()))
+
+    # Each of 4 ranks sends 250 kB of 1 MB that all have in the end: 3 / 4 of it goes over each link in 75 us.
+    assert exchange.link is not None
+    assert exchange.link.bandwidth_bytes_s == pytest.approx(10e9)
+    assert exchange.transfers_ns(None, 2).tolist() == pytest.approx([50_000, 50_000])
+
+
+def test_computation_beside_messages_is_compared_with_the_same_alone() -> None:
+    machine = Machine(Metadata(world_size=2, rank=0))
+    machine.step(0, 100_000 * US, 0)
+    machine.launch(1 * US, US, 9_999)
+    machine.work(
+        10_000 * US, 10_000 * US, "ncclDevKernel_AllReduce_Sum_f32", 9_999, kind="communication", queue="20",
+        message_elements=1_000_000, message_type="float",
+    )  # fmt: skip
+    for number in range(40):
+        beside = number % 4 >= 2  # two calls of each kernel alone for 100 us, and two beside the message for 150 us
+        start = (10_000 if beside else 0) + 200 * number
+        machine.launch((2 + number) * US, US, number)
+        machine.work(start * US, (150 if beside else 100) * US, f"kernel {number // 4}", number, grid="1,1,1")
+    trace = machine.trace()
+
+    assert slowdown_beside_messages(Experiment(trace)) == pytest.approx(1.5)
+    [one, two] = data_parallel(Experiment(trace), [1, 2])
+    assert one.step_ns <= two.step_ns
+    assert any("took 1.50 times as long as alone" in note for note in two.notes)
+    assert slowdown_beside_messages(Experiment(device_steps())) is None
 
 
 def test_the_longest_of_several_steps_is_expected() -> None:

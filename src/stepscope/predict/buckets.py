@@ -25,7 +25,8 @@ from stepscope.whatif.experiment import Experiment
 FIRST_BUCKET_BYTES: Final = 1 << 20
 BUCKET_BYTES: Final = 25 << 20
 ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
-_MOST_BYTES: Final = 1 << 50
+_MOST_BYTES: Final = 1 << 40
+"""Of one gradient: more is nonsense, and sums of it would not fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)

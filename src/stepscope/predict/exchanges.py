@@ -19,6 +19,8 @@ from stepscope.analysis.communication import bus_bytes, collectives, kind_of
 from stepscope.errors import UsageError
 from stepscope.predict.buckets import Buckets, gradients_of, place_of_step
 from stepscope.predict.links import Link, fitted_link
+from stepscope.predict.sharing import share_beside, slowdown_beside_messages
+from stepscope.trace.intervals import union
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.arrays import concatenated
 from stepscope.whatif.experiment import Experiment
@@ -106,9 +108,30 @@ class RecordedExchange:
         transfers: Numbers = np.array(factors) * self.table["transfer_ns"].to_numpy()
         return transfers
 
+    @cached_property
+    def slowdown(self) -> float | None:
+        """How many times as long computation took beside messages; None where the trace does not tell."""
+        return slowdown_beside_messages(self.experiment)
+
+    def _without_sharing(self, base: Graph) -> Graph:
+        """The graph in which computation beside these messages takes as long as alone."""
+        if self.slowdown is None:
+            return base
+        works, rows = base.works, self.table["row"].to_numpy()
+        messages = union(works.start[rows], works.start[rows] + works.duration[rows])
+        table = self.experiment.trace.device_work
+        computing = np.flatnonzero((table["kind"] == "compute").fill_null(False).to_numpy())
+        share = share_beside(works.start[computing], works.duration[computing], messages)
+        return base.with_work(computing, 1 / (1 + share * (self.slowdown - 1)))
+
     def graph(self, base: Graph, transfers_ns: Numbers) -> Graph:
-        """As in `Exchange`; a rank waits for the others as long as recorded, unless there are no others."""
+        """As in `Exchange`; a rank waits for the others as long as recorded, unless there are no others.
+
+        Where there are none, computation is no slower beside messages.
+        """
         rows = self.table["row"].to_numpy()
+        if not transfers_ns.any():
+            return self._without_sharing(base).with_work(rows, 0.0)
         measured, transfer = self.table["measured_ns"].to_numpy(), self.table["transfer_ns"].to_numpy()
         waiting = np.where(transfers_ns > 0, np.maximum(measured - transfer, 0), 0)
         return base.with_work(rows, (waiting + transfers_ns) / np.maximum(measured, 1))

@@ -20,7 +20,7 @@ from stepscope.analysis.batch_size import batch_size_of
 from stepscope.analysis.roofline import device_peaks
 from stepscope.errors import UsageError
 from stepscope.predict.buckets import BUCKET_BYTES, buckets_of, gradients_of
-from stepscope.predict.exchanges import AddedExchange, Exchange, recorded_exchange
+from stepscope.predict.exchanges import AddedExchange, Exchange, RecordedExchange, recorded_exchange
 from stepscope.predict.host_borders import CutExperiment
 from stepscope.predict.links import MOST_DEVICES, TABLE_ERROR, Link, named_link
 from stepscope.predict.prediction import StepPrediction
@@ -32,6 +32,9 @@ Numbers = npt.NDArray[np.float64]
 LEAST_STEPS: Final = 3
 """So many recorded steps tell how much steps vary. Where there are two more, the first and the last do not count, which
 a cold start and the end of the recording make longer."""
+SLOWEST_BESIDE: Final = 1.6
+"""So many times as long computation takes beside messages at most: recordings of ranks on V100 and A100 show 1.25 and
+1.58 (`sharing`)."""
 _ONE: Final = (
     "one device was recorded: the host's own time for messages, copies of gradients into buckets, and computation that "
     "slows down beside messages are not counted"
@@ -49,7 +52,7 @@ class ScaledStep:
         devices: how many; each works on a batch as large as the recorded one.
         step_ns: how long it takes, waiting for the slowest device included.
         low_ns, high_ns: with quicker and slower transfers than expected; low without waiting for the slowest device,
-            high with copies of gradients into buckets and back.
+            high with slower computation beside them and copies of gradients into buckets and back.
         communication_ns: how long the messages of a step take, without waiting.
         exposed_ns: by how much they make the step longer.
         straggler_ns: waiting for the slowest device, as expected from how much the recorded steps vary.
@@ -132,6 +135,17 @@ def expected_longest(lengths: npt.ArrayLike, draws: int) -> float:
     return float(values @ np.diff(reached))
 
 
+def _notes_of_ranks(exchange: RecordedExchange) -> list[str]:
+    """What a recording of several ranks has in its times whatever their number."""
+    notes = [f"waiting for late ranks stays as recorded among {exchange.ranks}"]
+    if exchange.slowdown is not None:
+        notes.append(
+            f"computation beside messages took {exchange.slowdown:.2f} times as long as alone, which is part of the "
+            "recorded times of several devices"
+        )
+    return notes
+
+
 class _Scaling:
     """One trace on different numbers of devices."""
 
@@ -168,28 +182,36 @@ class _Scaling:
     ) -> ScaledStep:
         alone, step = self.alone_ns * self.factor, expected + straggler
         narrow, wide = self._band()
-        batch = batch_size_of(self.experiment.trace)
+        samples = self._samples_per_step
         notes += self._notes if devices > 1 else ()
         return ScaledStep(
             devices=devices,
             step_ns=step,
             low_ns=min(low * narrow, step),
-            high_ns=max((high + straggler + (self._copies_ns if devices > 1 else 0.0)) * wide, step),
+            high_ns=max((high + straggler + self._not_counted_ns(transfers, expected - alone)) * wide, step),
             communication_ns=float(transfers.sum()) / self.experiment.step_count,
             exposed_ns=max(expected - alone, 0.0),
             efficiency=min(alone / step, 1.0),
-            samples_per_s=None if batch is None else devices * batch / step * 1e9,
+            samples_per_s=None if samples is None else devices * samples / step * 1e9,
             notes=notes,
             straggler_ns=straggler,
         )
 
+    def _not_counted_ns(self, transfers: Numbers, exposed: float) -> float:
+        """What a single device's trace cannot tell, at most: computation beside messages, copies of gradients."""
+        if not isinstance(self.exchange, AddedExchange) or not transfers.any():
+            return 0.0
+        beside = max(float(transfers.sum()) / self.experiment.step_count - max(exposed, 0.0), 0.0)
+        return beside * (SLOWEST_BESIDE - 1) + self._copies_ns
+
     @cached_property
     def _copies_ns(self) -> float:
-        """What copies of a step's gradients into buckets and back take, each read and written; 0 where recorded."""
+        """Copies of a step's gradients into buckets and back, each read and written; 0 for an unknown device."""
         device = self.experiment.device
-        if not isinstance(self.exchange, AddedExchange) or device is None:
+        if device is None and self.target is None:
             return 0.0
-        peaks = self.target.device if self.target is not None else device_peaks(self.experiment.trace, device)
+        peaks = self.target.device if self.target is not None else device_peaks(self.experiment.trace, device or "")
+        assert isinstance(self.exchange, AddedExchange)
         moved = 4 * float(self.exchange.buckets.bytes.sum()) / self.experiment.step_count
         return 0.0 if peaks is None else moved / peaks.bandwidth_bytes_s * 1e9
 
@@ -203,6 +225,8 @@ class _Scaling:
         if isinstance(exchange, AddedExchange) and exchange.accumulated > 1:
             passes = exchange.accumulated
             notes.append(f"of {passes} backward passes in a step only the last one's gradients are sent (no_sync)")
+        if isinstance(exchange, RecordedExchange):
+            notes += _notes_of_ranks(exchange)
         world = experiment.trace.metadata.world_size or 1
         if exchange.ranks == 1 and world > 1:
             notes.append(f"the trace is of one of {world} ranks: what it exchanged otherwise stays as recorded")
@@ -211,6 +235,14 @@ class _Scaling:
         if experiment.why_not is not None:
             notes.append(f"not certain: {experiment.why_not}")
         return tuple(notes)
+
+    @cached_property
+    def _samples_per_step(self) -> float | None:
+        """Of one device: the target's batch, or the recorded one; None where it is not known."""
+        if self.target is not None:
+            rate = self.target.samples_per_s
+            return None if rate is None or self.target.step_ns is None else rate * self.target.step_ns / 1e9
+        return batch_size_of(self.experiment.trace)
 
     def _band(self) -> tuple[float, float]:
         """The target's own band, as factors on the step."""

@@ -82,8 +82,10 @@ def _lines(device: str, link: Link | None, steps: Sequence[ScaledStep], width: i
     yield from ("  " + line for line in table_lines(table, width=width - 2))
     meaning = (
         "efficiency: of as many times one device's throughput; communication: all messages of a step; exposed: by how "
-        "much they make it longer; stragglers: waiting for the slowest device, as the recorded steps vary"
+        "much they make it longer"
     )
+    if "stragglers" in table.columns:
+        meaning += "; stragglers: waiting for the slowest device, as the recorded steps vary"
     yield from _filled(meaning, width, "  ", "  ")
     for note in dict.fromkeys(note for each in steps for note in each.notes):
         yield from _filled(f"Note: {printable(note)}.", width, "", "  ")
