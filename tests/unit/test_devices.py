@@ -48,6 +48,7 @@ def found(
         ("NVIDIA H100 NVL", "H100-NVL"),
         ("NVIDIA H200", "H200-SXM"),
         ("NVIDIA GH200 480GB", "GH200-96GB"),
+        ("NVIDIA GH200 120GB", "GH200-96GB"),
         ("NVIDIA GB200", "GB200"),
         ("NVIDIA B300 SXM6 AC", "B300-SXM"),
         ("NVIDIA GeForce RTX 5090", "RTX 5090"),
@@ -114,13 +115,14 @@ def test_every_row_is_whole() -> None:
 
 def test_measured_figures_fit_the_peaks_and_name_their_source() -> None:
     for row in device_table():
-        is_measured = bool(row.sustained_flops_s or row.sustained_bandwidth_bytes_s)
+        is_measured = bool(row.sustained_flops_s or row.sustained_bandwidth_bytes_s or row.launch_ns)
         assert bool(row.measured_source) == is_measured, row.name
         for kind, rate in row.sustained_flops_s.items():
             # Cards for games run above the clock that their makers count with.
             limit = 1.25 if "GeForce" in row.matches else 1.0
             assert rate <= row.flops_s.get(kind, rate) * limit, (row.name, kind)
         assert (row.sustained_bandwidth_bytes_s or 0) < row.bandwidth_bytes_s
+        assert row.launch_ns is None or 500 < row.launch_ns < 5000
 
 
 def test_links() -> None:

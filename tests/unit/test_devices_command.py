@@ -43,6 +43,7 @@ def test_the_table_has_every_device(capsys: pytest.CaptureFixture[str]) -> None:
         "power_w": 400,
         "measured_bf16_tflops": 271.2,
         "best_bf16_tflops": 271.2,
+        "launch_us": 1.3,
         "host_link_gb_per_s": 31.5,
         "peer_link_gb_per_s": 300.0,
         "units": 108,
@@ -85,7 +86,9 @@ def test_measured_figures_stand_beside_the_peaks(capsys: pytest.CaptureFixture[s
 
     text = capsys.readouterr().out
     assert "  bf16          989.4 TFLOP/s; 794.5 TFLOP/s measured (80%)\n" in text
-    assert f"  measured      {named_device('H100-SXM').measured_source}\n" in text
+    assert "  bandwidth     3,350 GB/s; 2,903 GB/s measured (87%)\n" in text
+    first, second = named_device("H100-SXM").measured_source.split()
+    assert text.endswith(f"\n  measured      {first}\n                {second}\n")
 
 
 def test_devices_are_kept_replaced_and_removed(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
