@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
+import polars as pl
 import pytest
 
 from stepscope.devices import DevicePeaks, named_device
-from stepscope.predict.memory_need import MemoryNeed, memory_need
+from stepscope.predict.memory_need import MemoryNeed, memory_need, sampled_memory
 from stepscope.program_facts import ModelFacts, ProgramFacts
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry
 from tests.unit.recording import Recording
 
 GB = 10**9
@@ -75,3 +79,25 @@ def test_with_the_batch_all_but_what_was_there_before_grows() -> None:
 
     assert need.bytes == 14 * GB
     assert "with the batch everything grows but parameters" in need.note
+
+
+def sampled(*rows: tuple[str, str, float | None]) -> Telemetry:
+    """Samples of devices' memory: name of the series, device, value."""
+    samples = [(0, 1, "device", name, device, "bytes", 0, None, value) for name, device, value in rows]
+    nothing = pl.DataFrame(schema=MISSING_SCHEMA)
+    return Telemetry(pl.DataFrame(samples, schema=SAMPLE_SCHEMA, orient="row"), nothing)
+
+
+def test_telemetry_tells_where_allocations_were_not_recorded() -> None:
+    used = "memory_used_bytes"
+    one = sampled(
+        (used, "0", 3e9), (used, "0", math.inf), (used, "0", None), (used, "0", 5e9), ("memory_bytes", "0", 9e9)
+    )
+    two = sampled((used, "0", 3e9), (used, "1", 5e9))
+
+    assert sampled_memory(one, "0") == sampled_memory(one, "gpu:0") == 5 * GB
+    assert (sampled_memory(two, "0"), sampled_memory(two, "gpu:0")) == (3 * GB, None)
+    assert sampled_memory(one, None) is None
+    assert sampled_memory(sampled(), "0") is None
+    assert memory_need(Trace.from_tables({}), "0", sampled_bytes=5 * GB, batch_factor=2.0).bytes == 10 * GB
+    assert memory_need(recorded(total=True), "0", sampled_bytes=50 * GB).bytes == 9 * GB

@@ -143,7 +143,23 @@ def predictor_of(arguments: argparse.Namespace, experiment: Experiment) -> StepP
         recorded_batch=arguments.recorded_batch,
         source=None if arguments.source is None else named_device(arguments.source),
         host_factor=arguments.host_factor,
+        sampled_memory_bytes=_sampled_memory(experiment),
     )
+
+
+def _sampled_memory(experiment: Experiment) -> int | None:
+    """What the telemetry beside the trace saw in use of its busiest device's memory."""
+    from pathlib import Path
+
+    from stepscope.predict.memory_need import sampled_memory
+    from stepscope.trace.telemetry import read_telemetry, telemetry_files
+
+    place = Path(experiment.trace.metadata.path)
+    files = [file for file in telemetry_files(place) if file != place]  # Nsight Systems' exports end like telemetry
+    try:
+        return sampled_memory(read_telemetry(files), experiment.device) if files else None
+    except UsageError:
+        return None
 
 
 def targets(text: str | None) -> tuple[DevicePeaks, ...]:

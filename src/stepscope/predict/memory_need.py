@@ -1,6 +1,7 @@
 """How much memory a step needs, from what the trace recorded of it, and whether a device has that much.
 
-What is needed is the most that was allocated at once. A tenth of a device stays free: for the runtime's own context
+What is needed is the most that was allocated at once; without a record of allocations the most that a run's telemetry
+saw in use. A tenth of a device stays free: for the runtime's own context
 (some hundred MiB), for what the allocator cannot use between blocks, and for work areas that libraries choose by the
 device.
 With another batch size the parameters, gradients and optimizer's state stay, and everything else grows with the batch,
@@ -20,6 +21,7 @@ from stepscope.analysis.memory_events import memory_levels
 from stepscope.devices import DevicePeaks
 from stepscope.program_facts import ModelFacts, ProgramFacts
 from stepscope.trace import Trace
+from stepscope.trace.telemetry import Telemetry
 
 KEPT_FREE: Final = 0.1
 """Share of a device's memory that a step cannot have; as `stepscope batch-size` keeps free."""
@@ -49,15 +51,22 @@ class MemoryNeed:
         return None if has_room and self.at_least else has_room
 
 
-def memory_need(trace: Trace, device: str | None, *, batch_factor: float = 1.0) -> MemoryNeed:
+def memory_need(
+    trace: Trace, device: str | None, *, batch_factor: float = 1.0, sampled_bytes: int | None = None
+) -> MemoryNeed:
     """What a step of the trace needs on another device.
 
     Args:
         device: the trace's, whose memory counts; None for a trace of a CPU.
         batch_factor: how many times as large the batch is.
+        sampled_bytes: as `sampled_memory` tells it, for a trace that has no allocations.
     """
     wanted = "cpu" if device is None else device
     levels = memory_levels(trace).filter(pl.col("device") == wanted)
+    if levels.is_empty() and sampled_bytes is not None:
+        note = "the most of the device's memory that was in use while the program ran, its allocator's reserve included"
+        grown = "; with the batch all of it is taken to grow" if batch_factor != 1.0 else ""
+        return MemoryNeed(round(sampled_bytes * batch_factor), False, note + grown)
     if levels.is_empty():
         how = ": record with profile_memory=True" if trace.metadata.format == "kineto" else ""
         return MemoryNeed(None, False, f"memory was not recorded{how}")
@@ -74,6 +83,20 @@ def memory_need(trace: Trace, device: str | None, *, batch_factor: float = 1.0) 
     needed = round((peak - constant) * batch_factor) + constant + before
     at_least = not is_total and not before
     return MemoryNeed(needed, at_least, _note(is_total, bool(before), batch_factor))
+
+
+def sampled_memory(telemetry: Telemetry, device: str | None) -> int | None:
+    """The most of a device's memory in use by a run's telemetry; None where it has no samples of that device, or many.
+
+    Args:
+        device: as the trace calls it.
+    """
+    used = telemetry.samples.filter((pl.col("source") == "device") & (pl.col("name") == "memory_used_bytes"))
+    used = used.filter(pl.col("value").is_finite() & pl.col("value").is_between(0, 2**62))
+    mine = used.filter(pl.col("device") == device) if used["device"].n_unique() > 1 else used
+    if device is None or mine.is_empty():
+        return None
+    return int(mine["value"].to_numpy().max())
 
 
 def _most(levels: pl.DataFrame) -> int:

@@ -126,7 +126,11 @@ def predict_step(
 
 
 class StepPredictor:
-    """What predictions of one trace for several devices share; arguments as of `predict_step`."""
+    """What predictions of one trace for several devices share; arguments as of `predict_step`.
+
+    Args:
+        sampled_memory_bytes: the most that telemetry saw in use, for a trace without allocations.
+    """
 
     def __init__(
         self,
@@ -137,12 +141,14 @@ class StepPredictor:
         recorded_batch: int | None = None,
         source: DevicePeaks | None = None,
         host_factor: float = 1.0,
+        sampled_memory_bytes: int | None = None,
     ) -> None:
         self.experiment = experiment
         self.precision = precision
         self.source = source
         self.change = None if batch is None else batch_change(experiment.trace, batch, recorded_batch)
         self._told_batch = recorded_batch
+        self._sampled_memory_bytes = sampled_memory_bytes
         self.replays = StepReplays(experiment, host_factor=host_factor, input_factor=self.batch_factor)
 
     @property
@@ -177,7 +183,12 @@ class StepPredictor:
     @cached_property
     def memory(self) -> MemoryNeed:
         """What a step needs of a device's memory."""
-        return memory_need(self.trace, self.experiment.device, batch_factor=self.batch_factor)
+        return memory_need(
+            self.trace,
+            self.experiment.device,
+            batch_factor=self.batch_factor,
+            sampled_bytes=self._sampled_memory_bytes,
+        )
 
     @cached_property
     def measured_ns(self) -> float:

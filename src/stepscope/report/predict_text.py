@@ -13,6 +13,7 @@ from stepscope.predict.prediction import StepPrediction
 from stepscope.report.format import count, duration, printable, share, size
 from stepscope.report.tables import showing, table_lines
 
+_MOST_WARNINGS: Final = 5
 _EXACT: Final = 0.0005
 """A band that is narrower than this share of the step is not shown."""
 
@@ -143,9 +144,11 @@ def _head(answer: PredictedSteps, width: int) -> Iterator[str]:
             "device's idle time stays as it is, and its range reaches to where host and device overlap completely.",
             width,
         )
-    for warning in answer.warnings:
+    for warning in answer.warnings[:_MOST_WARNINGS]:
         text = f"While reading: {count(warning.count)} x {printable(warning.kind)}: {printable(warning.detail)}."
         yield from _filled(text, width)
+    if len(answer.warnings) > _MOST_WARNINGS:
+        yield f"While reading: {count(len(answer.warnings) - _MOST_WARNINGS)} more; stepscope diagnose names them."
     yield ""
 
 
