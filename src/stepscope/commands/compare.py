@@ -111,11 +111,13 @@ def _side(arguments: argparse.Namespace, path: str, passed_over: list[Unreadable
     traces = (trace for word in words for trace in _traces(arguments, word, passed_over))
     if len(folders) < len(words):
         return Side(path, traces)
+    from stepscope.capture.energy_records import step_energies
     from stepscope.capture.run_settings import settings_of_run, unprofiled_steps
 
     settings = merged_settings(settings_of_run(folder.manifest()) for folder in folders)
     steps = [unprofiled_steps(folder) for folder in folders]
-    return Side(path, traces, settings, [run for runs in steps for run in runs] if all(steps) else [])
+    unprofiled = [run for runs in steps for run in runs] if all(steps) else []
+    return Side(path, traces, settings, unprofiled, step_energies([folder.recordings() for folder in folders]))
 
 
 def _with_difference(before: Side, after: Side) -> Side:

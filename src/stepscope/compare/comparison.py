@@ -10,6 +10,7 @@ import polars as pl
 
 from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.compare.edges import LeftOut
+from stepscope.compare.energy import EnergyComparison, StepEnergies, compared_energies
 from stepscope.compare.lines import matched_lines
 from stepscope.compare.matching import (
     CAUSE_LEVELS,
@@ -45,12 +46,14 @@ class Side:
         settings: what is known of its settings beyond the traces, by name; never a secret.
         unprofiled: for each run the nanoseconds of steps that ran without the profiler. Where both sides have some, the
             verdict is about these: they are more, and nothing slows them down.
+        energies: what counters measured.
     """
 
     name: str
     traces: Iterable[Trace]
     settings: Mapping[str, str] = field(default_factory=dict)
     unprofiled: Sequence[Sequence[float]] = ()
+    energies: StepEnergies = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ class Comparison:
         settings: name, before, after: those that differ.
         is_unprofiled: whether `samples` are steps that ran without the profiler, and not those of the traces.
         notes: what to keep in mind, a sentence each.
+        energies: of what both sides' counters measured.
     """
 
     before: SideSummary
@@ -133,6 +137,7 @@ class Comparison:
     settings: pl.DataFrame
     is_unprofiled: bool = False
     notes: tuple[str, ...] = ()
+    energies: tuple[EnergyComparison, ...] = ()
 
     @property
     def difference_ns(self) -> float:
@@ -150,6 +155,7 @@ class _Collected:
     tables: Mapping[str, pl.DataFrame]
     settings: Mapping[str, str]
     devices: Sequence[str | None]
+    energies: StepEnergies
 
 
 _KEYS_OF_LINES: Final = ("file", "line", "function", "exact_line")
@@ -239,6 +245,7 @@ def _collected(side: Side, user_code: UserCode, all_steps: bool, devices: Sequen
         tables={**tables, "memory": memory},
         settings=settings,
         devices=[record.device for record in records],
+        energies=side.energies,
     )
 
 
@@ -308,6 +315,7 @@ def _compared(before: _Collected, after: _Collected, confidence: float) -> Compa
         basis=basis,
         settings=different_settings(before.settings, after.settings),
         is_unprofiled=is_unprofiled,
+        energies=compared_energies(before.energies, after.energies, confidence),
         notes=tuple(
             notes(ours, theirs, basis=basis, samples=samples, is_unprofiled=is_unprofiled, unknown=tuple(unknown))
         ),

@@ -47,6 +47,7 @@ def _comparison(comparison: Comparison, top: int) -> dict[str, Any]:
         "basis": comparison.basis,
         "difference_ns": comparison.difference_ns,
         "notes": list(comparison.notes),
+        "energies": [_fields(each) for each in comparison.energies],
     }
     for name in TABLES:
         table: pl.DataFrame = getattr(comparison, name)

@@ -10,6 +10,9 @@ import polars as pl
 from stepscope.analysis.causes import CAUSES
 from stepscope.compare.comparison import Comparison, SideSummary, by_name
 from stepscope.compare.matching import ONLY_AFTER, ONLY_BEFORE, SAME
+from stepscope.report.comparison_text import change_words, interval_words, share_of
+from stepscope.report.energy_format import energy
+from stepscope.report.energy_sentences import ALL_WORDS
 from stepscope.report.format import count, duration, printable
 
 _TELLING: Final = 0.25
@@ -29,6 +32,25 @@ Row = dict[str, Any]
 
 
 def where_sentences(comparison: Comparison) -> list[str]:
+    """Which causes make the difference, at which line of the user's code, in which operator; and what energy does."""
+    return [*_where(comparison), *energy_sentences(comparison)]
+
+
+def energy_sentences(comparison: Comparison) -> list[str]:
+    """How the measured energy differs, such as "Devices use 1.60 J a step instead of 2.00 J, 20.0 % less (...)."."""
+    sentences = []
+    for each in comparison.energies:
+        text = f"{ALL_WORDS[each.kind].capitalize()} use {energy((each.after_j, each.after_j))} a step instead of "
+        text += f"{energy((each.before_j, each.before_j))}, {change_words(each.change)}"
+        if each.change_low is None or each.change_high is None:
+            sentences.append(f"{text}, and nothing tells how much of that is chance.")
+        else:
+            interval = interval_words(each.change_low, each.change_high)
+            sentences.append(f"{text} ({share_of(each.confidence)} interval: {interval}).")
+    return sentences
+
+
+def _where(comparison: Comparison) -> list[str]:
     """Which causes make the difference, at which line of the user's code, in which operator; the first first."""
     whole = comparison.difference_ns
     causes = comparison.causes.rows(named=True)
