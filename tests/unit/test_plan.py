@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -413,3 +414,31 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_a_device_without_steps_is_no_reason_to_fail() -> None:
     with pytest.raises(UsageError, match="nothing was recorded"):
         planned([price()], Trace.from_tables({}))
+
+
+@pytest.mark.traces
+@pytest.mark.skipif("STEPSCOPE_TRACES" not in os.environ, reason="STEPSCOPE_TRACES names no folder of traces")
+def test_a_recording_of_eight_ranks_is_its_own_plan() -> None:
+    """On the machine that it was recorded on, its steps take about as long as they did."""
+    from stepscope.readers import open_trace
+
+    trace = open_trace(Path(os.environ["STEPSCOPE_TRACES"]) / "kineto" / "a100_ddp_rank3of8.json.gz")
+    plan = planned([price("A100-SXM4-40GB", 10.0, count=8), price("A100-SXM4-40GB", 1.0)], trace, iterations=1e6)
+
+    one, eight = sorted(plan.machines, key=lambda each: each.price.count)
+    assert plan.recorded_devices == 8
+    assert (one.steps, eight.steps) == (8e6, 1e6)
+    assert eight.step_ns == pytest.approx(plan.recorded.measured_ns, rel=0.1)
+    assert one.step_ns < eight.step_ns
+
+
+@pytest.mark.traces
+@pytest.mark.skipif("STEPSCOPE_TRACES" not in os.environ, reason="STEPSCOPE_TRACES names no folder of traces")
+def test_what_four_tpus_exchange_is_not_told() -> None:
+    from stepscope.readers import open_trace
+
+    trace = open_trace(Path(os.environ["STEPSCOPE_TRACES"]) / "xplane" / "tpu_x4_inference.xplane.pb")
+    plan = planned([price("H100-SXM")], trace)
+
+    assert (plan.recorded_devices, plan.machines) == (4, ())
+    assert "nothing says what devices exchange" in plan.refused[0].reason

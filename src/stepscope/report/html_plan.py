@@ -38,6 +38,8 @@ _NAME_WIDTH: Final = 20.0
 _NAME_HEIGHT: Final = 5.0
 """Percent of the plot that a name takes."""
 _STEPS: Final = (1, 2, 5)
+_MANY: Final = 150
+"""Points that are drawn smaller."""
 _MOST_TICKS: Final = 9
 
 
@@ -64,11 +66,9 @@ def plan_frame(plan: Plan) -> pl.DataFrame:
         "machine": [f"{each.price.provider} {each.price.instance}" for each in machines],
         "devices": [devices_words(each) for each in machines],
         "hours": [each.hours for each in machines],
-        "hours from": [each.hours_low for each in machines],
-        "hours to": [each.hours_high for each in machines],
+        "band of time": [_band(hours_band(each)) for each in machines],
         "cost_usd": [each.usd for each in machines],
-        "from_usd": [each.usd_low for each in machines],
-        "to_usd": [each.usd_high for each in machines],
+        "band of cost": [_band(cost_band(each)) for each in machines],
         "price_usd_h": [each.usd_h for each in machines],
         "days since seen": [each.price.age_days(plan.today) for each in machines],
         "old": [each.price.is_old(plan.today) for each in machines],
@@ -82,6 +82,11 @@ def plan_frame(plan: Plan) -> pl.DataFrame:
     }
     kept = {name: cells for name, cells in columns.items() if any(cell not in (None, "") for cell in cells)}
     return pl.DataFrame(kept, strict=False)
+
+
+def _band(text: str) -> str:
+    """What stands in parentheses behind a time or a cost."""
+    return text.partition(" (")[2].removesuffix(")")
 
 
 class _Scale:
@@ -124,6 +129,7 @@ def _chart(plan: Plan) -> View:
     front = sorted(plan.front, key=lambda each: each.hours)
     corners = list(_staircase([(across.at(each.hours), 100 - up.at(each.usd)) for each in front]))
     return {
+        "many": len(plan.machines) > _MANY,
         "across": across.ticks(_time_marks()),
         "up": up.ticks(_money_marks()),
         "front": " ".join(f"{x:.3f},{y:.3f}" for x, y in corners),
