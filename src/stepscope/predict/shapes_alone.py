@@ -5,7 +5,8 @@ a replay in which each of these operators takes what a call costs that has next 
 waits for batches and operators of unknown work stay as they were measured.
 
 The host runs ahead of the device until it asks for a value: the step then takes the longer of the two. Where it asks
-early and often, neither hides the other: the range ends where they add up.
+early and often, neither hides the other: the range ends where they add up. An optimizer that ran tensor by tensor, as
+PyTorch's do on a CPU, would give a device many at a time: at the range's low end it costs the host nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from stepscope.whatif.experiment import Experiment
 LAUNCH_CALL_NS: Final = (3_000.0, 5_000.0, 11_000.0)
 """Least, usual and most time of the host's call that launches a kernel: medians of eleven public traces, from an H100's
 host to that of four V100s, all of them recorded by a profiler."""
+_MANY_TENSORS: Final = r"_foreach_|_fused_"
+"""Operators that take many tensors at a time, as optimizers do by default on devices but not on a CPU."""
 LEAST_COVERED: Final = 0.75
 """Share of the time in operators that compute, below which no step time is given."""
 
@@ -84,8 +87,15 @@ def step_from_shapes(
     count = experiment.step_count
     device = [float(each.sum()) / count for each in (low, expected, high)]
     measured, dispatch = table["host_ns"].to_numpy(), table["dispatch_ns"].to_numpy()
-    host = [_host_ns(replays, rows, (dispatch + launch) / np.maximum(measured, 1.0)) for launch in LAUNCH_CALL_NS]
+    factors = [(dispatch + launch) / np.maximum(measured, 1.0) for launch in LAUNCH_CALL_NS]
+    by_tensor = ~table["operator"].str.contains(_MANY_TENSORS) & (table["phase"] == "optimizer")
+    factors[0][by_tensor.to_numpy()] = 0.0
+    host = [
+        _host_ns(replays, rows, each, without=("optimizer",) if not number and by_tensor.any() else ())
+        for number, each in enumerate(factors)
+    ]
     note = "predicted from shapes alone: the range reaches from host and device side by side to one after the other"
+    note += ", and at its low end the host needs no time for the optimizer" if by_tensor.any() else ""
     return ShapesStep(
         step_ns=max(host[1], device[1]),
         low_ns=max(host[0], device[0]),
@@ -98,13 +108,13 @@ def step_from_shapes(
     )
 
 
-def _host_ns(replays: StepReplays, rows: Rows, factors: Numbers) -> float:
+def _host_ns(replays: StepReplays, rows: Rows, factors: Numbers, *, without: tuple[str, ...]) -> float:
     """The mean step in which these operators take so many times as long, with all that is inside them."""
     operators = replays.experiment.trace.operators
     lanes = operators["lane"].to_numpy()[rows].astype(np.int32)
     starts = operators["start_ns"].to_numpy()[rows]
     ends = starts + operators["duration_ns"].to_numpy()[rows]
-    return replays.with_host_time(lanes, starts, ends, factors)
+    return replays.with_host_time(lanes, starts, ends, factors, without=without)
 
 
 def _limit(

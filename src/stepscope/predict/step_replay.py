@@ -135,13 +135,25 @@ class StepReplays:
         step = self._replayed(expected)
         return StepRange(step, min(step.step_ns, *ends), max(step.step_ns, *ends))
 
-    def with_host_time(self, lanes: npt.NDArray[np.int32], starts: Times, ends: Times, factors: Numbers) -> float:
+    def with_host_time(
+        self,
+        lanes: npt.NDArray[np.int32],
+        starts: Times,
+        ends: Times,
+        factors: Numbers,
+        *,
+        without: tuple[str, ...] = (),
+    ) -> float:
         """The mean step in which these intervals of host threads take so many times as long.
 
         Args:
             lanes, starts, ends, factors: of each interval; shape (n,).
+            without: causes of host time that are gone.
         """
-        return self._scaled(self.experiment.run(self._graph.with_host_time(lanes, starts, ends, factors)))
+        graph = self._graph
+        for cause in without:
+            graph = scaled_cause(cause, 0.0)(self.experiment, graph)
+        return self._scaled(self.experiment.run(graph.with_host_time(lanes, starts, ends, factors)))
 
     def _scaled(self, outcome: Outcome) -> float:
         """A replay's step on the scale of the measured one."""
