@@ -73,6 +73,7 @@ def test_figures_are_in_their_units(cpu: DeviceMeasurements) -> None:
 def test_what_was_measured_can_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("torch")
     monkeypatch.setenv("STEPSCOPE_CONFIG_DIR", str(tmp_path))
     file = tmp_path / "mine.toml"
 
