@@ -69,12 +69,12 @@ def test_deepview(tmp_path: Path) -> None:
 
 
 def test_our_own_columns_can_be_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prices", "--providers", "hyperstack", "--format", "csv"]) == 0
+    assert main(["prices", "--providers", "openrelay", "--format", "csv"]) == 0
     found = read(tmp_path, capsys.readouterr().out, provider=None)
 
     assert found.format == "stepscope"
-    assert {price.device for price in found.prices} == {"H100-PCIe", "A100-PCIe-80GB", "RTX A6000"}
-    assert {price.as_of for price in found.prices} == {date(2026, 8, 26)}
+    assert {price.device for price in found.prices} == {"RTX 3090", "RTX 4090"}
+    assert {price.as_of for price in found.prices} == {date(2026, 9, 20)}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_every_shipped_price_has_a_device_a_day_and_a_source(price: Price) -> No
 
 
 def test_the_shipped_table_has_each_machine_once() -> None:
-    assert len(newest(shipped_prices())) == len(shipped_prices()) == 50
+    assert len(newest(shipped_prices())) == len(shipped_prices()) == 66
 
 
 def test_age() -> None:
@@ -95,7 +95,8 @@ def test_devices_without_a_price() -> None:
         ("A6000", 48, "", "RTX A6000"),
         ("RTX4090", 24, "", "RTX 4090"),
         ("MI300X", None, "", "MI300X"),
-        ("H100 NVL", 94, "", None),
+        ("H100 NVL", 94, "", "H100-NVL"),
+        ("H100 NVL", 80, "", None),
         ("A10G", 24, "", "A10G"),
         ("MI250", None, "", None),
         ("L40", 48, "", "L40"),
@@ -115,7 +116,13 @@ def test_a_name_that_could_mean_several() -> None:
 
 @pytest.mark.parametrize(
     ("name", "device", "count"),
-    [("tpu-v5litepod-8", "TPU v5e", 8), ("tpu-v4-16", "TPU v4", 8), ("v5p-8", "TPU v5p", 4), ("tpu-v4-1", "TPU v4", 1)],
+    [
+        ("tpu-v5litepod-8", "TPU v5e", 8),
+        ("tpu-v4-16", "TPU v4", 8),
+        ("v5p-8", "TPU v5p", 4),
+        ("tpu-v4-1", "TPU v4", 1),
+        ("tpu-v6e-4", "TPU v6e", 4),
+    ],
 )
 def test_slices_of_tpus(name: str, device: str, count: int) -> None:
     assert (named_gpu(name).device, named_gpu(name).count) == (device, count)

@@ -14,12 +14,13 @@ _MEMORY_TOLERANCE: Final = 0.1
 _MAKERS: Final = re.compile(r"\b(?:nvidia|amd|intel|google|habana|tesla|geforce|quadro|instinct|radeon|cloud)\b")
 _FORMS: Final = {"sxm": "sxm", "sxm2": "sxm", "sxm3": "sxm", "sxm4": "sxm", "sxm5": "sxm", "sxm6": "sxm", "hgx": "sxm"}
 _FORMS_OF_CARDS: Final = {"pcie": "pcie", "pci": "pcie", "nvl": "nvl"}
-_ALIASES: Final = {"a6000": "rtxa6000", "h100mega": "h100"}
+_ALIASES: Final = {"h100mega": "h100"}
 _MEMORY: Final = re.compile(r"(\d{1,4})(?:g|gb|gib)")
-_TPU: Final = re.compile(r"(?:tpu-?)?(v5litepod|v5lite|v5e|v5p|v4)(?:-(\d{1,6}))?")
-_TPUS: Final = {"v4": "TPU v4", "v5p": "TPU v5p"}
+_TPU: Final = re.compile(r"(?:tpu-?)?(v5litepod|v5lite|v5e|v5p|v4|v6e)(?:-(\d{1,6}))?")
+_TPUS: Final = {"v4": "TPU v4", "v5p": "TPU v5p", "v6e": "TPU v6e"}
 _CORES_A_CHIP: Final = 2
-"""Names such as v4-8 count cores, of which each chip has two; those of v5e count chips."""
+"""Names such as v4-8 count cores, of which each chip of v4 and v5p has two; those of v5e and v6e count chips."""
+_COUNTED_BY_CORE: Final = ("v4", "v5p")
 
 # Machines that come with one form of a GPU alone, by their makers' descriptions:
 #   https://aws.amazon.com/ec2/instance-types/accelerated-computing/
@@ -92,7 +93,7 @@ def _named(name: str, memory_gb: float | None, instance: str) -> NamedGpu:
 def _tpu(generation: str, number: str | None) -> NamedGpu:
     device = _TPUS.get(generation, "TPU v5e")
     count = int(number or 1)
-    if device != "TPU v5e" and number:
+    if generation in _COUNTED_BY_CORE and number:
         count = max(count // _CORES_A_CHIP, 1)
     return NamedGpu(device if count else None, max(count, 1))
 
@@ -124,11 +125,11 @@ def _parsed(name: str) -> _Name:
 
 
 def _means(wanted: _Name, memory_gb: float | None, row: _Name) -> bool:
-    if not wanted.model or wanted.model != row.model:
+    if not wanted.model or row.model not in (wanted.model, f"rtx{wanted.model}"):
         return False
     if wanted.form is not None and row.form is not None and wanted.form != row.form:
         return False
-    if wanted.form == "nvl":
+    if wanted.form == "nvl" and row.form != "nvl":
         return False
     asked = wanted.memory_gb if wanted.memory_gb is not None else memory_gb
     if asked is None or row.memory_gb is None:
