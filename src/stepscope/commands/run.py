@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from stepscope.report.format import printable
 
 if TYPE_CHECKING:
     from stepscope.capture.bootstrap_plan import RunOptions
+    from stepscope.capture.energy_limits import Limit
     from stepscope.capture.run_folder import RunFolder
 
 NAME: Final = "run"
@@ -70,6 +72,12 @@ def prepare_parser(parser: CommandParser) -> None:
     what.add_argument(
         "--energy", action="store_true", help="the energy of the steps after the recording, where counters tell it"
     )
+    what.add_argument(
+        "--power-limits",
+        metavar="LIMITS",
+        type=power_limits,
+        help="run once at each of these limits of the devices, such as 60%%,80%%,100%% or 250,300: time and energy",
+    )
     add_record_flags(what)
     batch = parser.add_argument_group("how large a batch should be")
     batch.add_argument(
@@ -102,7 +110,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("standard output is the program's: write the page to a file")
     command = command_of(arguments.program)
     if arguments.batch_sizes or arguments.batch_flag:
+        if arguments.power_limits:
+            raise UsageError("a program runs either at several batch sizes or at several power limits")
         return _run_sizes(arguments, command)
+    if arguments.power_limits:
+        return _run_limits(arguments, command)
     options = _options(arguments)
     manifest = RunManifest.begin(command, time.time(), options=options.to_json(), redact=arguments.redact)
     folder = RunFolder.create(Path(arguments.folder) if arguments.folder else None, arguments.name, manifest)
@@ -151,6 +163,35 @@ def _run_sizes(arguments: argparse.Namespace, command: Sequence[str]) -> int:
         arguments.steps = None  # of the trace: those that are to be recorded are known
         write_model(measurements_of_run(arguments, folder.path), arguments)
     return 0
+
+
+def _run_limits(arguments: argparse.Namespace, command: Sequence[str]) -> int:
+    """Run the program once at each power limit; 0 where at least two were measured."""
+    from dataclasses import replace
+
+    from stepscope.capture.energy_limits import device_limits, measure_limits
+    from stepscope.capture.launch import environment_of, run_program
+    from stepscope.capture.manifest import RunManifest
+    from stepscope.capture.run_folder import RunFolder
+    from stepscope.capture.runs import RunIndex
+    from stepscope.report.energy_limits_text import limits_text
+
+    devices = device_limits()
+    limits = [devices.watts(limit) for limit in arguments.power_limits]
+    options = replace(_options(arguments), energy=True, exit_after=True)
+    manifest = RunManifest.begin(list(command), time.time(), options=options.to_json(), redact=arguments.redact)
+    folder = RunFolder.create(Path(arguments.folder) if arguments.folder else None, arguments.name, manifest)
+    _quietly(lambda: RunIndex().add(folder))
+    environment = environment_of(folder, options, os.environ)
+    runs = measure_limits(limits, devices, folder, lambda: run_program(command, environment), _say)
+    failed = next((each.exit_code for each in runs if each.exit_code), 0)
+    with _on_standard_error():
+        folder.write_manifest(manifest.ended(time.time(), failed, folder.recordings()))
+        _quietly(lambda: RunIndex().add(folder))
+        _say(f"run {folder.name}: {folder.path}")
+        print(limits_text(runs, width=_output.width()), end="")
+        _say_energy(folder.recordings())
+    return 0 if len([run for run in runs if run.joules is not None]) > 1 else failed or 2
 
 
 def _say(sentence: str) -> None:
@@ -263,6 +304,21 @@ def _quietly(action: Any) -> None:
         action()
     except StepscopeError as error:
         print(f"stepscope: {printable(str(error))}", file=sys.stderr)
+
+
+def power_limits(text: str) -> list[Limit]:
+    """Limits from the command line: watts, or percent of the most that the devices allow."""
+    from stepscope.capture.energy_limits import Limit
+
+    found = []
+    for word in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,5}(?:\.[0-9]{1,3})?)\s*(%?)\s*", word, re.ASCII)
+        if match is None or not float(match[1]) or (match[2] and float(match[1]) > 100):
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of power limits: write 60%,80%,100% or 250,300")
+        found.append(Limit(float(match[1]) / (100 if match[2] else 1), bool(match[2])))
+    if len(set(found)) < 2:
+        raise argparse.ArgumentTypeError("it takes two different power limits or more: 60%,80%,100%")
+    return list(dict.fromkeys(found))
 
 
 def at_least(lowest: int) -> Any:
