@@ -9,7 +9,8 @@ errs in the same direction, so that much of the error cancels. In order, the fir
     shapes          the same where the source is unknown: what is predicted on the target, over the call's kernels as
                     they were measured
     wave scaling    other kernels, by bandwidth and arithmetic of the devices (`stepscope.predict.wave_scaling`)
-    bandwidth       copies, by the bandwidth of the memory or of the link to the host
+    bandwidth       copies, by the bandwidth of the memory or of the link to the host; the band of those over the link
+                    reaches to no change, which is what memory sees that is not pinned
     link            communication, by the bandwidth between devices; the band reaches to no change, since waiting for
                     other ranks does not get shorter
     unchanged       copies and communication where a link's bandwidth is unknown
@@ -58,6 +59,8 @@ BASES: Final = (
 NOT_CARRIED: Final = 0.5
 """Share of what a call took longer than predicted that other devices do not take longer as well; what makes about the
 least error on timings of the same calls on five GPUs (`benchmarks/wave_scaling_accuracy.py`)."""
+LEAST_SPREAD: Final = 1.15
+"""Factor either way that holds nine of ten element-wise and row-wise calls of more than 0.1 ms among five GPUs."""
 _HOST_COPIES: Final = ("copy_in", "copy_out")
 _DEVICE_MOVES: Final = ("copy_on_device", "set")
 
@@ -242,7 +245,7 @@ class _Device:
         before = None if self.source is None else self.source.host_link_bytes_s
         after = self.target.host_link_bytes_s
         if before and after:
-            self._scale_alike(rows, before / after)
+            self._scale_towards_no_change(rows, "bandwidth", before / after)
         elif rows.size:
             self.times.note("copies between host and device are taken as measured: a link's bandwidth is unknown")
             self.times.keep(rows, "unchanged")
@@ -250,18 +253,20 @@ class _Device:
     def _answer_moves(self, rows: Rows) -> None:
         """Within the device, by its memory's bandwidth."""
         if self.source is not None:
-            self._scale_alike(rows, sustained_bandwidth(self.source) / sustained_bandwidth(self.target))
+            factor = sustained_bandwidth(self.source) / sustained_bandwidth(self.target)
+            bounds = (factor, factor / LEAST_SPREAD, factor * LEAST_SPREAD)
+            self.times.scale(rows, "bandwidth", *(np.full(len(rows), one) for one in bounds))
 
-    def _scale_alike(self, rows: Rows, factor: float) -> None:
-        self.times.scale(rows, "bandwidth", *(np.full(len(rows), factor),) * 3)
+    def _scale_towards_no_change(self, rows: Rows, basis: str, factor: float) -> None:
+        """By a factor, with a band that reaches to no change."""
+        bounds = (factor, min(factor, 1.0), max(factor, 1.0))
+        self.times.scale(rows, basis, *(np.full(len(rows), one) for one in bounds))
 
     def _answer_communication(self, rows: Rows) -> None:
         before = None if self.source is None else self.source.peer_link_bytes_s
         after = self.target.peer_link_bytes_s
         if before and after:
-            factor = before / after
-            bounds = (factor, min(factor, 1.0), max(factor, 1.0))
-            self.times.scale(rows, "link", *(np.full(len(rows), one) for one in bounds))
+            self._scale_towards_no_change(rows, "link", before / after)
         elif rows.size:
             self.times.note("communication is taken as measured: a link's bandwidth between devices is unknown")
             self.times.keep(rows, "unchanged")
@@ -364,7 +369,7 @@ def _factors(
 
     A call that took longer than predicted on the source will on the target too, but for the share of it that lies in
     the source itself: NOT_CARRIED, of what its band explains, unless both devices run the same code. The band is the
-    root mean square of the two devices' own.
+    root mean square of the two devices' own, no narrower than LEAST_SPREAD.
     """
     deviation = np.log(np.maximum(measured, 1.0) / before.ns)
     longest, shortest = np.log(before.high_ns / before.ns), np.log(before.low_ns / before.ns)
@@ -372,7 +377,8 @@ def _factors(
     factor = after.ns / before.ns * np.exp(-stays * np.clip(deviation, shortest, longest))
     up = np.sqrt((np.log(after.high_ns / after.ns) ** 2 + shortest**2) / 2)
     down = np.sqrt((np.log(after.low_ns / after.ns) ** 2 + longest**2) / 2)
-    return factor, factor * np.exp(-down), factor * np.exp(up)
+    least = 0.0 if alike else np.log(LEAST_SPREAD)
+    return factor, factor * np.exp(-np.maximum(down, least)), factor * np.exp(np.maximum(up, least))
 
 
 def _floored(measured: Numbers, factor: Numbers) -> Numbers:
