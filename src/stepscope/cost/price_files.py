@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -19,17 +18,24 @@ from typing import Any, Final
 import msgspec
 
 from stepscope.cost.gpu_names import named_gpu
+from stepscope.cost.price_cells import (
+    PROVIDER,
+    BadRowError,
+    amount_in,
+    count_in,
+    day_in,
+    memory_in,
+    provider_in,
+    region_of,
+    text_in,
+    usd_in,
+)
 from stepscope.cost.prices import COLUMNS, Price
 from stepscope.errors import UsageError
 
 LARGEST_FILE_BYTES: Final = 64 << 20
 MOST_ROWS: Final = 1_000_000
 MOST_PRICES: Final = 200_000
-_LARGEST_USD_H: Final = 100_000.0
-_LONGEST_NAME: Final = 100
-_MOST_GPUS: Final = 10_000
-_PROVIDER: Final = re.compile(r"[a-z0-9][a-z0-9 ._-]{0,39}")
-_ZONE: Final = re.compile(r"(.+-[a-z]+\d)-[a-z]")
 _SKYPILOT: Final = frozenset({"InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region"})
 _GPUHUNT: Final = frozenset({"instance_name", "location", "price", "gpu_count", "gpu_name", "spot"})
 _OWN: Final = frozenset(COLUMNS) - {"gpu_memory_gb", "page"}
@@ -75,10 +81,6 @@ class ImportedPrices:
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-class _BadRowError(Exception):
-    """Why a row cannot be used."""
-
-
 class _NoGpuError(Exception):
     """A row is about a machine without an accelerator."""
 
@@ -96,7 +98,7 @@ class _Gathered:
         key = (price.provider, price.instance, price.gpu, price.region)
         known = self.prices.get(key)
         if known is None and len(self.prices) >= MOST_PRICES:
-            raise _BadRowError(f"beyond the {MOST_PRICES:,} prices that are kept")
+            raise BadRowError(f"beyond the {MOST_PRICES:,} prices that are kept")
         self.prices[key] = price if known is None else _lower(known, price)
 
     def refuse(self, reason: str, line: int) -> None:
@@ -118,7 +120,7 @@ def read_price_file(path: Path, *, provider: str | None, as_of: date) -> Importe
     provider = None if provider is None else checked_provider(provider)
     name, rows, reader = _format_of(data, path, provider)
     gathered = _Gathered()
-    source = path.name
+    source = path.name.encode("utf-8", "backslashreplace").decode()
     try:
         for line, row in rows:
             gathered.rows += 1
@@ -129,7 +131,7 @@ def read_price_file(path: Path, *, provider: str | None, as_of: date) -> Importe
                     gathered.add(price)
             except _NoGpuError:
                 gathered.without_gpu += 1
-            except _BadRowError as error:
+            except BadRowError as error:
                 gathered.refuse(str(error), line)
     except csv.Error as error:
         raise UsageError(f"{path} is no readable CSV: {error}") from error
@@ -153,7 +155,7 @@ def checked_provider(name: str) -> str:
         UsageError: it is none.
     """
     lower = name.strip().lower()
-    if not _PROVIDER.fullmatch(lower):
+    if not PROVIDER.fullmatch(lower):
         raise UsageError(f"{name[:60]!r} is no name for a provider: at most 40 letters, digits and . _ -, such as aws")
     return lower
 
@@ -215,44 +217,44 @@ def _json_entries(text: str, path: Path) -> Iterator[tuple[int, _Row]]:
 
 
 def _skypilot(row: _Row, provider: str | None, as_of: date, source: str) -> Iterator[Price]:
-    gpu = _text(row, "AcceleratorName", "GPU")
+    gpu = text_in(row, "AcceleratorName", "GPU")
     if not gpu:
         raise _NoGpuError
-    instance = _text(row, "InstanceType", "instance")
+    instance = text_in(row, "InstanceType", "instance")
     if not instance:
-        raise _BadRowError("an accelerator priced without its machine")
+        raise BadRowError("an accelerator priced without its machine")
     yield _price(
         provider=provider or "",
         instance=instance,
         gpu=gpu,
-        gpu_memory_gb=_memory_in(row.get("GpuInfo") or row.get("GPUInfo")),
-        count=_count(row.get("AcceleratorCount")),
-        vcpus=_amount(row.get("vCPUs"), "vCPUs"),
-        memory_gib=_amount(row.get("MemoryGiB"), "memory"),
-        region=_text(row, "Region", "region"),
-        on_demand_usd_h=_usd(row.get("Price")),
-        spot_usd_h=_usd(row.get("SpotPrice")),
+        gpu_memory_gb=memory_in(row.get("GpuInfo") or row.get("GPUInfo")),
+        count=count_in(row.get("AcceleratorCount")),
+        vcpus=amount_in(row.get("vCPUs"), "vCPUs"),
+        memory_gib=amount_in(row.get("MemoryGiB"), "memory"),
+        region=text_in(row, "Region", "region"),
+        on_demand_usd_h=usd_in(row.get("Price")),
+        spot_usd_h=usd_in(row.get("SpotPrice")),
         as_of=as_of,
         source=source,
     )
 
 
 def _gpuhunt(row: _Row, provider: str | None, as_of: date, source: str) -> Iterator[Price]:
-    gpu = _text(row, "gpu_name", "GPU")
+    gpu = text_in(row, "gpu_name", "GPU")
     if not gpu:
         raise _NoGpuError
-    usd, spot = _usd(row.get("price")), (row.get("spot") or "").strip().lower()
+    usd, spot = usd_in(row.get("price")), (row.get("spot") or "").strip().lower()
     if spot not in ("true", "false"):
-        raise _BadRowError("spot that is neither True nor False")
+        raise BadRowError("spot that is neither True nor False")
     yield _price(
-        provider=provider or _provider_in(row.get("provider")),
-        instance=_text(row, "instance_name", "instance"),
+        provider=provider or provider_in(row.get("provider")),
+        instance=text_in(row, "instance_name", "instance"),
         gpu=gpu,
-        gpu_memory_gb=_amount(row.get("gpu_memory"), "GPU memory"),
-        count=_count(row.get("gpu_count")),
-        vcpus=_amount(row.get("cpu"), "vCPUs"),
-        memory_gib=_amount(row.get("memory"), "memory"),
-        region=_region(_text(row, "location", "region")),
+        gpu_memory_gb=amount_in(row.get("gpu_memory"), "GPU memory"),
+        count=count_in(row.get("gpu_count")),
+        vcpus=amount_in(row.get("cpu"), "vCPUs"),
+        memory_gib=amount_in(row.get("memory"), "memory"),
+        region=region_of(text_in(row, "location", "region")),
         on_demand_usd_h=usd if spot == "false" else None,
         spot_usd_h=usd if spot == "true" else None,
         as_of=as_of,
@@ -263,21 +265,21 @@ def _gpuhunt(row: _Row, provider: str | None, as_of: date, source: str) -> Itera
 def _deepview(row: _Row, provider: str | None, as_of: date, source: str) -> Iterator[Price]:
     name, instance = row
     if not isinstance(instance, dict):
-        raise _BadRowError("an instance that is no object")
+        raise BadRowError("an instance that is no object")
     cells = {key: None if value is None else str(value) for key, value in instance.items() if not _is_nested(value)}
-    gpu = _text(cells, "gpu", "GPU")
+    gpu = text_in(cells, "gpu", "GPU")
     if not gpu:
         raise _NoGpuError
     price = _price(
-        provider=provider or _provider_in(name),
-        instance=_text(cells, "name", "instance"),
+        provider=provider or provider_in(name),
+        instance=text_in(cells, "name", "instance"),
         gpu=gpu,
         gpu_memory_gb=None,
-        count=_count(cells.get("ngpus")),
-        vcpus=_amount(cells.get("vcpus"), "vCPUs"),
-        memory_gib=_amount(cells.get("ram"), "memory"),
+        count=count_in(cells.get("ngpus")),
+        vcpus=amount_in(cells.get("vcpus"), "vCPUs"),
+        memory_gib=amount_in(cells.get("ram"), "memory"),
         region=None,
-        on_demand_usd_h=_usd(cells.get("cost")),
+        on_demand_usd_h=usd_in(cells.get("cost")),
         spot_usd_h=None,
         as_of=as_of,
         source=source,
@@ -285,38 +287,38 @@ def _deepview(row: _Row, provider: str | None, as_of: date, source: str) -> Iter
     regions = instance.get("regions")
     names = regions if isinstance(regions, list) and regions else [None]
     for region in names:
-        yield replace(price, region=None if region is None else _text({"region": str(region)}, "region", "region"))
+        yield replace(price, region=None if region is None else text_in({"region": str(region)}, "region", "region"))
 
 
 def _own(row: _Row, provider: str | None, as_of: date, source: str) -> Iterator[Price]:
-    gpu = _text(row, "gpu", "GPU")
+    gpu = text_in(row, "gpu", "GPU")
     if not gpu:
         raise _NoGpuError
-    link = _text(row, "link", "link") or None
+    link = text_in(row, "link", "link") or None
     if link not in (None, "NVLink", "PCIe"):
-        raise _BadRowError("a link that is neither NVLink nor PCIe")
+        raise BadRowError("a link that is neither NVLink nor PCIe")
     yield _price(
-        provider=provider or _provider_in(row.get("provider")),
-        instance=_text(row, "instance", "instance"),
+        provider=provider or provider_in(row.get("provider")),
+        instance=text_in(row, "instance", "instance"),
         gpu=gpu,
-        gpu_memory_gb=_amount(row.get("gpu_memory_gb"), "GPU memory"),
-        count=_count(row.get("count")),
-        vcpus=_amount(row.get("vcpus"), "vCPUs"),
-        memory_gib=_amount(row.get("memory_gib"), "memory"),
+        gpu_memory_gb=amount_in(row.get("gpu_memory_gb"), "GPU memory"),
+        count=count_in(row.get("count")),
+        vcpus=amount_in(row.get("vcpus"), "vCPUs"),
+        memory_gib=amount_in(row.get("memory_gib"), "memory"),
         link=link,
-        region=_text(row, "region", "region"),
-        on_demand_usd_h=_usd(row.get("on_demand_usd_h")),
-        spot_usd_h=_usd(row.get("spot_usd_h")),
-        as_of=_day(row.get("as_of")) or as_of,
-        source=_text(row, "source", "source", longest=300) or source,
+        region=text_in(row, "region", "region"),
+        on_demand_usd_h=usd_in(row.get("on_demand_usd_h")),
+        spot_usd_h=usd_in(row.get("spot_usd_h")),
+        as_of=day_in(row.get("as_of")) or as_of,
+        source=text_in(row, "source", "source", longest=300) or source,
     )
 
 
 def _price(**values: Any) -> Price:
     if not values["instance"]:
-        raise _BadRowError("no name of the instance")
+        raise BadRowError("no name of the instance")
     if values["on_demand_usd_h"] is None and values["spot_usd_h"] is None:
-        raise _BadRowError("no price")
+        raise BadRowError("no price")
     named = named_gpu(values["gpu"], memory_gb=values["gpu_memory_gb"], instance=values["instance"])
     values["count"] *= named.count
     values["region"] = values["region"] or None
@@ -334,71 +336,6 @@ def _lower(one: Price, other: Price) -> Price:
 
 def _least(one: float | None, other: float | None) -> float | None:
     return min((each for each in (one, other) if each is not None), default=None)
-
-
-def _text(row: _Row, key: str, what: str, *, longest: int = _LONGEST_NAME) -> str:
-    text = str(row.get(key) or "").strip()
-    if len(text) > longest:
-        raise _BadRowError(f"a name of the {what} that is longer than {longest} characters")
-    if not text.isprintable():
-        raise _BadRowError(f"a name of the {what} with characters that cannot be seen")
-    if text[:1] in ("=", "+", "-", "@"):
-        raise _BadRowError(f"a name of the {what} that begins like a formula")
-    return text
-
-
-def _provider_in(value: Any) -> str:
-    lower = str(value or "").strip().lower()
-    if not _PROVIDER.fullmatch(lower):
-        raise _BadRowError("no usable name of a provider")
-    return lower
-
-
-def _region(zone: str) -> str:
-    """The region of a zone such as us-central1-a; a region stays."""
-    match = _ZONE.fullmatch(zone)
-    return match[1] if match else zone
-
-
-def _amount(value: str | None, what: str) -> float | None:
-    text = (value or "").strip()
-    if not text:
-        return None
-    if not re.fullmatch(r"\d{1,12}(?:\.\d{0,20})?", text):
-        raise _BadRowError(f"{what} that is no amount")
-    return float(text) or None
-
-
-def _usd(value: str | None) -> float | None:
-    text = (value or "").strip()
-    if not text:
-        return None
-    if not re.fullmatch(r"\d{1,12}(?:\.\d{0,20})?(?:[eE]-?\d{1,2})?", text):
-        raise _BadRowError("a price that is no amount")
-    usd = float(text)
-    if not 0 < usd <= _LARGEST_USD_H:
-        raise _BadRowError("a price of nothing" if not usd else f"a price above {_LARGEST_USD_H:,.0f} USD an hour")
-    return usd
-
-
-def _count(value: str | None) -> int:
-    text = (value or "").strip()
-    if not re.fullmatch(r"\d{1,6}(?:\.0*)?", text) or not 0 < float(text) <= _MOST_GPUS:
-        raise _BadRowError("a count of accelerators that is no whole number from 1 on")
-    return int(float(text))
-
-
-def _day(value: str | None) -> date | None:
-    try:
-        return date.fromisoformat((value or "").strip()) if value else None
-    except ValueError as error:
-        raise _BadRowError("a date that is none") from error
-
-
-def _memory_in(info: str | None) -> float | None:
-    """Of one GPU, in GiB, from SkyPilot's GpuInfo; never evaluated, although it looks like Python."""
-    match = re.search(r"'SizeInMiB': ?(\d{1,9})", (info or "")[:10_000])
-    return int(match[1]) / 1024 if match else None
 
 
 def _is_nested(value: Any) -> bool:
