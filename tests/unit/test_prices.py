@@ -160,7 +160,7 @@ def test_an_import_takes_the_place_of_an_older_shipped_price(tmp_path: Path) -> 
     assert [each for each in store.known() if each.device == "A10"] == [newer]
 
 
-@pytest.mark.parametrize("text", ["garbage\n1,2\n", "provider,instance\na,b\n", "\ufffe"])
+@pytest.mark.parametrize("text", ["x", "", "garbage\n1,2\n", "provider,instance\na,b\n", "\ufffe"])
 def test_a_spoilt_store_says_how_to_go_on(tmp_path: Path, text: str) -> None:
     (tmp_path / "prices.csv").write_text(text)
     store = PriceStore(tmp_path)

@@ -149,7 +149,8 @@ def _imported(path: Path, found: ImportedPrices) -> list[str]:
     dated = f"of {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
     whose = ", ".join(sorted({price.provider for price in found.prices})[:_MOST_NAMED])
     lines = [
-        f"{printable(str(path))}: {found.format}, {count(len(found.prices))} prices of {whose} {dated}, "
+        f"{printable(str(path))}: {found.format}, "
+        f"{'1 price' if len(found.prices) == 1 else f'{count(len(found.prices))} prices'} of {whose} {dated}, "
         f"from {_rows(found.rows)}."
     ]
     if found.without_gpu:

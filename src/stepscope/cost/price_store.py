@@ -38,7 +38,10 @@ class PriceStore:
         except (OSError, UnicodeDecodeError) as error:
             raise self._unreadable() from error
         try:
-            return [price_of(row) for row in csv.DictReader(io.StringIO(text, newline=""))]
+            reader = csv.DictReader(io.StringIO(text, newline=""))
+            if not set(COLUMNS) <= set(reader.fieldnames or ()):
+                raise self._unreadable()
+            return [price_of(row) for row in reader]
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             raise self._unreadable() from error
 
