@@ -64,10 +64,11 @@ def operation_times(operations: Operations, device: DevicePeaks) -> OperationTim
 def _learned() -> tuple[tuple[tuple[str, ...], Callable[[Operations, DevicePeaks], OperationTimes]], ...]:
     """The kinds of operations that were learned, and what predicts them."""
     # They return OperationTimes, so they cannot be imported before it is there.
+    from stepscope.predict.convolution_times import CONVOLUTION_KINDS, convolution_times
     from stepscope.predict.matrix_times import matrix_times
     from stepscope.predict.memory_times import MEMORY_KINDS, memory_times
 
-    return (MEMORY_KINDS, memory_times), (("matrix",), matrix_times)
+    return (MEMORY_KINDS, memory_times), (("matrix",), matrix_times), (CONVOLUTION_KINDS, convolution_times)
 
 
 def roofline_times(operations: Operations, device: DevicePeaks) -> OperationTimes:

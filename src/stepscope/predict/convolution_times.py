@@ -1,0 +1,185 @@
+"""How long convolutions take: the roofline over a utilization learned from their shape in FP32.
+
+The utilization may exceed one: algorithms such as Winograd's need fewer operations than the count says. Which one cuDNN
+takes is not known beforehand, and its choice is most of the error (docs/prediction-model.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.devices import DevicePeaks
+from stepscope.predict.boosted_trees import BoostedTrees
+from stepscope.predict.matrix_rates import rates_of, unit_of
+from stepscope.predict.matrix_times import matrix_times
+from stepscope.predict.operation_times import OperationTimes
+from stepscope.predict.operations import Numbers, Operations
+
+CONVOLUTION_KINDS: Final = ("convolution",)
+NOT_LEARNED: Final = 1.5
+"""How much wider the band is either way for gradients, generations and shapes that the timings do not hold."""
+MOST_ROWS: Final = 8192.0
+"""Of the matrix products in the timings; longer ones take as much longer as they have more rows."""
+SHORT_TYPES: Final = ("fp16", "bf16", "fp8", "int8")
+SHORT_FACTOR: Final = 2.0
+SHORT_WIDER: Final = 5.0
+"""Over the product, what convolutions of such numbers take, and how much wider their band is: nothing was timed, and
+those of public H100 and MI300X traces took between 2 and 20 times as long, for their layouts and small sizes."""
+_NUMBER_BYTES: Final[Mapping[str, float]] = {"fp64": 8.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0}
+SEARCHED: Final = 0.4
+"""Of the prediction, what the fastest algorithm took that cuDNN searched for (cudnn.benchmark) in a public V100 trace;
+the timings took what its heuristics chose."""
+LEARNED_GENERATIONS: Final = ("Pascal", "Volta", "Turing")
+MOST_UTILIZATION: Final = 2.25
+"""What Winograd's algorithm for tiles of 2 x 2 saves of a convolution with 3 x 3 weights (Lavin and Gray, 2015)."""
+_USES: Final = (8.0, 10.0)
+"""Between these many rows of the product each number of the input is used where weights are 3 x 3."""
+_TILE: Final = (128, 64)
+"""Output points and channels of a usual block."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionModel:
+    """What was learned.
+
+    Attributes:
+        trees: logarithm of the time over the roofline's, from `features`.
+        lowest, highest: of each feature in the timings, shape (features,).
+        band: factors that hold nine of ten timings of GPUs not learned from, shape (2,).
+    """
+
+    trees: BoostedTrees
+    lowest: Numbers
+    highest: Numbers
+    band: Numbers
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Arrays to keep in an npz file."""
+        rest = {"range": np.stack([self.lowest, self.highest]), "band": self.band}
+        return {**self.trees.to_arrays("trees_"), **rest}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ConvolutionModel:
+        """What `to_arrays` gave."""
+        lowest, highest = arrays["range"]
+        trees = BoostedTrees.from_arrays(arrays, "trees_")
+        return cls(trees, lowest, highest, arrays["band"])
+
+
+@lru_cache(maxsize=1)
+def shipped_model() -> ConvolutionModel:
+    """The one that comes with the package."""
+    with files("stepscope").joinpath("data/convolution_times.npz").open("rb") as file, np.load(file) as arrays:
+        return ConvolutionModel.from_arrays(arrays)
+
+
+def convolution_times(
+    operations: Operations, device: DevicePeaks, model: ConvolutionModel | None = None
+) -> OperationTimes:
+    """Predict convolutions from the dimensions of the product that each is alike.
+
+    Those of 3 x 3 weights in FP32 are learned. Others count as the product that they are alike, in a wider band.
+    """
+    times = _product_times(operations, device)
+    if unit_of(device, "fp32") is None:
+        return times
+    model = model or shipped_model()
+    given = features(operations, device)
+    learned = _is_like_timed(operations) & np.isfinite(given).all(axis=1)
+    if not learned.any():
+        return times
+    return times.replaced(learned, _learned_times(operations.select(learned), given[learned], device, model))
+
+
+def _product_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
+    """Those of the products that convolutions are alike; where there are more rows than in the timings, of a part."""
+    with np.errstate(invalid="ignore"):
+        parts = np.maximum(operations.rows / MOST_ROWS, 1.0)
+    rows = operations.rows / parts
+    # Kernels unfold the input on the way, so each of its numbers comes as often as it is used, if from the cache.
+    numbers = rows * operations.inner + operations.inner * operations.columns + rows * operations.columns
+    size = np.array([_NUMBER_BYTES.get(kind, 4.0) for kind in operations.number_type.tolist()])
+    part = replace(
+        operations,
+        flops=operations.flops / parts,
+        rows=rows,
+        bytes=np.where(np.isnan(numbers), operations.bytes, numbers * size * np.maximum(operations.batch, 1)),
+    )
+    alike = matrix_times(part, device)
+    is_short = np.isin(operations.number_type, SHORT_TYPES)
+    parts = np.where(np.isnan(parts), 1.0, parts) * np.where(is_short, SHORT_FACTOR, 1.0)
+    wider = np.where(is_short, SHORT_WIDER, np.where(alike.basis == "learned", NOT_LEARNED, 1.0))
+    basis = np.where(is_short & (alike.basis == "learned"), "roofline", alike.basis)
+    return OperationTimes(alike.ns * parts, alike.low_ns * parts / wider, alike.high_ns * parts * wider, basis)
+
+
+def _is_like_timed(operations: Operations) -> npt.NDArray[np.bool_]:
+    """Whether weights are 3 x 3 and go over each point, as in the timings: others have fewer algorithms to choose from.
+
+    Each number of the input is then used in nine rows of the product; of gradients only the sum's length tells.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        read = operations.bytes - 4 * operations.columns * (operations.rows + operations.inner)
+        uses = 4 * operations.rows * operations.inner / read
+        fits = operations.is_backward | ((uses > _USES[0]) & (uses < _USES[1]))
+        fits &= (operations.inner % 9 == 0) & (operations.flops > 0)
+    return np.asarray(fits & (operations.number_type == "fp32"))
+
+
+def _learned_times(
+    operations: Operations, given: Numbers, device: DevicePeaks, model: ConvolutionModel
+) -> OperationTimes:
+    inside = np.clip(given, model.lowest, model.highest)
+    ns = base_ns(operations, device) * np.maximum(np.exp(model.trees.predict(inside)), 1 / MOST_UTILIZATION)
+    outside = (np.abs(inside - given) > 1e-9).any(axis=1) | (device.architecture not in LEARNED_GENERATIONS)
+    wider = np.where(outside | operations.is_backward, NOT_LEARNED, 1.0)
+    basis = np.full(len(operations), "learned")
+    low = min(float(model.band[0]), SEARCHED)
+    return OperationTimes(ns, ns * low / wider, ns * model.band[1] * wider, basis)
+
+
+def features(operations: Operations, device: DevicePeaks) -> Numbers:
+    """What the trees look at, shape (n, 9); a row of not-a-number where a device or shape does not tell it.
+
+    Logarithms of output points, channels and the sum's length; of blocks per multiprocessor, and how full the last wave
+    is; of arithmetic over traffic time and of traffic over the cache; how full the last block of channels is; and the
+    logarithm of the nanoseconds of one product's arithmetic.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        blocks = np.ceil(operations.rows / _TILE[0]) * np.ceil(operations.columns / _TILE[1])
+        waves = blocks / (device.multiprocessors or np.nan)
+        products = np.maximum(operations.batch, 1)
+        arithmetic = _arithmetic_ns(operations.flops / products, device)
+        traffic = _traffic_ns(operations.bytes / products, device)
+        given = [
+            np.log2(operations.rows),
+            np.log2(operations.columns),
+            np.log2(operations.inner),
+            np.log2(waves),
+            np.where(waves < 32, waves / np.ceil(waves), 1.0),
+            np.log(arithmetic / traffic),
+            np.log2(operations.bytes / products / (device.cache_bytes or np.nan)),
+            operations.columns / (np.ceil(operations.columns / _TILE[1]) * _TILE[1]),
+            np.log2(arithmetic),
+        ]
+    return np.stack(given, axis=1)
+
+
+def base_ns(operations: Operations, device: DevicePeaks) -> Numbers:
+    """The roofline's nanoseconds at the rate that the device's power carries for as long as a convolution takes."""
+    return np.asarray(np.maximum(_arithmetic_ns(operations.flops, device), _traffic_ns(operations.bytes, device)))
+
+
+def _arithmetic_ns(flops: Numbers, device: DevicePeaks) -> Numbers:
+    return rates_of(device, "fp32").arithmetic_s(flops) * 1e9
+
+
+def _traffic_ns(moved: Numbers, device: DevicePeaks) -> Numbers:
+    return moved / device.bandwidth_bytes_s * 1e9
