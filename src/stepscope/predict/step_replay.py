@@ -178,7 +178,8 @@ class StepReplays:
         devices = [busy_ns * self._scale_of(factors) for factors in (expected, low, high)]
         if devices == [busy_ns] * 3 and self._host_is_as_measured:
             return StepRange(ReplayedStep(step_ns, busy_ns, expected), step_ns, step_ns)
-        ends = [end for each in devices for end in (idle_ns + each, max(host_ns, each))]
+        longer = (1.0, self._input_factor)  # nobody knows how much of the idle time was waiting for batches
+        ends = [end for each in devices for k in longer for end in (k * idle_ns + each, max(k * host_ns, each))]
         return StepRange(ReplayedStep(idle_ns + devices[0], devices[0], expected), min(ends), max(ends))
 
     def _scale_of(self, factors: Numbers) -> float:
