@@ -241,6 +241,14 @@ def test_the_cheapest_and_what_faster_ones_cost() -> None:
     ]
 
 
+def test_hardly_faster_ones_are_not_named() -> None:
+    plan = plan_of([machine(8, 10), machine(4, 14, "L4"), machine(3.9, 40, "T4"), machine(7.9, 11, "P4")])
+    assert [sentence.split(":")[0] for sentence in recommendation(plan)] == [
+        "The cheapest is 1 x A10 at cloud (m8)",
+        "2.0 times as fast for 40% more",
+    ]
+
+
 def test_a_band_that_reaches_past_the_deadline() -> None:
     plan = plan_of([machine(11, 10, spread=0.2)], deadline_h=12, budget_usd=11)
     assert recommendation(plan)[:3] == [

@@ -137,13 +137,11 @@ def _best(plan: Plan, fitting: list[Machine]) -> list[str]:
     cheapest = f"The cheapest{f' {limits}' if limits else ''} is {machine_name(best)}"
     sentences = [f"{cheapest}: {hours_band(best)} for {cost_band(best)}, {seen_words(best, plan)}."]
     sentences += _risk(plan, best)
-    shown = best
-    for machine in [machine for machine in fitting if machine.on_front and machine is not best]:
-        ends = machine is [each for each in fitting if each.on_front][-1]
-        if best.hours / machine.hours < _FASTER or (not ends and shown is not best):
-            continue
+    faster = [machine for machine in fitting if machine.on_front and best.hours / machine.hours >= _FASTER]
+    for machine in faster[:1]:
         sentences.append(_faster(machine, best, plan))
-        shown = machine
+    if len(faster) > 1 and faster[0].hours / faster[-1].hours >= _FASTER:
+        sentences.append(_faster(faster[-1], best, plan))
     return sentences
 
 
