@@ -85,6 +85,20 @@ def test_what_is_not_known_is_counted() -> None:
     assert found.notes == ("operators of unknown work have no prediction: 1 call, 17% of the operators' time",)
 
 
+def test_what_an_operator_does_itself_counts_beside_those_inside() -> None:
+    recording = Recording(unit_ns=1000)
+    recording.operator(0, 900, "aten::mkldnn_rnn_layer", **SMALL)
+    recording.operator(100, 5, "aten::empty")
+    recording.operator(200, 100, "aten::add", **SMALL)
+    recording.operator(1000, 12, "aten::handing_on", **SMALL)
+    recording.operator(1002, 2, "aten::add", **SMALL)
+
+    found = cpu_operation_times(recording.trace(), L4)
+
+    assert found.table["operator"].to_list() == ["aten::add", "aten::add"]
+    assert found.uncovered.rows() == [("aten::mkldnn_rnn_layer", 1, 795_000)]
+
+
 def test_only_operators_in_the_window() -> None:
     found = cpu_operation_times(step(), L4, window=Window(600_000, 611_000))
 

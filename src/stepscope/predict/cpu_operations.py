@@ -14,6 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.attribution import operator_places
+from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.traffic import VIEWS, base_name
 from stepscope.devices import DevicePeaks
 from stepscope.predict.operation_times import operation_times
@@ -60,7 +61,13 @@ _WITHOUT_WORK: Final = VIEWS | frozenset({
 """Operators that make views, allocate or read a number, and start no work on a device."""
 _OVERHEAD_QUANTILE: Final = 0.05
 """Quantile of the lengths of small operators that counts as the cost of a call."""
+_COMPUTES_ITSELF: Final = 20
+"""Times the cost of a call, beside the operators inside: what takes longer is more than handing on."""
+_LEAST_OVERHEAD_NS: Final = 1_000.0
+"""Of a call, where the recording's clock is too coarse to tell."""
 _WORTH_SAYING: Final = 0.01
+_MANY_TENSORS: Final = 10
+"""Operators of an optimizer, from which on it matters that they run one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +140,7 @@ def cpu_operation_times(
         },
         schema=dict(CPU_SCHEMA),
     )
-    uncovered = _uncovered(trace, parent, rows, asked)
+    uncovered = _uncovered(trace, parent, rows, asked, overhead)
     covered = float(table.filter(pl.col("device_ns").is_not_null())["host_ns"].sum())
     all_ns = float(table["host_ns"].sum()) + float(uncovered["host_ns"].sum())
     return CpuOperationTimes(
@@ -155,7 +162,8 @@ def _notes(table: pl.DataFrame, uncovered: pl.DataFrame, target: DevicePeaks) ->
         )
     if lacking := table["device_ns"].null_count():
         notes.append(f"{target.name} has no units for the number type of {lacking:,} call{'s'[: lacking != 1]}")
-    if (table["phase"] == "optimizer").any():
+    single = (table["phase"] == "optimizer") & ~table["operator"].str.contains(r"::_(?:foreach|fused)_")
+    if single.sum() > _MANY_TENSORS:
         notes.append("the optimizer is taken tensor by tensor as it ran; on a device PyTorch takes many at a time")
     return tuple(notes)
 
@@ -190,14 +198,21 @@ def _overhead_ns(duration: npt.NDArray[np.float64], small: npt.NDArray[np.bool_]
     return float(np.quantile(duration[small], _OVERHEAD_QUANTILE)) if small.any() else 0.0
 
 
-def _uncovered(trace: Trace, parent: Rows, rows: Rows, asked: npt.NDArray[np.bool_]) -> pl.DataFrame:
-    """Operators that compute, by name: the innermost ones outside those that are covered, views and allocations."""
+def _uncovered(
+    trace: Trace, parent: Rows, rows: Rows, asked: npt.NDArray[np.bool_], overhead_ns: float
+) -> pl.DataFrame:
+    """Operators that compute, by name, outside of those that are covered: the innermost ones, and what others did that
+    took far longer than a call costs beside the operators inside them; views and allocations are none.
+    """
     covered = np.zeros(len(parent), np.bool_)
     covered[rows] = True
     inside = covered | (_nearest_above(covered, parent) >= 0)
-    bases = np.array([base_name(name) in _WITHOUT_WORK for name in trace.operators["name"].to_list()], np.bool_)
-    computes = trace.operators["name"].str.starts_with("aten::").fill_null(False).to_numpy() & ~bases
-    left = np.flatnonzero(computes & ~inside & asked & ~_has_inner(parent))
-    table = trace.operators[left].group_by("name").agg(calls=pl.len(), host_ns=pl.col("duration_ns").sum())
+    idle = np.array([base_name(name) in _WITHOUT_WORK for name in trace.operators["name"].to_list()], np.bool_)
+    computes = trace.operators["name"].str.starts_with("aten::").fill_null(False).to_numpy() & ~idle
+    own = operator_costs(trace)["host_self_ns"].to_numpy()
+    busy = ~_has_inner(parent) | (own > _COMPUTES_ITSELF * max(overhead_ns, _LEAST_OVERHEAD_NS))
+    left = np.flatnonzero(computes & ~inside & asked & busy)
+    table = trace.operators[left].with_columns(own=pl.Series(own[left]))
+    table = table.group_by("name").agg(calls=pl.len(), host_ns=pl.col("own").sum())
     table = table.rename({"name": "operator"}).sort(["host_ns", "operator"], descending=[True, False])
     return table.select(pl.col(name).cast(kind) for name, kind in UNCOVERED_SCHEMA.items())
