@@ -13,10 +13,9 @@ recordings  Real recordings of one of several ranks in the folder that STEPSCOPE
             promises: the step without messages.
 own         Two ranks of this machine (data_parallel_program.py) train small models in turns alone and together. The
             link is fitted to all-reduces beside which nothing else runs; the step together is predicted from the
-            recording of steps alone. Of the rounds the one counts in which both together were quickest. gloo's
-            all-reduces run on the processors that compute, so that they slow each other down, and
-            DistributedDataParallel copies gradients into its buckets and back there: "copies" is what the recording
-            of both ranks shows of that, which no prediction counts.
+            recording of steps alone. Figures are medians of the rounds. gloo's all-reduces run on the processors that
+            compute, so that they slow each other down, and DistributedDataParallel copies gradients into its buckets
+            and back there: "copies" is what the recording of both ranks shows of that, which no prediction counts.
 
 Needs PyTorch for "own".
 """
@@ -78,6 +77,9 @@ class Row:
     low: float
     high: float
     copies: float = 0.0
+
+
+TIMES = ("alone", "measured", "predicted", "low", "high", "copies")
 
 
 def main() -> None:
@@ -143,7 +145,8 @@ def rebuilt(name: str, experiment: Experiment, others: list[Experiment]) -> Row:
         from stepscope.predict.host_borders import CutExperiment
 
         last = np.append(buckets.step[1:] != buckets.step[:-1], True)
-        added = AddedExchange(CutExperiment(experiment, buckets.lane[last], buckets.ready[last]), buckets)
+        main_lane = np.full(int(last.sum()), experiment.lane, np.int32)
+        added = AddedExchange(CutExperiment(experiment, main_lane, buckets.ready[last]), buckets)
     base = recorded.graph(added.experiment.graph, np.zeros(recorded.table.height))
     transfers = added.transfers_ns(recorded.link, recorded.ranks)
 
@@ -195,7 +198,7 @@ def own(folder: Path, models: list[str]) -> Iterator[Row]:
             recorded = both.recorded_ns / both.step_count
             mine = alone.recorded_ns / alone.step_count
             rows.append(Row(model, mine, recorded, step.step_ns, step.low_ns, step.high_ns, copies / both.step_count))
-        yield min(rows, key=lambda row: row.alone + row.measured)
+        yield Row(model, *(statistics.median(getattr(row, name) for row in rows) for name in TIMES))
 
 
 def gloo_link(folder: Path) -> Link:

@@ -169,6 +169,20 @@ def test_without_a_device_the_host_itself_waits() -> None:
     assert any("processors that compute" in note for note in two.notes)
 
 
+def test_the_main_thread_waits_for_messages_of_another_threads_gradients() -> None:
+    machine = Machine()
+    other = machine.thread("2")
+    machine.step(0, 1000 * US, 0)
+    machine.operator(0, 200 * US, "aten::forward")
+    machine.operator(210 * US, 188 * US, "autograd::engine::evaluate_function: MmBackward0", lane=other)
+    machine.operator(398 * US, 2 * US, ACCUMULATE, lane=other, input_shapes=f"[[{MIB // 4}]]", input_types='["float"]')
+    machine.operator(410 * US, 590 * US, "aten::optimizer")
+
+    [two] = data_parallel(Experiment(machine.trace()), [2], LINK)
+
+    assert two.exposed_ns == pytest.approx(104_858 - 10_000, abs=1)  # the thread went on 10 us after the gradient
+
+
 def test_borders_change_nothing_by_themselves() -> None:
     graph = Experiment(host_steps()).graph
 

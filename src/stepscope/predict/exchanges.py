@@ -260,7 +260,8 @@ def with_buckets(base: Graph, experiment: Experiment, buckets: Buckets, transfer
     """The graph in which each bucket is sent: after its gradients and the bucket before it, and before the optimizer.
 
     On a device a gradient is there when the work launched before that moment is done, and what is launched after the
-    step's last gradient waits for all buckets. Without a device the host itself waits, at a border of `cut_after`.
+    step's last gradient waits for all buckets. Without a device the main thread waits, where it goes on after that:
+    at a border of `host_borders`.
     """
     count, first = len(buckets.ready), len(base.works.start)
     stretch = base.stretches.at(buckets.lane, buckets.ready - 1)
@@ -319,9 +320,11 @@ def _neighbours(graph: Graph, experiment: Experiment, buckets: Buckets) -> tuple
     np.maximum.at(ends, buckets.step, buckets.ready)
     end = ends[buckets.step]
     if experiment.device is None:
-        waiting = graph.stretches.at(buckets.lane, end)
-        begins = graph.stretches.start[np.maximum(waiting, 0)] == end
-        return none, np.where((waiting >= 0) & begins, waiting, -1)
+        main = np.flatnonzero(graph.stretches.lane == experiment.lane)
+        following = np.searchsorted(graph.stretches.start[main], end, side="left")
+        if not len(main):
+            return none, none
+        return none, np.where(following < len(main), main[np.minimum(following, len(main) - 1)], -1)
     table = experiment.trace.device_work
     mine = ((table["device"] == experiment.device) & (table["kind"] != "communication")).fill_null(False).to_numpy()
     mine &= graph.works.launched[: table.height] != _NONE

@@ -35,9 +35,11 @@ a cold start and the end of the recording make longer."""
 SLOWEST_BESIDE: Final = 1.6
 """So many times as long computation takes beside messages at most: recordings of ranks on V100 and A100 show 1.25 and
 1.58 (`sharing`)."""
+NOTICEABLE: Final = 1.005
+"""A slowdown below this is not worth a note."""
 _ONE: Final = (
-    "one device was recorded: the host's own time for messages, copies of gradients into buckets, and computation that "
-    "slows down beside messages are not counted"
+    "one device was recorded: the host's own time for messages is not counted, and copies of gradients into buckets "
+    "and computation that slows down beside messages only at the upper end of the range"
 )
 _HOST_LIMITS: Final = (
     "without a device the messages need the processors that compute, too: what that slows down is not counted"
@@ -120,7 +122,8 @@ def exchange_of(
     buckets = buckets_of(gradients, bucket_bytes=bucket_bytes)
     if experiment.device is None:
         last = np.append(buckets.step[1:] != buckets.step[:-1], True)
-        experiment = CutExperiment(experiment, buckets.lane[last], buckets.ready[last])
+        main = np.full(int(last.sum()), experiment.lane, np.int32)
+        experiment = CutExperiment(experiment, main, buckets.ready[last])
     return AddedExchange(experiment, buckets, gradients.accumulated)
 
 
@@ -138,7 +141,7 @@ def expected_longest(lengths: npt.ArrayLike, draws: int) -> float:
 def _notes_of_ranks(exchange: RecordedExchange) -> list[str]:
     """What a recording of several ranks has in its times whatever their number."""
     notes = [f"waiting for late ranks stays as recorded among {exchange.ranks}"]
-    if exchange.slowdown is not None:
+    if exchange.slowdown is not None and exchange.slowdown >= NOTICEABLE:
         notes.append(
             f"computation beside messages took {exchange.slowdown:.2f} times as long as alone, which is part of the "
             "recorded times of several devices"
