@@ -760,6 +760,7 @@ class TestHostileTraces:
             ["kernels", "T"],
             ["roofline", "T"],
             ["roofline", "T", "--tensor-cores"],
+            ["energy", "T", "--device-watts", "300", "--cpu-watts", "90", "--region", "FRA", "--json", "-"],
             ["idle", "T", "--pieces"],
             ["query", "T"],
             ["query", "T", "select name, file, function from frames"],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import polars as pl
 import pytest
 
@@ -25,6 +28,7 @@ from stepscope.trace import Metadata, Trace, Window
 from stepscope.trace.model import Device
 from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry
 from tests.unit.recording import Recording
+from tests.unit.small_traces import complete, kernel, opened
 
 MS = 1_000_000
 WATTS = PowerSettings(device_watts=400, idle_watts=100)
@@ -208,6 +212,25 @@ def test_nothing_is_shared_among_none() -> None:
     assert shared(5, [0, 0]) == [0, 0]
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        complete("aten::mm", "cpu_op", 1, 2),
+        complete("ProfilerStep#1", "user_annotation", 1, 2),
+        kernel(1, 2),
+        kernel(0, 0),
+        kernel(1, 2, pid=0, tid=7, args={"device": "../../etc/passwd", "stream": "a|b"}),
+    ],
+    ids=["operator", "step", "kernel", "nothing long", "another device"],
+)
+def test_a_single_event(event: dict[str, Any], tmp_path: Path) -> None:
+    answer = EnergyAnswer((of(opened(tmp_path, [event]), PowerSettings(300, 50, 90)),), 1000, 1.1, grid_of("FRA"))
+
+    assert "1,000 iterations use" in energy_text(answer, width=80, top=1)
+    for device in energy_json(answer)["traces"][0]["devices"]:
+        assert sum(part["joules"][1] for part in device["parts"]) == pytest.approx(device["joules"][1])
+
+
 class TestSeveralRanks:
     def test_every_device_and_processor_counts_once(self) -> None:
         both = [of(steps(), record=measured(160.0, machine="m1")) for _ in range(2)]
@@ -215,6 +238,14 @@ class TestSeveralRanks:
 
         assert EnergyAnswer(tuple(both)).step_nanojoules == (1600 * MS, 1600 * MS)
         assert EnergyAnswer((*both, other)).step_nanojoules == (3200 * MS, 3200 * MS)
+
+    def test_processors_that_one_rank_measures_for_all_count_once(self) -> None:
+        first = of(steps(), PowerSettings(cpu_watts=50), measured(80.0, key="cpu 0"))
+        others = [of(steps(), PowerSettings(cpu_watts=50)) for _ in range(2)]
+
+        assert EnergyAnswer((first, *others)).step_nanojoules == (800 * MS, 800 * MS)
+        assert EnergyAnswer(tuple(others)).step_nanojoules == (500 * MS, 500 * MS)
+        assert "--cpu-watts gives" not in energy_text(EnergyAnswer((first, of(steps()))), width=120, top=0)
 
     def test_a_device_without_a_number_is_named(self) -> None:
         answer = EnergyAnswer((of(steps(), record=measured(160.0)), of(steps())))

@@ -263,7 +263,7 @@ def _hosts(view: View, settings: PowerSettings, record: EnergyRecord | None) -> 
         total = round(settings.cpu_watts * view.step_ns)
         how = f"{settings.cpu_watts:g} W, as given, for the whole step"
         parts = tuple(_host_parts(view, view.step_ns, total))
-        yield HostEnergy("cpu", "all", "given", how, view.step_ns, total, parts)
+        yield HostEnergy("cpu", "all", "given", how, view.step_ns, total, parts, identity="given")
 
 
 def _measured_hosts(view: View, record: EnergyRecord) -> Iterator[HostEnergy]:

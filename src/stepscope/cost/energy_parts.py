@@ -29,7 +29,7 @@ class PowerSettings:
 
     Attributes:
         device_watts, idle_watts: of each device, while it works at full power and without work.
-        cpu_watts: of the processors together.
+        cpu_watts: of the processors together, whichever rank they work for.
         pue: what the data centre draws for each watt of its computers.
     """
 

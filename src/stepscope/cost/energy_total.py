@@ -79,8 +79,10 @@ def counted_devices(traces: Sequence[TraceEnergy]) -> list[DeviceEnergy]:
 
 
 def counted_hosts(traces: Sequence[TraceEnergy]) -> list[HostEnergy]:
-    """Every processor and memory once."""
-    return _once([each for trace in traces for each in trace.hosts])
+    """Every processor and memory once; a power that the user gave counts where no rank's processors were measured."""
+    found = _once([each for trace in traces for each in trace.hosts])
+    measured = any(each.kind == "cpu" and each.basis == "measured" for each in found)
+    return [each for each in found if not measured or each.kind != "cpu" or each.basis == "measured"]
 
 
 def _once(parts: list[_Part]) -> list[_Part]:

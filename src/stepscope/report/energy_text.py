@@ -11,7 +11,7 @@ import polars as pl
 from stepscope.analysis.causes import CAUSES
 from stepscope.cost.carbon import grid_source
 from stepscope.cost.energy_parts import DeviceEnergy, EnergyPart, HostEnergy, TraceEnergy, joules
-from stepscope.cost.energy_total import EnergyAnswer, alike
+from stepscope.cost.energy_total import EnergyAnswer, alike, counted_hosts
 from stepscope.report.energy_format import electricity, energy, mass, number, power, shares
 from stepscope.report.energy_sentences import grouped
 from stepscope.report.format import count, duration, printable
@@ -49,6 +49,8 @@ def _trace(trace: TraceEnergy, answer: EnergyAnswer, width: int, top: int) -> It
         yield from _filled(host_sentence(host), width, "  ")
     for sentence in missing_sentences(trace):
         yield from _filled(sentence, width, "  ")
+    if not any(host.kind == "cpu" for host in counted_hosts(answer.traces)):
+        yield from _filled("Processors have no number; --cpu-watts gives their power.", width, "  ")
     for device in trace.devices:
         yield from _device_tables(device, trace, width, top)
     for host in trace.hosts:
@@ -114,11 +116,9 @@ def host_sentence(host: HostEnergy) -> str:
 
 
 def missing_sentences(trace: TraceEnergy) -> Iterator[str]:
-    """Every counter that gave no number, and what is in no number at all."""
+    """Every counter that gave no number, and why."""
     for lacks, reason in grouped(trace.missing):
         yield f"Not measured: {lacks}: {reason}."
-    if not any(host.kind == "cpu" for host in trace.hosts):
-        yield "Processors have no number; --cpu-watts gives their power."
 
 
 def run_sentences(answer: EnergyAnswer) -> Iterator[str]:
