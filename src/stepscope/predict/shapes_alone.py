@@ -22,6 +22,7 @@ from stepscope.devices import DevicePeaks
 from stepscope.predict.cpu_operations import CpuOperationTimes, cpu_operation_times
 from stepscope.predict.limits import ON_HOST, Limit
 from stepscope.predict.operations import Operations
+from stepscope.predict.precision import in_precision
 from stepscope.predict.step_replay import Numbers, StepReplays, joint_band
 from stepscope.predict.trace_operations import described
 from stepscope.predict.work_kinds import SIDES, sides_of
@@ -102,7 +103,7 @@ def step_from_shapes(
         high_ns=host[2] + device[2],
         device_ns=device[1],
         host_ns=host[1],
-        limit=_limit(replays, host[1], device[1], expected, operations, target),
+        limit=_limit(replays, host[1], device[1], expected, in_precision(operations, precision).operations, target),
         covered_share=times.covered_share,
         notes=(note, *times.notes),
     )

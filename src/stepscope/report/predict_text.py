@@ -156,7 +156,9 @@ def _table(answer: PredictedSteps, shown: tuple[StepPrediction, ...], width: int
     how = f" in {answer.precision}" if answer.precision else ""
     if answer.batch != answer.recorded_batch:
         how += f" with {count(answer.batch or 0)} samples instead of {count(answer.recorded_batch or 0)}"
-    yield f"What {_whole(answer)} would take{how}, and where nine of ten should lie"
+    bounds = answer.why_not is not None or answer.from_shapes
+    range_words = "and between which bounds" if bounds else "and where nine of ten should lie"
+    yield f"What {_whole(answer)} would take{how}, {range_words}"
     rows = [
         {
             "device": each.device.name,
