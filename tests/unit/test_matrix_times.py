@@ -51,7 +51,7 @@ def constant(utilization: float, width: int) -> BoostedTrees:
 
 
 MODEL = MatrixModel(
-    trees={"vector": constant(0.5, 27), "tensor": constant(0.5, 29)},
+    trees={"vector": constant(0.5, 27), "tensor": constant(0.5, 20)},
     shortest={unit: np.array([1.0, 32.0, 32.0, 32.0]) for unit in ("vector", "tensor")},
     longest={unit: np.array([1.0, 8192.0, 8192.0, 8192.0]) for unit in ("vector", "tensor")},
     capabilities={"vector": np.array([6.0, 8.0]), "tensor": np.array([8.0, 10.0])},
@@ -143,6 +143,14 @@ def test_power_carries_half_of_a_t4s_rate_and_all_of_a_v100s() -> None:
     assert rates_of(t4, "fp32").carried == pytest.approx(70 * 53 / 8100)
     assert rates_of(v100, "fp32").carried == 1.0
     assert rates_of(l4, "fp32").carried == pytest.approx(72 * 189 / 30300)
+
+
+def test_the_rate_of_another_type_on_tensor_cores_tells_its_share() -> None:
+    measured = replace(A100, sustained_flops_s={"bf16": 0.5 * 312e12})
+
+    assert rates_of(measured, "tf32").carried == pytest.approx(0.5 / 0.92)
+    assert rates_of(measured, "tf32").is_sustained
+    assert not rates_of(measured, "fp32").is_sustained
 
 
 def test_the_units_of_number_types() -> None:

@@ -87,7 +87,7 @@ def rates_of(device: DevicePeaks, kind: str) -> Rates:
     unit = unit_of(device, kind)
     assert unit is not None
     peak = device.flops_s[kind]
-    sustained = device.sustained_flops_s.get(kind)
+    sustained = _sustained(device, kind, unit)
     if sustained:
         carried = sustained / peak / BEST_SHARE[unit]
     else:
@@ -103,6 +103,15 @@ def rates_of(device: DevicePeaks, kind: str) -> Rates:
         cache_bytes=float(device.cache_bytes or 0),
         is_sustained=bool(sustained),
     )
+
+
+def _sustained(device: DevicePeaks, kind: str, unit: str) -> float | None:
+    """Operations per second that were measured; of another type on tensor cores where only that one was, its share."""
+    kinds = (kind, "bf16", "fp16") if unit == "tensor" else (kind,)
+    for other in kinds:
+        if other in device.sustained_flops_s and other in device.flops_s:
+            return device.sustained_flops_s[other] / device.flops_s[other] * device.flops_s[kind]
+    return None
 
 
 def _carried_by_power(device: DevicePeaks, peak: float) -> float:

@@ -44,13 +44,13 @@ def shape_features(operations: Operations, device: DevicePeaks, rates: Rates, un
         streamed = _streamed(batch, tall, wide, _STREAMED[unit], units * _BLOCKS)
         moved = np.maximum(streamed * inner * number, operations.bytes)
         found.append(np.log(moved / rates.bandwidth / arithmetic))
+    # The products on tensor cores were timed at few lengths, all of them round: trees would know the GPU by them.
+    if unit == "tensor":
+        found.append(np.minimum(number, 4.0))
+        return np.stack(found, axis=1)
     found += [np.log2(rows), np.log2(columns), np.log2(inner), np.log2(batch)]
     found += [_alignment(rows), _alignment(columns), _alignment(inner), np.log2(rows / columns)]
-    found.append((batch > 1).astype(np.float64))
-    if unit == "vector":
-        found.append(np.full(len(batch), float(device.capability or 0)))
-    else:
-        found.append(np.minimum(number, 4.0))
+    found += [(batch > 1).astype(np.float64), np.full(len(batch), float(device.capability or 0))]
     return np.stack(found, axis=1)
 
 

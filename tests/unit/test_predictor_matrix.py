@@ -1,0 +1,75 @@
+"""How the timings of matrix products are read, and what a held-out GPU tells of the band."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+pytest.importorskip("sklearn")
+
+from scripts.predictor.matrix import (
+    VECTOR_GPUS,
+    _band,
+    _same,
+    tensor_timings,
+    vector_timings,
+)
+
+TINY = {"B": 1, "M": 4, "N": 8, "K": 16, "latency_ms": 0.05}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Each GPU timed a tiny product and a larger one in both ways; one timed low precision."""
+    rows = []
+    for gpu in VECTOR_GPUS:
+        for operator, batch in (("bmm", 3), ("linear", 1)):
+            rows.append(TINY | {"op": operator, "gpu": gpu})
+            rows.append({"B": batch, "M": 128, "N": 256, "K": 512, "latency_ms": 1.0, "op": operator, "gpu": gpu})
+    pl.DataFrame(rows).write_parquet(tmp_path / "matmul_fp32.parquet")
+    low = {"gpu": "H200-SXM", "m": 16, "n": 32, "k": 64, "latency_ms": 0.003}
+    types = [low | {"dtype": "bfloat16"}, low | {"dtype": "fp8"}, low | {"dtype": "nvfp4"}]
+    pl.DataFrame(types).write_parquet(tmp_path / "gemm_low_precision.parquet")
+    return tmp_path
+
+
+def test_n_is_the_inner_dimension_of_the_products_in_fp32(folder: Path) -> None:
+    timings = vector_timings(folder)[0]
+    operations = timings.operations
+
+    assert timings.operator.tolist() == ["bmm", "bmm", "linear", "linear"]
+    assert operations.inner.tolist() == [8, 256, 8, 256]
+    assert operations.columns.tolist() == [16, 512, 16, 512]
+    assert operations.flops.tolist()[1] == 2 * 3 * 128 * 256 * 512
+    # The weight of a linear layer is read once, that of bmm for each product.
+    assert operations.bytes[1] == 4 * 3 * (128 * 256 + 256 * 512 + 128 * 512)
+    assert operations.bytes[3] == 4 * (128 * 256 + 256 * 512 + 128 * 512)
+
+
+def test_what_tiny_products_take_is_the_hosts_but_for_six_microseconds(folder: Path) -> None:
+    assert vector_timings(folder)[0].host_ns.tolist() == [44_000.0] * 4
+
+
+def test_only_number_types_of_pytorch_are_learned(folder: Path) -> None:
+    timings = tensor_timings(folder)
+    assert [(one.gpu, one.kind, one.operations.inner.tolist()) for one in timings] == [
+        ("H200-SXM", "bf16", [64.0]),
+        ("H200-SXM", "fp8", [64.0]),
+    ]
+
+
+def test_the_same_products_of_two_gpus(folder: Path) -> None:
+    first, second = vector_timings(folder)[:2]
+    here, there = _same(first.select(np.array([1, 3])), second, np.array([True, True]))
+    assert (here.tolist(), there.tolist()) == ([0, 1], [1, 3])
+
+
+def test_the_band_holds_nine_of_ten_and_one() -> None:
+    """Of products between 10 and 50 us; shorter ones borrow it, and of longer ones nothing is known."""
+    ratios = np.linspace(1.1, 2.1, 1001)
+    band = _band([(np.full(1001, 20_000.0), ratios), (np.full(99, 2e6), np.full(99, 9.0))])
+
+    assert band.round(6).tolist() == [[1.0, 2.05], [1.0, 2.05], [1.0, 1.0], [1.0, 1.0]]
