@@ -162,6 +162,17 @@ def test_exit_after_ends_the_program_cleanly(run: Run) -> None:
     assert (ended.code, ended.out, ended.steps) == (0, "cleaned up\n", [2])
 
 
+def test_counters_of_energy_that_are_missing_are_named(run: Run) -> None:
+    """On a machine that has them, what they measured is told instead."""
+    ended = run(with_model("train(1000000)"), "--energy", "--exit-after", "--warmup", "1", "--steps", "1")
+
+    [left] = ended.folder.recordings()
+    measured = {counter["kind"] for counter in left["energy"]["counters"]}
+    assert (ended.code, measured | {each["kind"] for each in left["energy"]["missing"]}) == (0, {"gpu", "cpu", "dram"})
+    assert ("energy not measured of" in ended.err) == bool(left["energy"]["missing"])
+    assert all(joules > 0 for window in left["energy"]["windows"] for joules in window["joules"].values())
+
+
 def test_inference_without_a_loader(run: Run) -> None:
     script = """
         with torch.no_grad():
