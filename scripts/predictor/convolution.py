@@ -11,6 +11,7 @@ import polars as pl
 
 from scripts.predictor.accuracy import Accuracy, mean_error
 from scripts.predictor.boosting import fit_trees
+from scripts.predictor.memory import MEASURED, PUBLIC
 from scripts.predictor.timings import Numbers, public_device, wave_ratio
 from stepscope.devices import DevicePeaks
 from stepscope.predict.convolution_times import ConvolutionModel, base_ns, convolution_times, features
@@ -19,8 +20,8 @@ from stepscope.predict.operations import Operations
 
 GPUS: Final = ("P4", "P100", "V100", "T4")
 KIND: Final = "convolution, fp32"
-PUBLIC: Final = "learned, public peaks"
-MEASURED: Final = "learned, with the target's own sustained rates"
+
+
 _LARGE_FLOPS: Final = 1e10
 
 

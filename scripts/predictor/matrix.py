@@ -18,8 +18,9 @@ import polars as pl
 
 from scripts.predictor.accuracy import Accuracy, mean_error
 from scripts.predictor.boosting import fit_trees
+from scripts.predictor.graphs import timed_products
 from scripts.predictor.memory import MEASURED, PUBLIC, RATIO, product_shares, sustained_share
-from scripts.predictor.timings import public_device, wave_ratio
+from scripts.predictor.timings import products, public_device, wave_ratio
 from scripts.predictor.timings import vector_timings as elementwise_timings
 from stepscope.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
@@ -33,6 +34,8 @@ TENSOR_GPUS: Final = {"A100-SXM-80": "A100-SXM4-80GB", "L40S": "L40S", "H200-SXM
 NUMBER_TYPES: Final = {"bfloat16": "bf16", "fp8": "fp8"}
 """Those of the timings that are PyTorch's; scaling by blocks and nvfp4 are not."""
 LONG_NS: Final = 50_000.0
+MODELS_WEIGHT: Final = 3.0
+"""What the few products of models count over all those of random shapes of the same GPU."""
 _SHORTEST_NS: Final = 500.0
 _TINY_FLOPS: Final = 4e6
 LEAVES: Final = {"vector": 31, "tensor": 15}
@@ -67,26 +70,6 @@ class Timings:
             host_ns=self.host_ns[which],
             operator=self.operator[which],
         )
-
-
-def products(batch: Numbers, rows: Numbers, inner: Numbers, columns: Numbers, kind: str, shared: bool) -> Operations:
-    """Products of these dimensions; with `shared` the second matrix is the same for the whole batch."""
-    size = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp8": 1.0}[kind]
-    result = 2.0 if kind == "fp8" else size
-    count = len(batch)
-    weight = inner * columns * (1.0 if shared else batch)
-    return Operations(
-        name=np.full(count, "linear" if shared else "bmm"),
-        kind=np.full(count, "matrix"),
-        number_type=np.full(count, kind),
-        flops=2 * batch * rows * inner * columns,
-        bytes=size * (batch * rows * inner + weight) + result * batch * rows * columns,
-        batch=batch,
-        rows=rows,
-        columns=columns,
-        inner=inner,
-        is_backward=np.zeros(count, np.bool_),
-    )
 
 
 @lru_cache(maxsize=2)
@@ -171,19 +154,32 @@ def _bandwidth_shares(folder: Path) -> dict[str, float]:
 
 
 def fit_trees_of(timings: Sequence[Timings], folder: Path) -> BoostedTrees:
-    """Trees for the unit of these timings; each GPU and number type counts as much as another."""
+    """Trees for the unit of these timings; each GPU and number type counts as much as another.
+
+    The FP32 timings have random shapes; those GPUs' products in models, whose dimensions are round, count besides.
+    """
     features, targets, weights = [], [], []
     for one in timings:
         usable = one.select(one.latency_ns > 1.3 * one.host_ns)
         device = measured_device(one, folder)
-        base, shape = base_and_features(usable.operations, device, rates_of(device, one.kind), one.unit)
-        kernel = np.maximum(usable.latency_ns - usable.host_ns - START_NS, _SHORTEST_NS) / 1e9
-        features.append(shape)
-        targets.append(np.minimum(np.log(base / kernel), 0.0))
-        weights.append(np.full(len(base), 1e4 / len(base)))
-    shapes, target, weight = (np.concatenate(parts) for parts in (features, targets, weights))
+        kernels = np.maximum(usable.latency_ns - usable.host_ns, START_NS + _SHORTEST_NS)
+        parts = [(usable.operations, kernels, 1e4)]
+        if one.unit == "vector":
+            parts.append((*timed_products(folder, one.gpu), MODELS_WEIGHT * 1e4))
+        for operations, ns, weight in parts:
+            base, shape = base_and_features(operations, device, rates_of(device, one.kind), one.unit)
+            features.append(shape)
+            targets.append(np.minimum(np.log(base / (ns - START_NS) * 1e9), 0.0))
+            weights.append(np.full(len(base), weight / len(base)))
+    shapes, target, weights_of_rows = (np.concatenate(arrays) for arrays in (features, targets, weights))
     return fit_trees(
-        shapes, target, weight=weight, loss="absolute_error", trees=150, leaves=LEAVES[timings[0].unit], least_rows=40
+        shapes,
+        target,
+        weight=weights_of_rows,
+        loss="absolute_error",
+        trees=150,
+        leaves=LEAVES[timings[0].unit],
+        least_rows=40,
     )
 
 

@@ -99,3 +99,23 @@ def wave_ratio(operations: Operations, source: DevicePeaks, target: DevicePeaks,
     bandwidth = source.bandwidth_bytes_s / target.bandwidth_bytes_s
     clocks = [float((one.clock_mhz or 0) * (one.multiprocessors or 0)) for one in (source, target)]
     return np.asarray(bandwidth**memory * (clocks[0] / clocks[1]) ** (1 - memory))
+
+
+def products(batch: Numbers, rows: Numbers, inner: Numbers, columns: Numbers, kind: str, shared: bool) -> Operations:
+    """Products of these dimensions; with `shared` the second matrix is the same for the whole batch."""
+    size = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp8": 1.0}[kind]
+    result = 2.0 if kind == "fp8" else size
+    count = len(batch)
+    weight = inner * columns * (1.0 if shared else batch)
+    return Operations(
+        name=np.full(count, "linear" if shared else "bmm"),
+        kind=np.full(count, "matrix"),
+        number_type=np.full(count, kind),
+        flops=2 * batch * rows * inner * columns,
+        bytes=size * (batch * rows * inner + weight) + result * batch * rows * columns,
+        batch=batch,
+        rows=rows,
+        columns=columns,
+        inner=inner,
+        is_backward=np.zeros(count, np.bool_),
+    )
