@@ -315,7 +315,10 @@ def _from_donors(
 ) -> list[Accuracy]:
     """What another GPU's timing of the same shape gives, all other GPUs together."""
     model, host, launch = learned
-    target, errors = public_device(gpu), {name: list[float]() for name in ("wave scaling", "bandwidth ratio", RATIO)}
+    target, errors = (
+        public_device(gpu),
+        {name: list[float]() for name in ("wave scaling", "ratio of bandwidths", RATIO)},
+    )
     goal = mine.latency_ns[which]
     chosen = mine.select(which)
     goal_kernel, _ = _kernels(chosen, measured_device(timings, gpu, host), model)
@@ -323,7 +326,7 @@ def _from_donors(
         theirs = timings.select(timings.gpu == donor).select(which)
         source = public_device(donor)
         ratio = source.bandwidth_bytes_s / target.bandwidth_bytes_s
-        errors["bandwidth ratio"].append(mean_error(theirs.latency_ns * ratio, goal))
+        errors["ratio of bandwidths"].append(mean_error(theirs.latency_ns * ratio, goal))
         errors["wave scaling"].append(
             mean_error(theirs.latency_ns * wave_ratio(chosen.operations, source, target), goal)
         )
