@@ -131,7 +131,8 @@ def test_what_the_devices_allow() -> None:
 
 
 def test_without_the_package_or_a_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "zeus", None)
+    for module in ("zeus", "zeus.device.gpu", "zeus.device.cpu"):
+        monkeypatch.setitem(sys.modules, module, None)
 
     with pytest.raises(UsageError, match=r"the package zeus is missing: pip install 'stepscope\[energy\]'"):
         device_limits()

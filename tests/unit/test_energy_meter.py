@@ -152,6 +152,20 @@ def test_a_window_in_which_a_counter_can_have_come_round_has_no_number() -> None
     ]
 
 
+def test_devices_that_cannot_be_waited_for_have_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def synchronise(devices: Sequence[int], uses_jax: bool) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(energy_module, "synchronise", synchronise)
+    bench = Bench((GPU, 100.0), (CPU, 30.0))
+    bench.steps(0, 2, 3.0)
+
+    reason = "the devices could not be waited for: CUDA error: device-side assert triggered"
+    assert bench.record.missing == [MissingCounter("gpu", "0", reason)]
+    assert bench.record.step_joules("gpu 0") is None
+    assert bench.record.step_joules("cpu 0") == pytest.approx(90.0)
+
+
 def test_where_nothing_can_be_measured_nothing_is_asked_again() -> None:
     lack = MissingCounter("cpu", None, "RAPL needs root")
     bench = Bench(missing=[lack])
@@ -213,7 +227,8 @@ def test_power_is_integrated_where_there_is_no_counter() -> None:
 
 
 def test_without_the_package_everything_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "zeus", None)
+    for module in ("zeus", "zeus.device.gpu", "zeus.device.cpu"):
+        monkeypatch.setitem(sys.modules, module, None)
 
     sources, missing = open_counters([0], with_host=True)
 

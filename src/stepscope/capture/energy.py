@@ -119,19 +119,23 @@ class EnergyMeter:
         self.record.missing += missing
 
     def _border(self) -> _Border:
-        """Wait for the devices, and read every counter."""
+        """Wait for the devices, and read every counter; where they cannot be waited for, only those of the host."""
+        waited = True
         try:
             synchronise(self._devices, self._uses_jax())
         except Exception as error:
-            self.record.missing.append(
-                MissingCounter("gpu", None, f"the devices could not be waited for: {sentence(error)}")
-            )
+            waited = False
+            reason = f"the devices could not be waited for: {sentence(error)}"
+            for source in self._sources or ():
+                if source.counter.kind == "gpu":
+                    self._lacks(source.counter, reason)
         border = _Border(self._clock_ns(), {})
         for source in self._sources or ():
-            try:
-                border.joules[source.counter.key] = source.joules()
-            except Exception as error:
-                self._lacks(source.counter, sentence(error))
+            if waited or source.counter.kind != "gpu":
+                try:
+                    border.joules[source.counter.key] = source.joules()
+                except Exception as error:
+                    self._lacks(source.counter, sentence(error))
         return border
 
     def _close_window(self) -> None:

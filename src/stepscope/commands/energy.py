@@ -122,7 +122,7 @@ def _energy(arguments: argparse.Namespace, trace: Trace) -> TraceEnergy:
 def _settings(arguments: argparse.Namespace) -> PowerSettings:
     from stepscope.cost.energy_parts import PowerSettings
 
-    return PowerSettings(arguments.device_watts, arguments.idle_watts, arguments.cpu_watts, arguments.pue)
+    return PowerSettings(arguments.device_watts, arguments.idle_watts, arguments.cpu_watts)
 
 
 def _sampled(view: View) -> Iterator[SampledEnergy]:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 FORMAT: Final = 1
-SHORTEST_NS: Final = 1_000_000_000
-"""A window below this tells nothing of a device whose counter changes about every 100 ms (docs/energy.md)."""
 _METHODS: Final = ("counter", "power samples")
 _MOST: Final = 10_000
 _LONGEST_TEXT: Final = 300

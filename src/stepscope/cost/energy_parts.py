@@ -30,13 +30,11 @@ class PowerSettings:
     Attributes:
         device_watts, idle_watts: of each device, while it works at full power and without work.
         cpu_watts: of the processors together, whichever rank they work for.
-        pue: what the data centre draws for each watt of its computers.
     """
 
     device_watts: float | None = None
     idle_watts: float | None = None
     cpu_watts: float | None = None
-    pue: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
