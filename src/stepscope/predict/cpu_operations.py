@@ -18,7 +18,7 @@ from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.traffic import VIEWS, base_name
 from stepscope.devices import DevicePeaks
 from stepscope.predict.operation_times import operation_times
-from stepscope.predict.precision import NO_TF32, in_precision, tf32_of, types_on
+from stepscope.predict.precision import NO_TF32, Cast, Tf32, in_precision, tf32_of, types_on
 from stepscope.predict.trace_operations import described
 from stepscope.predict.wave_scaling import is_nvidia
 from stepscope.trace import Trace, Window
@@ -118,14 +118,11 @@ def cpu_operation_times(
     duration = operators["duration_ns"].to_numpy().astype(np.float64)
     overhead = _overhead_ns(duration, is_known & ~_has_inner(parent))
     counted = _counted_inside(parent, rows, len(parent))
-    cast = in_precision(own, precision, stays=(phase[rows] == "optimizer").to_numpy())
-    added = NO_TF32 if precision in ("fp32", "tf32") or not is_nvidia(target) else tf32_of(trace)
-    expected, least, most = (
-        operation_times(types_on(one, target, added), target) for one in (cast.operations, cast.least, cast.most)
-    )
     dispatch = np.minimum(duration[rows], overhead * counted)
     if (trace.launches["kind"] == "launch").any():  # a device computed, though nothing was recorded of it
         dispatch = duration[rows]
+    cast = in_precision(own, precision, stays=(phase[rows] == "optimizer").to_numpy())
+    added = NO_TF32 if precision in ("fp32", "tf32") or not is_nvidia(target) else tf32_of(trace)
     table = pl.DataFrame(
         {
             "row": rows,
@@ -134,9 +131,7 @@ def cpu_operation_times(
             "host_ns": duration[rows],
             "dispatch_ns": dispatch,
             "arithmetic_ns": duration[rows] - dispatch,
-            "device_ns": pl.Series(expected.ns).fill_nan(None),
-            "low_ns": pl.Series(least.low_ns).fill_nan(None),
-            "high_ns": pl.Series(most.high_ns).fill_nan(None),
+            **_on_target(cast, target, added),
         },
         schema=dict(CPU_SCHEMA),
     )
@@ -146,6 +141,15 @@ def cpu_operation_times(
     return CpuOperationTimes(
         table, uncovered, covered / all_ns if all_ns > 0 else 0.0, overhead, _notes(table, uncovered, target)
     )
+
+
+def _on_target(cast: Cast, target: DevicePeaks, added: Tf32) -> dict[str, pl.Series]:
+    """The columns of the target's times; the band from the least traffic to the most."""
+    expected, least, most = (
+        operation_times(types_on(one, target, added), target) for one in (cast.operations, cast.least, cast.most)
+    )
+    times = {"device_ns": expected.ns, "low_ns": least.low_ns, "high_ns": most.high_ns}
+    return {name: pl.Series(ns).fill_nan(None) for name, ns in times.items()}
 
 
 def _notes(table: pl.DataFrame, uncovered: pl.DataFrame, target: DevicePeaks) -> tuple[str, ...]:
