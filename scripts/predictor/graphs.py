@@ -159,7 +159,8 @@ def timed_products(folder: Path, gpu: str) -> tuple[Operations, Numbers]:
     Only of configurations whose operators add up to their iteration.
     """
     known = pl.read_parquet(folder / "iterations_fp32.parquet").filter(pl.col("gpu") == gpu)
-    parts, ns = [], []
+    none = np.empty(0)
+    parts, ns = [products(none, none, none, none, "fp32", True)], list[float]()
     for config, whole in known.select("config", "iteration_ms").iter_rows():
         graph = iterations(folder).get(config)
         timed = latencies(folder, gpu, config)
