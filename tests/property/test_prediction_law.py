@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -54,22 +53,24 @@ def test_any_program_takes_as_long_on_its_own_device_and_lies_in_its_range_on_ot
 @PROPERTY
 @given(
     st.lists(
-        st.tuples(st.floats(1, 1e6), st.floats(0, 1), st.floats(0, 9), st.sampled_from("abc")), min_size=1, max_size=20
+        st.tuples(st.floats(1, 1e6), st.floats(0, 1), st.floats(0, 9), st.sampled_from("abc"), st.integers(0, 2)),
+        min_size=1,
+        max_size=20,
     )
 )
-def test_the_joint_band_lies_within_the_bands_and_is_that_of_one_kind_alone(
-    works: list[tuple[float, float, float, str]],
+def test_the_joint_band_lies_between_no_common_error_and_the_same_for_all(
+    works: list[tuple[float, float, float, str, int]],
 ) -> None:
     expected, below, above = (np.array([work[place] for work in works]) for place in range(3))
-    kinds = np.array([work[3] for work in works])
+    kinds, calls = np.array([work[3] for work in works]), np.array([work[4] for work in works])
     low, high = expected * (1 - below), expected * (1 + above)
 
-    narrow_low, narrow_high = joint_band(expected, low, high, kinds, range(len(works)))
+    narrow_low, narrow_high = joint_band(expected, low, high, kinds, calls, np.arange(len(works)))
 
     slack = 1e-9 * expected
     assert (low - slack <= narrow_low).all()
     assert (narrow_low <= expected + slack).all()
     assert (expected - slack <= narrow_high).all()
     assert (narrow_high <= high + slack).all()
-    whole = np.sqrt(sum(((high - expected)[kinds == kind].sum()) ** 2 for kind in set(kinds.tolist())))
-    assert math.isclose(float((narrow_high - expected).sum()), float(whole), rel_tol=1e-6, abs_tol=1e-6)
+    alone = float(np.sqrt(((high - expected) ** 2).sum()))
+    assert float((narrow_high - expected).sum()) >= alone * (1 - 1e-6) - 1e-6

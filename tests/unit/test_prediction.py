@@ -8,7 +8,7 @@ import pytest
 from stepscope.devices import DevicePeaks, device_table, named_device
 from stepscope.errors import UsageError
 from stepscope.predict.prediction import StepPredictor, predict_step
-from stepscope.predict.step_replay import StepReplays, joint_band
+from stepscope.predict.step_replay import COMMON, StepReplays, joint_band
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from stepscope.whatif.experiment import Experiment
@@ -127,21 +127,32 @@ def test_where_replays_promise_nothing_a_bracket_is_given() -> None:
     assert (own.low_ns, own.step_ns, own.high_ns) == (1000 * US,) * 3
 
 
-def test_the_joint_band_adds_within_a_kind_and_squares_between_kinds() -> None:
-    """Two works of a kind err by 30 + 10 together, the other kind by 30: sqrt(40^2 + 30^2) / 70 = 5 / 7."""
-    expected, low, high = np.array([100.0, 50.0, 60.0]), np.array([70.0, 40.0, 30.0]), np.array([170.0, 50.0, 60.0])
+def test_works_of_one_call_err_together() -> None:
+    expected, low, high = np.array([100.0, 50.0]), np.array([70.0, 40.0]), np.array([170.0, 50.0])
+
+    narrow = joint_band(expected, low, high, np.array(["matrix"] * 2), np.array([7, 7]), np.arange(2))
+
+    assert narrow[0] == pytest.approx(low)
+    assert narrow[1] == pytest.approx(high)
+
+
+def test_errors_of_calls_share_a_part_and_those_of_kinds_none() -> None:
+    """Two products err by 30 and 10, a copy by 30: sqrt((40^2 + 30^2 + 10^2) / 2 + 30^2) = 46.9 of 70."""
+    expected, low = np.array([100.0, 50.0, 60.0]), np.array([70.0, 40.0, 30.0])
     kinds = np.array(["matrix", "matrix", "copy"])
 
-    narrow_low, narrow_high = joint_band(expected, low, high, kinds, range(3))
+    narrow, same = joint_band(expected, low, expected, kinds, np.array([0, 1, 2]), np.arange(3))
 
-    assert narrow_low == pytest.approx([100 - 30 * 5 / 7, 50 - 10 * 5 / 7, 60 - 30 * 5 / 7])
-    assert narrow_high == pytest.approx(high)
+    assert COMMON == 0.5
+    part = (0.5 * 40**2 + 0.5 * (30**2 + 10**2) + 30**2) ** 0.5 / 70
+    assert narrow == pytest.approx(expected - part * np.array([30, 10, 30]))
+    assert same == pytest.approx(expected)
 
 
 def test_no_works_have_no_band() -> None:
-    nothing = np.zeros(0)
+    nothing, rows = np.zeros(0), np.zeros(0, np.int64)
 
-    found = joint_band(nothing, nothing, nothing, np.zeros(0, np.str_), range(0))
+    found = joint_band(nothing, nothing, nothing, np.zeros(0, np.str_), rows, rows)
 
     assert [len(each) for each in found] == [0, 0]
 

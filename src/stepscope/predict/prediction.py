@@ -293,6 +293,7 @@ class StepPredictor:
             np.where(known, times.low_ns, 0.0),
             np.where(known, times.high_ns, 0.0),
             self._kinds.kinds,
+            self._kinds.calls,
             self.experiment.works,
         )
         factors = [np.ones(len(measured)) for _ in range(3)]

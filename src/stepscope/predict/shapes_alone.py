@@ -25,7 +25,7 @@ from stepscope.predict.operations import Operations
 from stepscope.predict.precision import in_precision
 from stepscope.predict.step_replay import Numbers, StepReplays, joint_band
 from stepscope.predict.trace_operations import described
-from stepscope.predict.work_kinds import SIDES, sides_of
+from stepscope.predict.work_kinds import SIDES, different_calls, sides_of
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.experiment import Experiment
@@ -84,7 +84,7 @@ def step_from_shapes(
     rows: Rows = table["row"].to_numpy()
     operations = described(trace, rows)
     expected, low, high = (table[name].to_numpy() for name in ("device_ns", "low_ns", "high_ns"))
-    low, high = joint_band(expected, low, high, operations.kind, range(len(rows)))
+    low, high = joint_band(expected, low, high, operations.kind, different_calls(operations), np.arange(len(rows)))
     count = experiment.step_count
     device = [float(each.sum()) / count for each in (low, expected, high)]
     measured, dispatch = table["host_ns"].to_numpy(), table["dispatch_ns"].to_numpy()

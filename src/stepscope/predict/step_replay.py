@@ -13,7 +13,6 @@ measured step, B the time in which the device worked in it and B' the same on th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.trace.intervals import Times, union
+from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_cause
 from stepscope.whatif.experiment import Experiment, Outcome
 from stepscope.whatif.graph import Graph
@@ -30,6 +30,8 @@ from stepscope.whatif.replay import Replay
 Numbers = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.str_]
 
+COMMON: Final = 0.5
+"""Share of the variance of errors that calls of one kind have in common on a device."""
 HOST_WORK: Final = (
     "input", "graph_tracing", "step_marker", "compilation", "garbage_collection", "checkpoint", "logging", "optimizer",
     "python", "dispatch", "untraced",
@@ -193,29 +195,35 @@ class StepReplays:
 
 
 def joint_band(
-    expected: Numbers, low: Numbers, high: Numbers, kinds: Labels, rows: Iterable[int]
+    expected: Numbers, low: Numbers, high: Numbers, kinds: Labels, calls: npt.NDArray[np.int64], rows: Rows
 ) -> tuple[Numbers, Numbers]:
     """The band of each work, narrowed so that all together at an end is as rare as one of them at its own.
 
-    Errors of one kind of work on one device are taken to be the same error, and those of different kinds to have
-    nothing to do with each other: within a kind they add up, between kinds their squares do. With d the sum of a kind's
-    distances to its end, every band is shortened to sqrt(sum of d^2) / (sum of d) of its length.
+    Works of one call, the same operator on the same shapes, have one error. Of the errors of different calls of one
+    kind a share of the variance, COMMON, is the same, and the rest has nothing to do with each other; nor have those of
+    different kinds. With d the sum of a call's distances to its end, every band is shortened to D / (sum of d) of its
+    length, where D^2 is the sum over kinds of COMMON * (sum of d)^2 + (1 - COMMON) * (sum of d^2).
 
     Args:
         expected, low, high: nanoseconds of each work; shape (n,).
         kinds: what each work is; shape (n,).
+        calls: a number for each different call; shape (n,).
         rows: the works that count.
     """
-    rows = np.fromiter(rows, np.int64)
     below, above = expected - low, high - expected
-    return expected - below * _narrowing(below[rows], kinds[rows]), expected + above * _narrowing(
-        above[rows], kinds[rows]
-    )
+    shares = [_narrowing(distances[rows], kinds[rows], calls[rows]) for distances in (below, above)]
+    return expected - below * shares[0], expected + above * shares[1]
 
 
-def _narrowing(distances: Numbers, kinds: Labels) -> float:
-    """The length of the joint band as a share of the sum of all; 1 for a single kind."""
-    _, number = np.unique(kinds, return_inverse=True)
-    sums = np.bincount(number.ravel(), distances) if len(distances) else np.zeros(1)
-    total = float(sums.sum())
-    return float(np.sqrt((sums**2).sum()) / total) if total > 0 else 1.0
+def _narrowing(distances: Numbers, kinds: Labels, calls: npt.NDArray[np.int64]) -> float:
+    """The length of the joint band as a share of the sum of all; 1 for a single call."""
+    total = float(distances.sum())
+    if total <= 0:
+        return 1.0
+    squared = 0.0
+    for kind in np.unique(kinds).tolist():
+        mine = kinds == kind
+        _, number = np.unique(calls[mine], return_inverse=True)
+        sums = np.bincount(number.ravel(), distances[mine])
+        squared += COMMON * float(sums.sum()) ** 2 + (1 - COMMON) * float((sums**2).sum())
+    return float(np.sqrt(squared)) / total

@@ -45,6 +45,21 @@ class WorkKinds:
             result = np.where(known & (kinds != ""), kinds, result)
         return result.astype(np.str_)
 
+    @property
+    def calls(self) -> Rows:
+        """A number for each different call: of operators of the same work, else of kernels of the same name.
+
+        Communication and copies are one call for each kind of work: they err with their link.
+        """
+        names, kinds = _of_work(self._work, "name"), _of_work(self._work, "kind")
+        by_name = np.where(kinds == "compute", names, kinds)
+        _, number = np.unique(by_name, return_inverse=True)
+        known = (self.call >= 0) & (kinds == "compute")
+        found = different_calls(self.operations)[self.call[known]] if known.any() else np.zeros(0, np.int64)
+        result = number.ravel().astype(np.int64)
+        result[known] = len(result) + found
+        return result
+
     def sides(self, device: DevicePeaks, precision: str | None = None) -> Labels:
         """What limits each work on a device: "compute", or "memory bandwidth".
 
@@ -62,6 +77,15 @@ class WorkKinds:
         names = self._work["name"]
         told = {name: arithmetic(name).is_matrix for name in names.unique().drop_nulls().to_list()}
         return np.array([told.get(name, False) for name in names.to_list()], np.bool_)
+
+
+def different_calls(operations: Operations) -> Rows:
+    """A number for each operation, the same for those of the same kind, arithmetic, traffic and dimensions."""
+    numbers = ("flops", "bytes", "batch", "rows", "columns", "inner")
+    table = pl.DataFrame({name: getattr(operations, name) for name in ("name", "number_type", *numbers)})
+    found = table.select(pl.struct(pl.all()).rank("dense")).to_series().to_numpy()
+    result: Rows = found.astype(np.int64)
+    return result
 
 
 def sides_of(operations: Operations, device: DevicePeaks) -> Labels:
