@@ -108,11 +108,12 @@ def idle_sentence(device: DeviceEnergy) -> str:
 
 def host_sentence(host: HostEnergy) -> str:
     """Such as "Processor 0: 8.1 J a step, 46.3 W: measured: ..."."""
-    what = "Memory" if host.kind == "dram" else "Processor"
+    what = "Memory beside processor" if host.kind == "dram" else "Processor"
     name = f"{what} {printable(host.device)}" if host.device != "all" else "Processors"
     watts = host.nanojoules / max(host.step_ns, 1)
     amount = energy(joules((host.nanojoules, host.nanojoules)))
-    return f"{name}: {amount} a step, {power((watts, watts))}: {_BASES[host.basis]}: {printable(host.how)}."
+    sentence = f"{name}: {amount} a step, {power((watts, watts))}: {_BASES[host.basis]}: {printable(host.how)}."
+    return f"{sentence} Such a step takes {duration(host.step_ns)}." if host.basis == "measured" else sentence
 
 
 def missing_sentences(trace: TraceEnergy) -> Iterator[str]:
