@@ -75,6 +75,27 @@ def test_time_is_the_start_and_the_base_over_the_utilization() -> None:
     assert times.basis.tolist() == ["learned"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape", "factor", "widening"),
+    [
+        ("bf16", (1, 4096, 4096, 4095), 2.0, 1.5),
+        ("bf16", (1, 4096, 4004, 4096), 2.0, 1.5),
+        ("bf16", (1, 4095, 4096, 4096), 1.0, 1.0),
+        ("tf32", (1, 4096, 4004, 4096), 1.4, 1.5),
+        ("tf32", (1, 4096, 4002, 4096), 2.8, 2.25),
+        ("fp32", (1, 4096, 4095, 4095), 1.0, 1.0),
+    ],
+)
+def test_tensor_cores_take_longer_for_lines_that_are_no_multiple_of_16_bytes(
+    kind: str, shape: tuple[float, float, float, float], factor: float, widening: float
+) -> None:
+    times = matrix_times(products(kind, shape), A100, MODEL)
+
+    arithmetic = 2e9 * np.prod(shape) / A100.flops_s[kind]
+    assert times.ns.tolist() == [pytest.approx(1_500 + 2 * arithmetic * factor)]
+    assert (times.high_ns / times.ns).tolist() == [pytest.approx(2.0 * widening)]
+
+
 def test_a_sustained_rate_counts_and_narrows_the_band() -> None:
     """Half of what large products reach elsewhere (0.92 of the peak), after far more than half a millisecond."""
     slow = replace(A100, sustained_flops_s={"bf16": 0.46 * 312e12})

@@ -44,8 +44,16 @@ LIKE: Final = {
     "int8": "fp8",
 }
 """Of each number type, the one in the timings that it is most like."""
+NUMBER_BYTES: Final = {"tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+"""Of the types that tensor cores multiply."""
 LEARNED_TYPES: Final = {"vector": ("fp32",), "tensor": ("bf16", "fp16", "fp8")}
 """Of the timings, by unit; tensor cores multiply fp16 at the rate of bf16."""
+UNALIGNED: Final = 2.0
+"""Over the learned time, what products on tensor cores take whose lines are no multiple of 16 bytes: 1.3 to 2.7 in
+public H100 and A100 traces, where other kernels serve them; the timings have none."""
+SLOWER_TYPES: Final = {"tf32": 1.4}
+"""Over the time learned of bf16, what 1,400 products of a public A100 trace took."""
+_ALIGNED_BYTES: Final = 16
 _RANGES: Final = ("shortest", "longest", "capabilities")
 
 
@@ -127,10 +135,13 @@ def _learned_times(
 ) -> OperationTimes:
     rates = rates_of(device, kind)
     base, features = base_and_features(operations, device, rates, unit)
-    ns = START_NS + base * 1e9 / np.minimum(np.exp(model.trees[unit].predict(features)), 1.0)
+    utilization = np.minimum(np.exp(model.trees[unit].predict(features)), 1.0)
+    unaligned = _is_unaligned(operations, kind, unit)
+    slower = np.where(unaligned, UNALIGNED, 1.0) * SLOWER_TYPES.get(kind, 1.0)
+    ns = START_NS + base * 1e9 / utilization * slower
     band = model.bands[LIKE[kind]][0 if rates.is_sustained else 1]
     low, high = band[np.searchsorted(SIZES_NS, ns)].T
-    wider = _widening(operations, device, kind, unit, model)
+    wider = _widening(operations, device, kind, unit, model) * np.where(unaligned, NOT_LEARNED, 1.0)
     basis = np.full(len(operations), "learned")
     return OperationTimes(ns, ns * low / wider, ns * high * wider, basis)
 
@@ -142,6 +153,14 @@ def base_and_features(operations: Operations, device: DevicePeaks, rates: Rates,
     base = np.maximum(arithmetic, traffic)
     features = shape_features(operations, device, rates, unit)
     return base, features
+
+
+def _is_unaligned(operations: Operations, kind: str, unit: str) -> npt.NDArray[np.bool_]:
+    """Whether tensor cores cannot be fed whole lines, which are as long as the columns and the inner dimension."""
+    if unit != "tensor":
+        return np.zeros(len(operations), np.bool_)
+    lengths = np.stack([operations.columns, operations.inner])
+    return np.asarray((lengths * NUMBER_BYTES[kind] % _ALIGNED_BYTES != 0).any(axis=0))
 
 
 def _widening(operations: Operations, device: DevicePeaks, kind: str, unit: str, model: MatrixModel) -> Numbers:
