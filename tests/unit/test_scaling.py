@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import pytest
 
 from stepscope.errors import UsageError
@@ -11,8 +12,10 @@ from stepscope.predict.host_borders import with_borders
 from stepscope.predict.links import Link, Protocol, fitted_link, link_table, named_link
 from stepscope.predict.scaling import data_parallel, exchange_of, expected_longest
 from stepscope.predict.sharing import slowdown_beside_messages
+from stepscope.program_facts import ModelFacts, ProgramFacts
 from stepscope.report.scaling_text import scaling_json, scaling_text
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.tables import SCHEMAS
 from stepscope.whatif import Experiment, replay
 from tests.unit.test_whatif_graph import US, Machine
 
@@ -44,6 +47,10 @@ def device_steps(lengths: tuple[int, ...] = (1000, 1000), elements: int = MIB //
         machine.operator((base + 480) * US, (length - 490) * US, "aten::host_only")
         base += length
     return machine.trace()
+
+
+def tables_of(trace: Trace) -> dict[str, pl.DataFrame]:
+    return {name: trace.table(name) for name in SCHEMAS}
 
 
 def host_steps() -> Trace:
@@ -98,6 +105,38 @@ def test_buckets_are_full_at_1_mib_and_then_at_their_limit() -> None:
     assert (buckets.ready // US).tolist() == [28, 48, 1028, 1048]
     assert buckets_of(gradients, bucket_bytes=MIB).bytes.tolist() == [MIB] * 6
     assert buckets_of(gradients, first_bytes=2 * MIB).bytes.tolist() == [2 * MIB, MIB] * 2
+
+
+def test_a_fused_optimizer_tells_the_sum_of_gradients() -> None:
+    machine = Machine()
+    for step in range(2):
+        machine.step(1000 * step * US, 1000 * US, step)
+        machine.operator(1000 * step * US, 400 * US, "CompiledFunctionBackward")
+        machine.operator(
+            (1000 * step + 400) * US, 600 * US, "aten::_fused_adamw_",
+            input_shapes=f"[[[{MIB // 4}], [{MIB // 2}]], [[{MIB // 4}], [{MIB // 2}]]]", input_types='["TensorList"]',
+        )  # fmt: skip
+    experiment = Experiment(machine.trace())
+
+    gradients = gradients_of(experiment)
+
+    assert gradients.at_once
+    assert gradients.bytes.tolist() == [3 * MIB] * 2
+    assert (gradients.time // US).tolist() == [400, 1400]
+    [two] = data_parallel(experiment, [2], LINK)
+    assert two.exposed_ns == pytest.approx(314_573, abs=1)
+    assert two.low_ns == 1000 * US
+    assert any("only the sum of a step's gradients is known" in note for note in two.notes)
+
+
+def test_the_program_tells_the_sum_of_gradients_where_shapes_do_not() -> None:
+    program = ProgramFacts(model=ModelFacts(gradient_bytes=60_000_000))
+    trace = Trace.from_tables(tables_of(device_steps(elements=0)), Metadata(program=program))
+
+    gradients = gradients_of(Experiment(trace))
+
+    assert gradients.bytes.tolist() == [26_214_400, 26_214_400, 7_571_200] * 2
+    assert (gradients.time // US).tolist() == [48] * 3 + [1048] * 3
 
 
 def test_nonsense_sizes_are_none() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.shapes import elements, shapes_of, types_of
+from stepscope.analysis.shapes import elements, listed_shapes, shapes_of, types_of
 from stepscope.analysis.work_inputs import ELEMENT_BYTES
 from stepscope.errors import UsageError
 from stepscope.trace.intervals import Times
@@ -25,6 +25,11 @@ from stepscope.whatif.experiment import Experiment
 FIRST_BUCKET_BYTES: Final = 1 << 20
 BUCKET_BYTES: Final = 25 << 20
 ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
+_FUSED: Final = r"^aten::_fused_(?:adam|adamw|sgd|adagrad)_$"
+"""Optimizers that take all parameters in one call."""
+_USUAL_BYTES: Final = 4
+"""Of a parameter in such a list, whose type the profiler does not note."""
+_MOST_PIECES: Final = 1 << 20
 _MOST_BYTES: Final = 1 << 40
 """Of one gradient: more is nonsense, and sums of it would not fit into 64 bits."""
 
@@ -40,6 +45,7 @@ class Gradients:
         bytes: their size.
         number_type: as the profiler names it, such as "float".
         accumulated: how many backward passes a step has; the gradients are those of the last one.
+        at_once: whether only their sum is known, and taken to be there when the last one is.
     """
 
     step: Rows
@@ -49,6 +55,7 @@ class Gradients:
     bytes: Rows
     number_type: npt.NDArray[np.str_]
     accumulated: int = 1
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,10 @@ def gradients_of(experiment: Experiment) -> Gradients:
     """
     rows = experiment.trace.operators.filter(pl.col("name") == ACCUMULATE).sort("start_ns")
     if rows.is_empty():
+        optimizer = experiment.trace.operators.filter(pl.col("name").str.contains(_FUSED)).sort("start_ns")
+        found = _at_once(experiment, optimizer["start_ns"].to_numpy(), optimizer["lane"].to_numpy(), last=False)
+        if found is not None:
+            return found
         raise UsageError(
             "the trace tells no gradients (no AccumulateGrad of PyTorch): nothing says what devices exchange"
         )
@@ -89,6 +100,9 @@ def gradients_of(experiment: Experiment) -> Gradients:
     if not len(kept):
         raise UsageError("no complete step of the trace has gradients: nothing says what devices exchange")
     if not (size[kept] > 0).any():
+        found = _at_once(experiment, time, rows["lane"].to_numpy(), last=True)
+        if found is not None:
+            return found
         raise UsageError(
             "the trace does not tell how large its gradients are: record shapes (record_shapes=True, or stepscope run)"
         )
@@ -99,6 +113,37 @@ def gradients_of(experiment: Experiment) -> Gradients:
     kept = kept[size[kept] > 0]
     lane = rows["lane"].to_numpy()
     return Gradients(step[kept], lane[kept], begin[kept], time[kept], size[kept], kinds[kept], passes)
+
+
+def _at_once(experiment: Experiment, times: Times, lanes: npt.NDArray[np.int32], *, last: bool) -> Gradients | None:
+    """All gradients of a step at the first or last of these moments in it; None where nothing tells their sum."""
+    total, step = _sum_of_gradients(experiment), place_of_step(experiment, times - int(last))
+    kept = np.flatnonzero(step >= 0)
+    if not 0 < total < _MOST_BYTES or not len(kept):
+        return None
+    if last:
+        kept = kept[::-1]
+    kept = np.sort(kept[np.unique(step[kept], return_index=True)[1]])
+    pieces = [BUCKET_BYTES] * (total // BUCKET_BYTES) + [total % BUCKET_BYTES] * (total % BUCKET_BYTES > 0)
+    if len(pieces) * len(kept) > _MOST_PIECES:
+        return None
+    many = np.repeat(kept, len(pieces))
+    sizes = np.tile(np.array(pieces, np.int64), len(kept))
+    kinds = np.full(len(many), "", np.str_)
+    return Gradients(step[many], lanes[many], times[many], times[many], sizes, kinds, at_once=True)
+
+
+def _sum_of_gradients(experiment: Experiment) -> int:
+    """Bytes of a step's gradients, from the tensors of a fused optimizer or what the program told; 0 if unknown."""
+    calls = experiment.trace.operators.filter(pl.col("name").str.contains(_FUSED))
+    steps = place_of_step(experiment, calls["start_ns"].to_numpy())
+    found = 0
+    for shapes, step in zip(calls["input_shapes"].to_list(), steps.tolist(), strict=True):
+        if step == steps.max(initial=0):
+            found += sum(elements(shape) for shape in listed_shapes(shapes)) * _USUAL_BYTES
+    program = experiment.trace.metadata.program
+    told = program.model.gradient_bytes if program is not None and program.model is not None else None
+    return told or found
 
 
 def place_of_step(experiment: Experiment, times: Times) -> Rows:

@@ -144,11 +144,13 @@ class AddedExchange:
     Attributes:
         buckets: in the order in which they are sent.
         accumulated: backward passes of a step, of which the last one's gradients are sent.
+        at_once: whether only the sum of a step's gradients is known, and sent when the last one is there.
     """
 
     experiment: Experiment
     buckets: Buckets
     accumulated: int = 1
+    at_once: bool = False
     link: Link | None = None
     ranks: int = 1
 

@@ -32,6 +32,10 @@ Numbers = npt.NDArray[np.float64]
 LEAST_STEPS: Final = 3
 """So many recorded steps tell how much steps vary. Where there are two more, the first and the last do not count, which
 a cold start and the end of the recording make longer."""
+_AT_ONCE: Final = (
+    "only the sum of a step's gradients is known: they are sent after the backward pass, which hides none of it; at "
+    "the lower end of the range all of it"
+)
 SLOWEST_BESIDE: Final = 1.6
 """So many times as long computation takes beside messages at most: recordings of ranks on V100 and A100 show 1.25 and
 1.58 (`sharing`)."""
@@ -124,7 +128,7 @@ def exchange_of(
         last = np.append(buckets.step[1:] != buckets.step[:-1], True)
         main = np.full(int(last.sum()), experiment.lane, np.int32)
         experiment = CutExperiment(experiment, main, buckets.ready[last])
-    return AddedExchange(experiment, buckets, gradients.accumulated)
+    return AddedExchange(experiment, buckets, gradients.accumulated, gradients.at_once)
 
 
 def expected_longest(lengths: npt.ArrayLike, draws: int) -> float:
@@ -186,6 +190,8 @@ class _Scaling:
         alone, step = self.alone_ns * self.factor, expected + straggler
         narrow, wide = self._band()
         samples = self._samples_per_step
+        if isinstance(self.exchange, AddedExchange) and self.exchange.at_once:
+            low = alone
         notes += self._notes if devices > 1 else ()
         return ScaledStep(
             devices=devices,
@@ -230,6 +236,8 @@ class _Scaling:
             notes.append(f"of {passes} backward passes in a step only the last one's gradients are sent (no_sync)")
         if isinstance(exchange, RecordedExchange):
             notes += _notes_of_ranks(exchange)
+        if isinstance(exchange, AddedExchange) and exchange.at_once:
+            notes.append(_AT_ONCE)
         world = experiment.trace.metadata.world_size or 1
         if exchange.ranks == 1 and world > 1:
             notes.append(f"the trace is of one of {world} ranks: what it exchanged otherwise stays as recorded")
