@@ -109,6 +109,13 @@ def test_a_sustained_rate_counts_and_narrows_the_band() -> None:
     assert (times.low_ns / times.ns).tolist() == [0.8]
 
 
+def test_the_band_of_short_products_reaches_to_twice_the_time() -> None:
+    measured = replace(A100, sustained_flops_s={"bf16": 0.92 * 312e12})
+    times = matrix_times(products("bf16", (1, 64, 64, 64), LARGE), measured, MODEL)
+
+    assert (times.high_ns / times.ns).tolist() == [2.0, 1.25]
+
+
 @pytest.mark.parametrize(
     ("kind", "shape", "device", "factor"),
     [
