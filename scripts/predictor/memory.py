@@ -19,7 +19,7 @@ from scipy.optimize import least_squares
 
 from scripts.predictor.accuracy import Accuracy, mean_error
 from scripts.predictor.timings import DEVICES, Numbers, VectorTimings, public_device, vector_timings, wave_ratio
-from stepscope.devices import DevicePeaks
+from stepscope.devices import DevicePeaks, device_table
 from stepscope.predict.memory_times import (
     KERNEL_NS,
     KERNELS,
@@ -266,6 +266,22 @@ def validate(folder: Path, *, quick: bool = False) -> list[Accuracy]:
         family = public_device(gpu).architecture
         held = {other for other in GPUS if public_device(other).architecture == family}
         found += _held_out(timings, folder, gpu, held, "family")
+    return [*found, *_bandwidths(fit(timings, folder, every=8)[0])]
+
+
+def _bandwidths(model: MemoryModel) -> list[Accuracy]:
+    """Of devices that are in no timings, the bandwidth that others measured, against what their makers' peaks tell."""
+    found, timed = [], {public_device(gpu).name for gpu in GPUS}
+    for device in device_table():
+        measured = device.sustained_bandwidth_bytes_s
+        if measured is None or device.name in timed:
+            continue
+        _, learned = bandwidth_of(replace(device, sustained_bandwidth_bytes_s=None), model)
+        for method, rate in ((PUBLIC, learned), ("roofline", float(device.bandwidth_bytes_s))):
+            # An operation's time is off by as much as one over the bandwidth.
+            found.append(
+                Accuracy("bandwidth that others measured", "gpu", device.name, method, 1, abs(measured / rate - 1))
+            )
     return found
 
 

@@ -20,7 +20,7 @@ DEVICES: Final = {
     "P100": "P100-PCIe-16GB",
     "V100": "V100-PCIe-32GB",
     "T4": "T4",
-    "A100-40": "A100-40GB",
+    "A100-40": "A100-PCIe-40GB",
 }
 """The device table's name of each GPU of the timings in FP32."""
 

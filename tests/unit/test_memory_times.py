@@ -75,6 +75,13 @@ def test_elementwise_work_takes_a_kernels_floor_and_its_traffic_at_the_sustained
     assert times.basis.tolist() == ["learned"]
 
 
+@pytest.mark.parametrize(("launch_ns", "ns"), [(1_300.0, 2_300.0), (6_000.0, 3_000.0)])
+def test_a_devices_own_kernels_are_as_short_as_measured_unless_the_host_was(launch_ns: float, ns: float) -> None:
+    times = memory_times(one("elementwise", 1e6), replace(TERABYTE, launch_ns=launch_ns), MODEL)
+
+    assert times.ns.tolist() == [ns]
+
+
 @pytest.mark.parametrize(
     ("architecture", "known", "bandwidth"),
     [("Volta", "generation", 0.9e12), ("Pascal", "other", 0.6e12), ("CDNA 3", "other", 0.75e12)],

@@ -24,7 +24,8 @@ MEMORY_KINDS: Final = ("elementwise", "reduction", "softmax", "normalisation", "
 LEARNED_KINDS: Final = ("elementwise", "softmax", "normalisation", "optimizer", "copy")
 """Those that the timings hold; copies and optimizers are element-wise to a memory. Of others the band is WIDEST."""
 KERNEL_NS: Final = 2_000.0
-"""The least that a kernel takes: the shortest ones of public V100, A100 and H100 traces take 1 to 4 us."""
+"""The least that a kernel takes where no device's is known: the shortest of public V100, A100 and H100 traces take 1 to
+4 us. A measured time from one start to the next that is longer tells of the host."""
 SIZES_NS: Final = (5_000.0, 25_000.0, 100_000.0)
 """Where the band changes; below the second the timings say little, for their hosts needed that long."""
 SHORT_BANDS: Final = ((0.45, 4.5), (0.5, 3.0))
@@ -151,10 +152,11 @@ def kernel_ns(
 ) -> Numbers:
     """Nanoseconds of each operation, as the device would show them."""
     factors = np.array([USUAL_FACTORS.get(kind, 1.0) for kind in operations.kind.tolist()])
-    ns = (KERNEL_NS + operations.bytes * _passes(operations) / bandwidth * 1e9) * factors
+    least = min(device.launch_ns or KERNEL_NS, KERNEL_NS)
+    ns = (least + operations.bytes * _passes(operations) / bandwidth * 1e9) * factors
     for index in set(kernels[kernels > 0].tolist()):
         mine = kernels == index
-        ns[mine] = KERNEL_NS + row_ns(index, operations.select(mine), device, bandwidth, model.rows[index - 1])
+        ns[mine] = least + row_ns(index, operations.select(mine), device, bandwidth, model.rows[index - 1])
     return np.asarray(ns)
 
 
