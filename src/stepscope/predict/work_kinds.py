@@ -38,7 +38,7 @@ class WorkKinds:
     def kinds(self) -> Labels:
         """Works whose predictions err alike have the same: the operator's kind, else the kernel's, else the work's."""
         known = self.call >= 0
-        result = np.where(self._is_matrix, "a matrix product by name", "a kernel by name")
+        result = np.where(self._is_matrix, "matrix", "a kernel by name")
         result = np.where(_of_work(self._work, "kind") == "compute", result, _of_work(self._work, "kind"))
         if known.any():
             kinds = self.operations.kind[np.maximum(self.call, 0)]
@@ -47,17 +47,12 @@ class WorkKinds:
 
     @property
     def calls(self) -> Rows:
-        """A number for each different call: of operators of the same work, else of kernels of the same name.
-
-        Communication and copies are one call for each kind of work: they err with their link.
-        """
-        names, kinds = _of_work(self._work, "name"), _of_work(self._work, "kind")
-        by_name = np.where(kinds == "compute", names, kinds)
-        _, number = np.unique(by_name, return_inverse=True)
-        known = (self.call >= 0) & (kinds == "compute")
-        found = different_calls(self.operations)[self.call[known]] if known.any() else np.zeros(0, np.int64)
-        result = number.ravel().astype(np.int64)
-        result[known] = len(result) + found
+        """A number for each different call: of operators of the same work, else of works of the same name."""
+        _, number = np.unique(_of_work(self._work, "name"), return_inverse=True)
+        result: Rows = number.ravel().astype(np.int64)
+        known = self.call >= 0
+        if known.any():
+            result[known] = len(result) + different_calls(self.operations)[self.call[known]]
         return result
 
     def sides(self, device: DevicePeaks, precision: str | None = None) -> Labels:
