@@ -40,6 +40,13 @@ PARTS: Final[dict[str, Callable[..., list[Accuracy]]]] = {
     "convolution": convolution.validate,
     "iterations": iterations.validate,
 }
+FILES: Final = tuple(
+    f"{name}.parquet"
+    for name in (
+        "matmul_fp32", "gemm_low_precision", "vector_fp32", "conv2d_fp32",
+        "iterations_fp32", "iteration_ops_fp32", "iteration_graphs",
+    )
+)  # fmt: skip
 GOALS: Final = {
     "element-wise, fp32": "5 %",
     "matrix products, fp32": "12 %",
@@ -62,6 +69,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.folder.is_dir():
         parser.error(f"{arguments.folder} is no folder of timings")
+    missing = [name for name in FILES if not (arguments.folder / name).is_file()]
+    if missing:
+        parser.error(f"{arguments.folder} holds no {', '.join(missing)}")
     found = [row for name in arguments.only for row in PARTS[name](arguments.folder, quick=arguments.quick)]
     print(tables(found))
     if arguments.json:
