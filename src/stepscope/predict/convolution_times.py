@@ -19,7 +19,7 @@ from stepscope.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
 from stepscope.predict.matrix_rates import rates_of, unit_of
 from stepscope.predict.matrix_times import matrix_times
-from stepscope.predict.operation_times import OperationTimes
+from stepscope.predict.operation_times import OperationTimes, roofline_times
 from stepscope.predict.operations import Numbers, Operations
 
 CONVOLUTION_KINDS: Final = ("convolution",)
@@ -87,15 +87,17 @@ def convolution_times(
 
     Those of 3 x 3 weights in FP32 are learned. Others count as the product that they are alike, in a wider band.
     """
-    times = _product_times(operations, device)
-    if unit_of(device, "fp32") is None:
-        return times
-    model = model or shipped_model()
-    given = features(operations, device)
-    learned = _is_like_timed(operations) & np.isfinite(given).all(axis=1)
-    if not learned.any():
-        return times
-    return times.replaced(learned, _learned_times(operations.select(learned), given[learned], device, model))
+    learned = np.zeros(len(operations), np.bool_)
+    if unit_of(device, "fp32") is not None:
+        given = features(operations, device)
+        learned = _is_like_timed(operations) & np.isfinite(given).all(axis=1)
+    times = roofline_times(operations, device)
+    if not learned.all():
+        times = times.replaced(~learned, _product_times(operations.select(~learned), device))
+    if learned.any():
+        mine = _learned_times(operations.select(learned), given[learned], device, model or shipped_model())
+        times = times.replaced(learned, mine)
+    return times
 
 
 def _product_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
