@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
+from stepscope.analysis.roofline import roofline_calls
 from stepscope.devices import DevicePeaks, named_device
 from stepscope.predict.memory_times import MemoryModel, bandwidth_of, memory_times, shipped_model
 from stepscope.predict.operations import Operations
+from stepscope.readers import open_trace
 
 TERABYTE = DevicePeaks(
     name="one terabyte per second",
@@ -165,3 +169,24 @@ def test_the_shipped_model_says_what_a_v100_took() -> None:
 
     assert times.low_ns[0] < 189_000 < times.high_ns[0]
     assert times.ns[0] == pytest.approx(189_000, rel=0.03)
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [("v100_resnet50_workers0", "V100-SXM2-32GB"), ("a100_ddp_rank3of8", "A100-SXM4-40GB"), ("h100_owlv2", "H100-SXM")],
+)
+def test_long_elementwise_kernels_of_recordings_take_what_their_traffic_tells(
+    traces_folder: Path, name: str, device: str
+) -> None:
+    """None of these recordings was learned from, and of the H100 no timing."""
+    calls = roofline_calls(open_trace(traces_folder / "kineto" / f"{name}.json.gz")).filter(
+        (pl.col("work_kind") == "elementwise") & (pl.col("works") == 1) & (pl.col("bytes") > 50e6)
+    )
+    operations = Operations.joined([one("elementwise", float(traffic)) for traffic in calls["bytes"].to_list()])
+
+    times = memory_times(operations, replace(named_device(device), sustained_bandwidth_bytes_s=None))
+
+    ratio = times.ns / calls["device_ns"].to_numpy()
+    assert float(np.median(ratio)) == pytest.approx(1, abs=0.06)
+    assert np.mean((ratio > 0.7) & (ratio < 1.35)) > 0.9
