@@ -220,7 +220,7 @@ def without_device(shapes: str | None) -> Trace:
 
 
 def test_from_shapes_alone_the_arithmetic_leaves_the_host() -> None:
-    """Of 603 us two calls of 3 us and two launches of 6.5 us stay, at the least of 3.3; a call of next to nothing takes 3 us."""
+    """Of 603 us two calls of 3 us, as of next to nothing, and two launches of 6.5 us stay, at the least of 3.3."""
     found = predict_step(without_device("[[4, 4], [4, 4]]"), named_device("H100-SXM"))
 
     assert found.step_ns is not None
