@@ -158,6 +158,19 @@ def test_devices_without_timings_get_the_roofline_and_its_wide_band(device: str)
     assert (times.high_ns / times.low_ns).tolist() == [pytest.approx(9.0)]
 
 
+@pytest.mark.parametrize("capability", [None, "newest", "nan", "1e3", "-9.0", ""])
+def test_a_device_of_no_readable_capability_gets_the_roofline(capability: str | None) -> None:
+    row = replace(A100, capability=capability, cache_bytes=None, clock_mhz=None, power_w=None)
+    assert matrix_times(products("bf16", LARGE), row, MODEL).basis.tolist() == ["roofline"]
+
+
+def test_a_device_of_which_little_is_known() -> None:
+    row = replace(A100, cache_bytes=None, clock_mhz=None, power_w=None)
+    times = matrix_times(products("fp32", LARGE), row)
+    assert times.basis.tolist() == ["learned"]
+    assert times.ns[0] == pytest.approx(2 * 4096**3 / 19.5e3, rel=0.5)
+
+
 def test_unknown_dimensions_get_the_roofline() -> None:
     known = products("bf16", LARGE)
     assert matrix_times(replace(known, rows=np.array([np.nan])), A100, MODEL).basis.tolist() == ["roofline"]

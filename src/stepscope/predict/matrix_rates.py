@@ -7,6 +7,7 @@ operations per joule of the device's process.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,11 +32,18 @@ _TENSOR_TYPES: Final = ("tf32", "fp16", "bf16", "fp8", "int8")
 
 def unit_of(device: DevicePeaks, kind: str) -> str | None:
     """Whether a device's "vector" or "tensor" units multiply numbers of this type; None where that is not known."""
-    if device.vendor != "NVIDIA" or kind not in device.flops_s or not device.capability or not device.multiprocessors:
+    capability = capability_of(device)
+    if device.vendor != "NVIDIA" or kind not in device.flops_s or capability is None or not device.multiprocessors:
         return None
-    if kind in _TENSOR_TYPES and float(device.capability) >= 7:
+    if kind in _TENSOR_TYPES and capability >= 7:
         return "tensor"
     return "vector" if kind in ("fp64", "fp32", "fp16") else None
+
+
+def capability_of(device: DevicePeaks) -> float | None:
+    """The compute capability as a number; None where it is none, as users may write what they like."""
+    text = device.capability or ""
+    return float(text) if re.fullmatch(r"[0-9]{1,2}\.[0-9]", text) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,5 +126,5 @@ def _carried_by_power(device: DevicePeaks, peak: float) -> float:
     """Share of the FP32 peak that the power of the device allows; 1 where its power is not known."""
     if not device.power_w:
         return 1.0
-    per_joule = next(rate for newest, rate in FLOPS_PER_JOULE if float(device.capability or 0) < newest)
+    per_joule = next(rate for newest, rate in FLOPS_PER_JOULE if (capability_of(device) or 0.0) < newest)
     return device.power_w * per_joule / peak

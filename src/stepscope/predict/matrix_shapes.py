@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from stepscope.devices import DevicePeaks
-from stepscope.predict.matrix_rates import Rates
+from stepscope.predict.matrix_rates import Rates, capability_of
 from stepscope.predict.operations import Numbers, Operations
 
 TILES: Final = {
@@ -50,7 +50,7 @@ def shape_features(operations: Operations, device: DevicePeaks, rates: Rates, un
         return np.stack(found, axis=1)
     found += [np.log2(rows), np.log2(columns), np.log2(inner), np.log2(batch)]
     found += [_alignment(rows), _alignment(columns), _alignment(inner), np.log2(rows / columns)]
-    found += [(batch > 1).astype(np.float64), np.full(len(batch), float(device.capability or 0))]
+    found += [(batch > 1).astype(np.float64), np.full(len(batch), capability_of(device) or 0.0)]
     return np.stack(found, axis=1)
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from stepscope.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_rates import Rates, rates_of, unit_of
+from stepscope.predict.matrix_rates import Rates, capability_of, rates_of, unit_of
 from stepscope.predict.matrix_shapes import shape_features, weight_bytes
 from stepscope.predict.operation_times import OperationTimes, roofline_times
 from stepscope.predict.operations import Numbers, Operations
@@ -169,7 +169,7 @@ def _is_unaligned(operations: Operations, kind: str, unit: str) -> npt.NDArray[n
 
 def _widening(operations: Operations, device: DevicePeaks, kind: str, unit: str, model: MatrixModel) -> Numbers:
     """How much wider the band is for all that the timings did not have; shape (n,)."""
-    capability = float(device.capability or 0)
+    capability = capability_of(device) or 0.0
     oldest, newest = model.capabilities[unit].tolist()
     of_device = (kind not in LEARNED_TYPES[unit]) + (not oldest <= capability <= newest)
     dimensions = np.stack([operations.batch, operations.rows, operations.columns, operations.inner], axis=1)
