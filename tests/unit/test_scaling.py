@@ -6,15 +6,18 @@ import numpy as np
 import polars as pl
 import pytest
 
+from stepscope.devices import named_device
 from stepscope.errors import UsageError
 from stepscope.predict.buckets import buckets_of, gradients_of
 from stepscope.predict.host_borders import with_borders
 from stepscope.predict.links import Link, Protocol, fitted_link, link_table, named_link
-from stepscope.predict.scaling import data_parallel, exchange_of, expected_longest
+from stepscope.predict.prediction import predict_step
+from stepscope.predict.scaling import data_parallel, exchange_of, expected_longest, over_link
 from stepscope.predict.sharing import slowdown_beside_messages
 from stepscope.program_facts import ModelFacts, ProgramFacts
 from stepscope.report.scaling_text import scaling_json, scaling_text
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.model import Device
 from stepscope.trace.tables import SCHEMAS
 from stepscope.whatif import Experiment, replay
 from tests.unit.test_whatif_graph import US, Machine
@@ -415,3 +418,61 @@ def test_programs_get_the_same() -> None:
     assert value["link"]["bandwidth_bytes_s"] == 10e9
     assert value["steps"][0]["devices"] == 2
     assert value["steps"][0]["exposed_ns"] == pytest.approx(208_715, abs=1)
+
+
+def ranks_with_all_to_all() -> Trace:
+    """On a 40 GB A100 in each step an all-to-all of 200 us, after which an all-reduce of 1 MB takes 100 us."""
+    machine = Machine(Metadata(world_size=2, rank=0, devices=(Device("gpu 0", "NVIDIA A100-SXM4-40GB"),)))
+    for step in range(3):
+        base = 1000 * step
+        machine.step(base * US, 1000 * US, step)
+        for number, (start, length, name) in enumerate(
+            ((16, 200, "ncclKernel_SendRecv"), (217, 100, "ncclDevKernel_AllReduce_Sum_f32"))
+        ):
+            machine.launch((base + 10 + 3 * number) * US, 2 * US, 10 * step + number)
+            machine.work(
+                (base + start) * US, length * US, name, 10 * step + number, kind="communication",
+                message_elements=250_000, message_type="float",
+            )  # fmt: skip
+        machine.call(base + 100, 220, 10 * step + 4, "cudaDeviceSynchronize", "synchronise")
+        machine.operator((base + 500) * US, 490 * US, "aten::host_only")
+    return machine.trace()
+
+
+def test_other_exchanges_go_over_the_named_link_and_one_device_has_none() -> None:
+    experiment = Experiment(ranks_with_all_to_all())
+
+    one, two = data_parallel(experiment, [1, 2], named_link("100GB/s"))  # a third of the A100's 300 GB/s
+
+    assert two.communication_ns == pytest.approx(600_000 + 10_000)
+    assert two.step_ns - one.step_ns == pytest.approx(610_000 - 85_000, abs=1_000)  # 85 us before the host waits
+    assert two.low_ns == pytest.approx(two.step_ns - 400_000 - 2_500, abs=2_000)  # as far as no change at all
+    assert any("all-to-all" in note for note in two.notes)
+    assert any("without all that was exchanged" in note for note in one.notes)
+
+
+def test_of_a_target_the_link_to_others_counts_once() -> None:
+    experiment, link = Experiment(ranks_with_all_to_all()), named_link("100GB/s")
+    l40s = named_device("L40S")
+
+    steps = [
+        data_parallel(experiment, [1, 2], link, target=predict_step(experiment, device))
+        for device in (l40s, over_link(l40s, link))
+    ]
+
+    # Over the card's own 31.5 GB/s the all-to-all takes 9.5 times as long; alone a step is the same either way.
+    assert [one.step_ns for one, _ in steps] == pytest.approx([steps[0][0].step_ns] * 2)
+    assert [one.high_ns for one, _ in steps] == pytest.approx([steps[0][0].high_ns] * 2)
+    assert steps[1][1].communication_ns == pytest.approx(610_000, rel=0.02)
+    assert steps[0][1].communication_ns == pytest.approx(1_915_000, rel=0.02)
+
+
+def test_the_recorded_device_over_another_link_exchanges_at_another_rate() -> None:
+    experiment = Experiment(ranks_with_all_to_all())
+    a100 = named_device("A100-SXM4-40GB")
+
+    same, slower = (predict_step(experiment, device) for device in (a100, over_link(a100, named_link("100GB/s"))))
+
+    assert same.step_ns == pytest.approx(1_000_000)
+    assert slower.step_ns is not None
+    assert slower.step_ns > 1_500_000

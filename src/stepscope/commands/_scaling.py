@@ -11,6 +11,7 @@ from stepscope.commands._reading import open_from, trace_paths
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
+    from stepscope.devices import DevicePeaks
     from stepscope.predict.links import Link
     from stepscope.predict.prediction import StepPrediction
     from stepscope.predict.scaling import ScaledStep
@@ -90,6 +91,23 @@ def scaled_devices(
         )
         for each in known or [None]
     ]
+
+
+def joined(
+    arguments: argparse.Namespace, experiment: Experiment, targets: Sequence[DevicePeaks]
+) -> tuple[DevicePeaks, ...]:
+    """The devices of --to, where there are several of each joined as --link says, or else as they were recorded."""
+    from stepscope.analysis.roofline import device_peaks
+    from stepscope.devices import named_device
+    from stepscope.predict.links import named_link
+    from stepscope.predict.scaling import over_link
+
+    if arguments.devices is None:
+        return tuple(targets)
+    link = None if arguments.link is None else named_link(arguments.link)
+    known = device_peaks(experiment.trace, experiment.device or "")
+    recorded = named_device(arguments.source) if arguments.source is not None else known
+    return tuple(over_link(each, link, recorded) for each in targets)
 
 
 def other_ranks(arguments: argparse.Namespace) -> list[Experiment]:

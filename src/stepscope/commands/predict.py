@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
 from stepscope.commands._reading import add_reading_options, local_names, open_from
-from stepscope.commands._scaling import add_scaling_options, scaled_devices, scaling_json_of, scaling_text_of
+from stepscope.commands._scaling import (
+    add_scaling_options,
+    joined,
+    scaled_devices,
+    scaling_json_of,
+    scaling_text_of,
+)
 from stepscope.commands._tables import whole_number
 from stepscope.errors import UsageError
 
@@ -128,7 +134,7 @@ def _answer(arguments: argparse.Namespace, experiment: Experiment) -> PredictedS
     from stepscope.predict.answer import predicted_steps
 
     chosen = targets(arguments.to) if arguments.to is not None or arguments.devices is None else ()
-    return predicted_steps(predictor_of(arguments, experiment), chosen)
+    return predicted_steps(predictor_of(arguments, experiment), joined(arguments, experiment, chosen))
 
 
 def predictor_of(arguments: argparse.Namespace, experiment: Experiment) -> StepPredictor:

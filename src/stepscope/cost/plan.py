@@ -19,6 +19,7 @@ from typing import Final
 
 import polars as pl
 
+from stepscope.analysis.roofline import device_peaks
 from stepscope.cost.carbon import emitted_kg, grid_of
 from stepscope.cost.energy_estimate import step_energy
 from stepscope.cost.pareto import pareto_front
@@ -29,7 +30,7 @@ from stepscope.predict.answer import PredictedSteps, predicted_steps
 from stepscope.predict.batch import recorded_batch
 from stepscope.predict.links import Link, link_table
 from stepscope.predict.prediction import StepPrediction, StepPredictor
-from stepscope.predict.scaling import ScaledStep, data_parallel
+from stepscope.predict.scaling import ScaledStep, data_parallel, over_link
 from stepscope.whatif.experiment import Experiment
 
 NS_PER_HOUR: Final = 3.6e12
@@ -245,12 +246,12 @@ class _Planner:
         self.devices = {row.name: row for row in device_table()}
         self.refused: dict[tuple[str, str], set[tuple[str, str]]] = {}
         self.notes: dict[str, list[str]] = {}
-        self._predictions: dict[str, StepPrediction] = {}
+        self._predictions: dict[tuple[str, float | None], StepPrediction] = {}
         self._counts: dict[str | None, set[int]] = {}
         for price in offered:
             if request.counts is None or price.count in request.counts:
                 self._counts.setdefault(price.device, set()).add(price.count)
-        self._scaled: dict[tuple[str, str], dict[int, ScaledStep] | str] = {}
+        self._scaled: dict[tuple[str, str, float | None], dict[int, ScaledStep] | str] = {}
 
     def machines(self, price: Price) -> Iterator[Machine]:
         """The machine of this price, or nothing with the reason kept."""
@@ -264,7 +265,7 @@ class _Planner:
         if price.device is None:
             self._refuse(price, price.gpu, "the device table does not know it, or could mean several by that name")
             return
-        prediction = self._predicted(self.devices[price.device])
+        prediction = self._predicted(self._joined(price))
         if prediction.step_ns is None:
             why = prediction.notes[-1] if prediction.notes else "no step time is given"
             self._refuse(price, price.device, why.replace(f"the {price.device}", "it").replace(price.device, "it"))
@@ -301,10 +302,28 @@ class _Planner:
             kilograms=kilograms,
         )
 
+    def _joined(self, price: Price) -> DevicePeaks:
+        """The machine's device, with the link that joins several: what several ranks exchanged goes over it."""
+        device = self.devices[price.device or ""]
+        link = self.request.link or _link_of(price, device)
+        if self.recorded_devices == 1 or link is None:
+            return device
+        if price.count > 1:
+            return over_link(device, link)
+        return over_link(device, None, self._recorded)  # it exchanges nothing: let that limit nothing
+
+    @cached_property
+    def _recorded(self) -> DevicePeaks | None:
+        """The recorded device."""
+        predictor = self.predictor
+        known = device_peaks(predictor.trace, predictor.experiment.device or "")
+        return known if predictor.source is None else predictor.source
+
     def _predicted(self, device: DevicePeaks) -> StepPrediction:
-        if device.name not in self._predictions:
-            self._predictions[device.name] = self.predictor.on(device)
-        return self._predictions[device.name]
+        key = (device.name, device.peer_link_bytes_s)
+        if key not in self._predictions:
+            self._predictions[key] = self.predictor.on(device)
+        return self._predictions[key]
 
     def _on_several(self, price: Price, prediction: StepPrediction) -> ScaledStep | str | None:
         """The step on all devices of a machine; None where nothing changes, or why it cannot be told."""
@@ -316,7 +335,7 @@ class _Planner:
         link = self.request.link or _link_of(price, prediction.device)
         if link is None:
             return "what joins its devices is not known; --link says it"
-        key = (prediction.device.name, link.name)
+        key = (prediction.device.name, link.name, prediction.device.peer_link_bytes_s)
         if key not in self._scaled:
             self._scaled[key] = self._shared(prediction, link)
         known = self._scaled[key]

@@ -9,7 +9,7 @@ that comes waiting for the slowest device: the expected longest of n steps, draw
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -18,13 +18,15 @@ import numpy.typing as npt
 
 from stepscope.analysis.batch_size import batch_size_of
 from stepscope.analysis.roofline import device_peaks
+from stepscope.devices import DevicePeaks
 from stepscope.errors import UsageError
 from stepscope.predict.buckets import BUCKET_BYTES, buckets_of, gradients_of
 from stepscope.predict.exchanges import AddedExchange, Exchange, RecordedExchange, recorded_exchange
 from stepscope.predict.host_borders import CutExperiment
 from stepscope.predict.links import MOST_DEVICES, TABLE_ERROR, Link, named_link
 from stepscope.predict.prediction import StepPrediction
-from stepscope.predict.work_times import work_times
+from stepscope.predict.target_graph import target_graph
+from stepscope.trace.nesting import Rows
 from stepscope.whatif.experiment import Experiment
 from stepscope.whatif.graph import Graph
 
@@ -45,6 +47,11 @@ _ONE: Final = (
     "one device was recorded: the host's own time for messages is not counted, and copies of gradients into buckets "
     "and computation that slows down beside messages only at the upper end of the range"
 )
+_OTHERS: Final = (
+    "exchanges that add up no gradients, such as all-to-all, go over that link, too, and take as long among any number "
+    "of devices"
+)
+_ALONE: Final = "one device is without all that was exchanged; what other devices computed for it is not added"
 _HOST_LIMITS: Final = (
     "without a device the messages need the processors that compute, too: what that slows down is not counted"
 )
@@ -131,6 +138,18 @@ def exchange_of(
     return AddedExchange(experiment, buckets, gradients.accumulated, gradients.at_once)
 
 
+def over_link(device: DevicePeaks, link: Link | None, recorded: DevicePeaks | None = None) -> DevicePeaks:
+    """The device, joined to others by this link; by that of the recorded device if None.
+
+    What a recording has of exchanges is then predicted over the link that is asked for.
+    """
+    if link is not None:
+        return replace(device, peer_link_bytes_s=link.peak_bytes_s or link.bandwidth_bytes_s)
+    if recorded is None or recorded.peer_link_bytes_s is None:
+        return device
+    return replace(device, peer_link_bytes_s=recorded.peer_link_bytes_s)
+
+
 def expected_longest(lengths: npt.ArrayLike, draws: int) -> float:
     """Expected maximum of so many draws, with replacement, from these values.
 
@@ -161,17 +180,22 @@ class _Scaling:
         self.link, used = link, link or exchange.link
         self.error = TABLE_ERROR if used is None else used.error
         self.experiment = exchange.experiment
-        self.base = self._on_target() if target is not None else self.experiment.graph
+        messages = exchange.table["row"].to_numpy() if isinstance(exchange, RecordedExchange) else np.zeros(0, np.int64)
+        self.graphs = target_graph(self.experiment, target, messages)
+        self.factor = self.graphs.factor
         self.messages = len(exchange.transfers_ns(link, 2))
-        self.alone_ns = self._replayed(np.zeros(self.messages))
-        self.factor = 1.0
-        if target is not None and target.step_ns is not None:
-            self.factor = target.step_ns / self.experiment.run(self.base).step_ns
+        self.alone_ns = self._replayed(np.zeros(self.messages), 0.0)
 
     def step(self, devices: int) -> ScaledStep:
         transfers = self.exchange.transfers_ns(self.link, devices)
+        others = self._others_factor
         expected, low, high = (
-            self._replayed(transfers * factor) for factor in (1.0, max(1 - self.error, 0.0), 1 + self.error)
+            self._replayed(transfers * factor, 0.0 if devices == 1 else other)
+            for factor, other in (
+                (1.0, others),
+                (max(1 - self.error, 0.0), min(others, 1.0)),
+                (1 + self.error, max(others, 1.0)),
+            )
         )
         straggler, notes = self._straggler_ns(devices)
         factor = self.factor
@@ -192,13 +216,18 @@ class _Scaling:
         samples = self._samples_per_step
         if isinstance(self.exchange, AddedExchange) and self.exchange.at_once:
             low = alone
-        notes += self._notes if devices > 1 else ()
+        low = min(low * narrow, step)
+        high = max((high + straggler + self._not_counted_ns(transfers, expected - alone)) * wide, step)
+        if devices == 1:
+            low, high = self._alone(step)
+        notes += self._notes if devices > 1 else self._notes_alone
         return ScaledStep(
             devices=devices,
             step_ns=step,
-            low_ns=min(low * narrow, step),
-            high_ns=max((high + straggler + self._not_counted_ns(transfers, expected - alone)) * wide, step),
-            communication_ns=float(transfers.sum()) / self.experiment.step_count,
+            low_ns=low,
+            high_ns=high,
+            communication_ns=float(transfers.sum()) / self.experiment.step_count
+            + (self._others_ns if devices > 1 else 0.0),
             exposed_ns=max(expected - alone, 0.0),
             efficiency=min(alone / step, 1.0),
             samples_per_s=None if samples is None else devices * samples / step * 1e9,
@@ -236,6 +265,8 @@ class _Scaling:
             notes.append(f"of {passes} backward passes in a step only the last one's gradients are sent (no_sync)")
         if isinstance(exchange, RecordedExchange):
             notes += _notes_of_ranks(exchange)
+        if self._others_ns:
+            notes.append(_OTHERS)
         if isinstance(exchange, AddedExchange) and exchange.at_once:
             notes.append(_AT_ONCE)
         world = experiment.trace.metadata.world_size or 1
@@ -262,8 +293,55 @@ class _Scaling:
             return 1.0, 1.0
         return (target.low_ns or target.step_ns) / target.step_ns, (target.high_ns or target.step_ns) / target.step_ns
 
-    def _replayed(self, transfers: Numbers) -> float:
-        return self.experiment.run(self.exchange.graph(self.base, transfers)).step_ns
+    @cached_property
+    def _notes_alone(self) -> tuple[str, ...]:
+        """What is said about a single device."""
+        return (_ALONE,) if self._others_ns else ()
+
+    @cached_property
+    def _others(self) -> Rows:
+        """Rows of the device's work that exchange something else than what `exchange` has."""
+        table, device = self.experiment.trace.device_work, self.experiment.device
+        if device is None:
+            return np.zeros(0, np.int64)
+        mine = ((table["kind"] == "communication") & (table["device"] == device)).fill_null(False).to_numpy().copy()
+        if isinstance(self.exchange, RecordedExchange):
+            rows = self.exchange.table["row"].to_numpy()
+            mine[rows[rows < len(mine)]] = False
+        return np.flatnonzero(mine)
+
+    @cached_property
+    def _others_ns(self) -> float:
+        """How long these take in a step, waiting included."""
+        rows, graph = np.intersect1d(self._others, self.experiment.works), self.graphs.expected
+        took = graph.works.duration[rows] * graph.work_scale[rows]
+        return float(took.sum()) * self._others_factor / self.experiment.step_count
+
+    @cached_property
+    def _others_factor(self) -> float:
+        """How many times as long these take over the link that is asked for; a target's times have that in them."""
+        device = self.experiment.device
+        if self.link is None or self.target is not None or device is None:
+            return 1.0
+        peaks = device_peaks(self.experiment.trace, device)
+        if peaks is None or peaks.peer_link_bytes_s is None:
+            return 1.0
+        return peaks.peer_link_bytes_s / (self.link.peak_bytes_s or self.link.bandwidth_bytes_s)
+
+    def _alone(self, step: float) -> tuple[float, float]:
+        """The range of one device, which exchanges nothing: without what communication has in the target's band."""
+        if self.graphs.low is None or self.graphs.high is None:
+            narrow, wide = self._band()
+            return step * narrow, step * wide
+        nothing = np.zeros(self.messages)
+        low, high = (self._replayed(nothing, 0.0, graph) for graph in (self.graphs.low, self.graphs.high))
+        return min(low * self.factor, step), max(high * self.factor, step)
+
+    def _replayed(self, transfers: Numbers, others: float, graph: Graph | None = None) -> float:
+        """The step with messages of this length, and with other exchanges that take so many times as long."""
+        base = self.graphs.expected if graph is None else graph
+        base = base.with_work(self._others, others) if len(self._others) else base
+        return self.experiment.run(self.exchange.graph(base, transfers)).step_ns
 
     def _straggler_ns(self, devices: int) -> tuple[float, tuple[str, ...]]:
         """Waiting for the slowest device; what the trace of several ranks shows is part of its messages already."""
@@ -278,24 +356,3 @@ class _Scaling:
             )
         lengths = lengths[1:-1] if len(lengths) >= LEAST_STEPS + 2 else lengths
         return (expected_longest(lengths, devices) - float(np.mean(lengths))) * self.factor, ()
-
-    def _on_target(self) -> Graph:
-        """The graph with the target's times: of its works, or without a device of all that the host does."""
-        graph, experiment, target = self.experiment.graph, self.experiment, self.target
-        assert target is not None
-        assert target.step_ns is not None
-        if experiment.device is None:
-            factor = target.step_ns / (experiment.recorded_ns / experiment.step_count)
-            lanes = np.unique(graph.stretches.lane)
-            start = np.full(len(lanes), experiment.span.start_ns)
-            end = np.full(len(lanes), experiment.span.end_ns)
-            return graph.with_host_time(lanes, start, end, np.full(len(lanes), factor))
-        times = work_times(experiment.trace, target.device)
-        known = np.isfinite(times.ns) & (times.measured_ns > 0)
-        if not known.any():
-            return graph
-        mean = float(times.ns[known].sum() / times.measured_ns[known].sum())
-        factors = np.full(len(times.ns), mean)
-        factors[known] = times.ns[known] / times.measured_ns[known]
-        factors[(experiment.trace.device_work["kind"] == "communication").fill_null(False).to_numpy()] = 1.0
-        return graph.with_work(np.arange(len(factors)), factors)

@@ -223,6 +223,8 @@ class _Device:
         kind = work["kind"].fill_null("other").to_numpy()
         if self._is_same:
             stays = mine if self.precision is None else mine & (kind != "compute")
+            if self.source is not None and self.source.peer_link_bytes_s != self.target.peer_link_bytes_s:
+                stays = stays & (kind != "communication")  # the same device, but joined to others in another way
             times.keep(times.open(stays), "same device")
         self._answer_copies(times.open(mine & np.isin(kind, _HOST_COPIES)))
         self._answer_moves(times.open(mine & np.isin(kind, _DEVICE_MOVES)))

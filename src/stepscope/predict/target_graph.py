@@ -1,0 +1,87 @@
+"""The recorded dependency graph with the times of another device, and with messages as long as they were recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.predict.prediction import StepPrediction
+from stepscope.predict.step_replay import joint_band
+from stepscope.predict.work_kinds import WorkKinds
+from stepscope.predict.work_times import WorkTimes, work_times
+from stepscope.trace.nesting import Rows
+from stepscope.whatif.experiment import Experiment
+from stepscope.whatif.graph import Graph
+
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetGraph:
+    """The graph of the recorded device or of another one.
+
+    Attributes:
+        expected: with its times.
+        low, high: with all work but communication at the ends of its joint band; None where nothing was exchanged,
+            since then the step's own band has it.
+        factor: the target's step over that of the graph in which messages take the target's times, too.
+    """
+
+    expected: Graph
+    low: Graph | None = None
+    high: Graph | None = None
+    factor: float = 1.0
+
+
+def target_graph(experiment: Experiment, target: StepPrediction | None, messages: Rows) -> TargetGraph:
+    """The graph with the target's times: of its works, or without a device of all that the host does.
+
+    Args:
+        target: of which a step time is given; None for the recorded device.
+        messages: works that stay as they were recorded.
+    """
+    graph = experiment.graph
+    if target is None or target.step_ns is None:
+        return TargetGraph(graph)
+    if experiment.device is None:
+        slower = target.step_ns / (experiment.recorded_ns / experiment.step_count)
+        lanes = np.unique(graph.stretches.lane)
+        start = np.full(len(lanes), experiment.span.start_ns)
+        end = np.full(len(lanes), experiment.span.end_ns)
+        changed = graph.with_host_time(lanes, start, end, np.full(len(lanes), slower))
+        return TargetGraph(changed, factor=target.step_ns / experiment.run(changed).step_ns)
+    times = work_times(experiment.trace, target.device)
+    rows = np.arange(len(times.ns))
+    factors = _factors(times, times.ns)
+    whole = experiment.run(graph.with_work(rows, factors)).step_ns
+    stays = messages[messages < len(rows)]
+    factors[stays] = 1.0
+    expected, scale = graph.with_work(rows, factors), target.step_ns / whole
+    exchanged = (experiment.trace.device_work["kind"] == "communication").fill_null(False).to_numpy()
+    if not exchanged.any():
+        return TargetGraph(expected, factor=scale)
+    ends = [_factors(times, end) for end in _ends(experiment, times, exchanged)]
+    for end in ends:
+        end[stays] = 1.0
+    low, high = (graph.with_work(rows, end) for end in ends)
+    return TargetGraph(expected, low, high, scale)
+
+
+def _factors(times: WorkTimes, ns: Numbers) -> Numbers:
+    """How many times as long each work takes; what is not known changes as the rest does."""
+    known = np.isfinite(times.ns) & (times.measured_ns > 0)
+    factors = np.ones(len(ns))
+    if known.any():
+        factors[:] = float(ns[known].sum() / times.measured_ns[known].sum())
+        factors[known] = ns[known] / times.measured_ns[known]
+    return factors
+
+
+def _ends(experiment: Experiment, times: WorkTimes, exchanged: npt.NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
+    """The ends of the joint band of all work but communication, which is at what is expected."""
+    known, kinds = np.isfinite(times.ns), WorkKinds(experiment.trace)
+    ns = np.where(known, times.ns, 0.0)
+    low, high = (np.where(known & ~exchanged, end, ns) for end in (times.low_ns, times.high_ns))
+    return joint_band(ns, low, high, kinds.kinds, kinds.calls, experiment.works)
