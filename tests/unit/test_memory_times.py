@@ -116,10 +116,16 @@ def test_the_band_is_wider_where_the_timings_hold_nothing_alike(operation: Opera
     assert (times.ns / times.low_ns).tolist() == pytest.approx([1.25 * width])
 
 
-def test_of_a_generation_that_was_not_learned_nothing_is_learned() -> None:
-    times = memory_times(one("elementwise", 1e6), replace(named_device("MI300X"), sustained_bandwidth_bytes_s=None))
+@pytest.mark.parametrize("bandwidth", [None, 1.3e12])
+def test_of_a_generation_that_was_not_learned_nothing_is_learned_though_its_bandwidth_is_known(
+    bandwidth: float | None,
+) -> None:
+    device = replace(TERABYTE, architecture="CDNA 2", sustained_bandwidth_bytes_s=bandwidth)
+
+    times = memory_times(one("elementwise", 1e6), device, MODEL)
 
     assert times.basis.tolist() == ["roofline"]
+    assert (times.high_ns / times.ns).tolist() == pytest.approx([1.25 * 1.5])
 
 
 def test_unknown_traffic_has_no_time() -> None:

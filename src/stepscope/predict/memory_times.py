@@ -106,9 +106,10 @@ def memory_times(operations: Operations, device: DevicePeaks, model: MemoryModel
     ns = np.where((operations.bytes >= 0) & np.isfinite(ns), ns, np.nan)
     low, high = _band(model, KNOWLEDGE.index(known), kernels, ns)
     of_kind = np.isin(operations.kind, LEARNED_KINDS)
-    like = of_kind & _is_plain(operations) & (known != "other")
+    timed = device.architecture in model.generations
+    like = of_kind & _is_plain(operations) & timed
     wider = np.where(like, 1.0, np.where(of_kind, NOT_LEARNED, WIDEST))
-    basis = np.where(of_kind & (known != "other"), "learned", "roofline")
+    basis = np.where(of_kind & timed, "learned", "roofline")
     return OperationTimes(ns, ns * low / wider, ns * high * wider, np.where(np.isnan(ns), "unknown", basis))
 
 
