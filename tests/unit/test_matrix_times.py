@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from stepscope.devices import device_table, named_device
@@ -15,6 +17,8 @@ from stepscope.predict.matrix_shapes import shape_features, weight_bytes
 from stepscope.predict.matrix_times import MatrixModel, matrix_times, shipped_model
 from stepscope.predict.operation_times import operation_times
 from stepscope.predict.operations import Operations
+from stepscope.predict.trace_operations import operations_of_calls
+from stepscope.readers import open_trace
 
 BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
@@ -257,3 +261,20 @@ def test_more_work_takes_longer() -> None:
         few, many = operation_times(products("fp16", (1, 512, 4096, 4096), (1, 51_200, 4096, 4096)), device).ns
         if "fp16" in device.flops_s:
             assert many > 20 * few
+
+
+@pytest.mark.traces
+def test_products_of_a_recorded_h100_which_no_timing_was_taken_on(traces_folder: Path) -> None:
+    """Half of its 168 products of 10 us and more are predicted within 7 %, and all lie within the band."""
+    trace = open_trace(traces_folder / "kineto" / "h100_qwen_chat.json.gz")
+    called, operations = operations_of_calls(trace)
+    launches = trace.launches.with_row_index("launch").select(pl.col("launch").cast(pl.Int64), "operator")
+    work = trace.device_work.select(pl.col("launch").cast(pl.Int64), "duration_ns").join(launches, on="launch")
+    measured = dict(work.group_by("operator").agg(pl.col("duration_ns").sum()).iter_rows())
+    took = np.array([measured.get(row, 0) for row in called.tolist()], np.float64)
+    long = (operations.kind == "matrix") & (took >= 10_000)
+    times = matrix_times(operations.select(long), named_device("H100-SXM"))
+
+    assert long.sum() == 168
+    assert np.median(np.abs(times.ns / took[long] - 1)) < 0.07
+    assert ((times.low_ns <= took[long]) & (took[long] <= times.high_ns)).all()
