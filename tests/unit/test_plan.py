@@ -22,6 +22,7 @@ from stepscope.devices import named_device
 from stepscope.errors import UsageError
 from stepscope.predict.answer import predicted_steps
 from stepscope.predict.links import named_link
+from stepscope.predict.memory_need import MemoryNeed
 from stepscope.predict.prediction import StepPrediction, StepPredictor
 from stepscope.report.html_plan import html_plan
 from stepscope.report.plan_json import plan_json
@@ -450,3 +451,11 @@ def test_what_four_tpus_exchange_is_not_told() -> None:
 
     assert (plan.recorded_devices, plan.machines) == (4, ())
     assert "nothing says what devices exchange" in plan.refused[0].reason
+
+
+@pytest.mark.parametrize(("at_least", "said"), [(True, "needs at least 2.00 GiB"), (False, "needs 2.00 GiB")])
+def test_a_lower_bound_of_the_memory_is_called_one(at_least: bool, said: str) -> None:
+    plan = planned([price()])
+    plan = replace(plan, recorded=replace(plan.recorded, memory=MemoryNeed(2 << 30, at_least, "")))
+
+    assert f"The step {said} of a device's memory." in plan_text(plan, width=120, top=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -15,6 +17,7 @@ from stepscope.predict.prediction import predict_step
 from stepscope.predict.scaling import data_parallel, exchange_of, expected_longest, over_link
 from stepscope.predict.sharing import slowdown_beside_messages
 from stepscope.program_facts import ModelFacts, ProgramFacts
+from stepscope.report.predict_text import step_text
 from stepscope.report.scaling_text import scaling_json, scaling_text
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
@@ -476,3 +479,18 @@ def test_the_recorded_device_over_another_link_exchanges_at_another_rate() -> No
     assert same.step_ns == pytest.approx(1_000_000)
     assert slower.step_ns is not None
     assert slower.step_ns > 1_500_000
+
+
+def test_the_title_names_a_link_that_was_fitted() -> None:
+    link = fitted_link("as recorded", ["all_reduce"], [1e6], [1e6], 2)
+
+    text = scaling_text("", link, data_parallel(Experiment(two_ranks()), [2]), width=120)
+
+    assert text.startswith("What a step would take on several devices over the recorded link (1 GB/s), ")
+
+
+def test_a_range_whose_ends_read_like_the_step_is_not_shown() -> None:
+    found = replace(predict_step(Experiment(ranks_with_all_to_all()), named_device("L40S")), step_ns=9_310_000.0)
+
+    assert step_text(replace(found, low_ns=9_300_000.0, high_ns=9_320_000.0)) == "9.3 ms"
+    assert step_text(replace(found, low_ns=9_200_000.0, high_ns=9_320_000.0)) == "9.3 ms (9.2 to 9.3 ms)"

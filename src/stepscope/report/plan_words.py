@@ -271,7 +271,8 @@ def basis_sentences(plan: Plan) -> Iterator[str]:
     if recorded.why_not is not None:
         yield f"Not certain: {printable(recorded.why_not)}, so that the steps are not replayed and the bands are wide."
     if recorded.memory.bytes is not None:
-        yield f"The step needs {size(recorded.memory.bytes)} of a device's memory."
+        least = "at least " if recorded.memory.at_least else ""
+        yield f"The step needs {least}{size(recorded.memory.bytes)} of a device's memory."
     for note in plan.notes:
         yield f"{printable(note[:1].upper() + note[1:])}."
 

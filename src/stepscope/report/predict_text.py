@@ -41,6 +41,8 @@ def step_text(prediction: StepPrediction) -> str:
     if prediction.high_ns - prediction.low_ns < _EXACT * prediction.step_ns:
         return step
     low, high = duration(prediction.low_ns), duration(prediction.high_ns)
+    if low == step == high:
+        return step
     number, unit = low.split(" ")
     return f"{step} ({number if high.endswith(' ' + unit) else low} to {high})"
 

@@ -58,7 +58,8 @@ def _link(link: Link) -> dict[str, Any]:
 
 def _lines(device: str, link: Link | None, steps: Sequence[ScaledStep], width: int) -> Iterator[str]:
     what = f"on several {printable(device)}" if device else "on several devices"
-    over = "" if link is None else f" over {printable(link.name)} ({link.bandwidth_bytes_s / 1e9:.4g} GB/s)"
+    name = "" if link is None else "the recorded link" if link.fitted else printable(link.name)
+    over = "" if link is None else f" over {name} ({link.bandwidth_bytes_s / 1e9:.4g} GB/s)"
     yield f"What a step would take {what}{over}, each with a batch as large as the recorded one"
     first = steps[0]
     rows = [
