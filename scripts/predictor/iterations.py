@@ -36,11 +36,12 @@ Predictor = Callable[[Operations, DevicePeaks], Numbers]
 # Predicting
 
 
-def learned(folder: Path, without: set[str]) -> Predictor:
-    """Times of operations from models that never saw these GPUs."""
+def learned(folder: Path, without: set[str], *, families: bool = False) -> Predictor:
+    """Times of operations from models that never saw these GPUs, nor with `families` any of their generations."""
     trees = matrix.fit_trees_of([one for one in matrix.vector_timings(folder) if one.gpu not in without], folder)
     timings = vector_timings(folder, every=2)
-    model, _ = memory.fit(timings.select(~np.isin(timings.gpu, sorted(without))), folder)
+    unseen = {public_device(gpu).architecture for gpu in without} if families else set[str]()
+    model, _ = memory.fit(timings.select(~np.isin(timings.gpu, sorted(without))), folder, unseen=unseen)
 
     def predict(operations: Operations, device: DevicePeaks) -> Numbers:
         ns = memory_times(operations, device, model).ns
@@ -68,15 +69,16 @@ def validate(folder: Path, *, quick: bool = False) -> list[Accuracy]:
     graphs = iterations(folder)
     known = table.filter(pl.col("config").is_in(list(graphs)))
     found, splits = [], ("gpu",) if quick else ("gpu", "family")
-    predictors: dict[frozenset[str], Predictor] = {}
+    predictors: dict[tuple[frozenset[str], str], Predictor] = {}
     for gpu in GPUS:
         for split in splits:
             held = frozenset(one for one in GPUS if one == gpu or (split == "family" and _same_family(one, gpu)))
-            if held not in predictors:
-                predictors[held] = learned(folder, set(held))
-            found += _from_shapes(folder, known, graphs, gpu, split, predictors[held])
+            if (held, split) not in predictors:
+                predictors[held, split] = learned(folder, set(held), families=split == "family")
+            predict = predictors[held, split]
+            found += _from_shapes(folder, known, graphs, gpu, split, predict)
             if split == "gpu":
-                found += _from_donors(folder, known, graphs, gpu, predictors[held])
+                found += _from_donors(folder, known, graphs, gpu, predict)
     return found
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import polars as pl
 import pytest
 
-from scripts.predictor.memory import fit_host, measured_device, smallest_launch_ns, sustained_share
+from scripts.predictor.memory import fit_host, measured_device, product_shares, smallest_launch_ns, sustained_share
 from scripts.predictor.timings import VectorTimings, public_device, vector_operations, wave_ratio
 
 FLOOR_NS = {"add": 30_000.0, "mulu": 36_000.0}
@@ -66,3 +69,14 @@ def test_waves_of_copies_go_by_bandwidth_and_those_of_arithmetic_by_clock_and_un
 
     expected = (900 / 1555) ** memory * (1380 * 80 / (1410 * 108)) ** (1 - memory)
     assert wave_ratio(copy, source, target).tolist() == pytest.approx([expected])
+
+
+def test_a_generation_that_is_held_out_is_not_learned_from_another_of_its_gpus(tmp_path: Path) -> None:
+    # Each moves 2 x 20,000 x 20,000 + 2 x 2 x 20,000 bytes: in 1 ms 800 GB/s.
+    product = {"dtype": "bfloat16", "m": 1, "n": 20_000, "k": 20_000, "latency_ms": 1.0}
+    rows = [product | {"gpu": gpu} for gpu in ("A100-SXM-80", "L40S")]
+    pl.DataFrame(rows).write_parquet(tmp_path / "gemm_low_precision.parquet")
+
+    assert product_shares(tmp_path) == pytest.approx({"Ampere": 800.08 / 2039, "Ada Lovelace": 800.08 / 864})
+    # The A100 with 40 GB is held out with its generation, which the one with 80 GB is of.
+    assert product_shares(tmp_path, unseen={"Ampere"}) == pytest.approx({"Ada Lovelace": 800.08 / 864})
