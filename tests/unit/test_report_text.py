@@ -19,8 +19,8 @@ Nothing was found that would save a noticeable part of the recording.
 """
 
 FULL_TEXT = """\
-Rank 3, device 0 (NVIDIA H100): a step takes 120.3 ms (mean of 10, annotated), idle 47.2 %, busy
-52.8 %; biggest cause: the host was loading data (33.2 %).
+Rank 3, device 0 (NVIDIA H100): a step takes 120.3 ms (mean of 10, annotated), over the recording
+idle 47.2 %, busy 52.8 %; biggest cause: the host was loading data (33.2 %).
 
 1. The device waits 40.0 ms a step for the DataLoader
    saves  40.0 ms of 120.3 ms per step (33.2 %); the idle time with the cause input; attributed, not
@@ -167,10 +167,10 @@ def test_hostile_names_stay_one_line_of_ordinary_characters() -> None:
 def test_the_headline_names_the_most_idle_device() -> None:
     busy = DeviceSummary("1", None, 1_203_000_000, 1_200_000_000, 3_000_000, 1_200_000_000, 0, 0, 0, 0)
     assert headline(full(devices=(busy, *FULL["devices"]), metadata=Metadata())).startswith(
-        "Device 0 (NVIDIA H100), the most idle of 2: a step takes 120.3 ms (mean of 10, annotated), idle 47.2 %"
+        "Device 0 (NVIDIA H100), the most idle of 2: a step takes 120.3 ms (mean of 10, annotated), over the recording idle 47.2 %"
     )
     assert headline(full(devices=(busy,), metadata=Metadata())) == (
-        "Device 1: a step takes 120.3 ms (mean of 10, annotated), idle 0.2 %, busy 99.8 %."
+        "Device 1: a step takes 120.3 ms (mean of 10, annotated), over the recording idle 0.2 %, busy 99.8 %."
     )
 
 

@@ -43,7 +43,8 @@ def headline(diagnosis: Diagnosis) -> str:
         return "A memory snapshot: it tells what memory was used for, and nothing of time."
     if device is None:
         return f"No device was recorded; {step}{_host_clause(diagnosis.host)}."
-    idle = f"idle {share(idle_share(device))}, busy {share(_busy_share(device))}"
+    # From the device's first event to its last: also before, between and after the steps.
+    idle = f"over the recording idle {share(idle_share(device))}, busy {share(_busy_share(device))}"
     cause = _biggest(diagnosis.idle.filter(pl.col("device") == device.device))
     return f"{_device_name(diagnosis, device)}: {step}, {idle}" + (f"; biggest cause: {cause}." if cause else ".")
 
