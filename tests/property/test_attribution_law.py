@@ -19,7 +19,7 @@ from stepscope.trace import Trace, Window
 from tests.simulator import KinetoOptions, Machine, write_kineto
 from tests.simulator.strategies import programs
 
-PROPERTY = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+PROPERTY = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 EVER = Window(-(2**60), 2**60)
 
 

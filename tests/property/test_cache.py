@@ -60,7 +60,7 @@ def check(held: dict[int, Trace]) -> None:
 
 
 @pytest.mark.skipif(cache.fcntl is None, reason="needs file locks")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(ACTIONS)
 def test_traces_are_right_and_the_limit_is_kept(actions: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

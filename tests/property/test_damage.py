@@ -42,8 +42,8 @@ RECORDINGS = (
     FIXTURES.parent.parent / "src/stepscope/data/gpt2_per_token_loss_cpu.json.gz",
 )
 
-few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-many = settings(few, max_examples=60)
+few = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+many = settings(few, max_examples=30)
 
 
 @pytest.fixture(scope="module")

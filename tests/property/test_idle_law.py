@@ -18,7 +18,7 @@ from tests.simulator import IdlePiece, KinetoOptions, Machine, merge_pieces, wri
 from tests.simulator.programs import PROGRAMS
 from tests.simulator.strategies import programs
 
-PROPERTY = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+PROPERTY = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 
 
 def written_and_read(machine: Machine, folder: Path, options: KinetoOptions | None = None) -> Trace:
