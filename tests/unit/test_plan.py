@@ -443,14 +443,14 @@ def test_a_recording_of_eight_ranks_is_its_own_plan() -> None:
 
 @pytest.mark.traces
 @pytest.mark.skipif("STEPSCOPE_TRACES" not in os.environ, reason="STEPSCOPE_TRACES names no folder of traces")
-def test_what_four_tpus_exchange_is_not_told() -> None:
+def test_what_four_tpus_copy_is_not_told() -> None:
     from stepscope.readers import open_trace
 
     trace = open_trace(Path(os.environ["STEPSCOPE_TRACES"]) / "xplane" / "tpu_x4_inference.xplane.pb")
     plan = planned([price("H100-SXM")], trace)
 
     assert (plan.recorded_devices, plan.machines) == (4, ())
-    assert "nothing says what devices exchange" in plan.refused[0].reason
+    assert "copies and communication over links of unknown bandwidth" in plan.refused[0].reason
 
 
 @pytest.mark.parametrize(("at_least", "said"), [(True, "needs at least 2.00 GiB"), (False, "needs 2.00 GiB")])
@@ -459,3 +459,14 @@ def test_a_lower_bound_of_the_memory_is_called_one(at_least: bool, said: str) ->
     plan = replace(plan, recorded=replace(plan.recorded, memory=MemoryNeed(2 << 30, at_least, "")))
 
     assert f"The step {said} of a device's memory." in plan_text(plan, width=120, top=0)
+
+
+def test_doubts_stand_above_what_is_recommended() -> None:
+    plan = plan_of([machine(10.0, 20.0)])
+    doubtful = replace(plan, recorded=replace(plan.recorded, why_not="the device waited 42% of the time"))
+    text = plan_text(doubtful, width=120, top=0)
+
+    doubt = "Not certain: the device waited 42% of the time, so that the steps are not replayed and the bands are wide."
+    assert text.count(doubt) == 1
+    assert text.index(doubt) < text.index("The cheapest is")
+    assert b"Not certain: the device waited 42% of the time" in html_plan(doubtful).partition(b"The cheapest is")[0]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,8 @@ from stepscope.devices import DevicePeaks, device_table, named_device
 from stepscope.errors import UsageError
 from stepscope.predict.prediction import StepPredictor, predict_step
 from stepscope.predict.step_replay import COMMON, StepReplays, joint_band
+from stepscope.predict.work_times import work_times
+from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from stepscope.whatif.experiment import Experiment
@@ -250,3 +255,88 @@ def test_without_shapes_nothing_is_predicted() -> None:
         "no device worked, and only for 0% of the time of operators that compute shapes tell what one would have to "
         "do: record with record_shapes=True"
     )
+
+
+def copied_over_unknown_links(copy_ns: int, total_ns: int = 100_000) -> Trace:
+    """A TPU, of which the table knows no link to the host, copies from there and then within its memory."""
+    recording = Recording(Metadata(devices=(Device("0", "TPU v6e"),)))
+    recording.step(0, 200_000, 0)
+    recording.launched(10, 1_000, copy_ns, "infeed", 1, kind="copy_in", bytes=32_000)
+    recording.launched(20, 1_000 + copy_ns, total_ns - copy_ns, "copy", 2, **MOVE)
+    return recording.trace()
+
+
+def test_what_is_taken_as_measured_for_want_of_a_link_is_not_knowledge() -> None:
+    found = predict_step(copied_over_unknown_links(26_000), named_device("L4"))
+
+    assert found.step_ns is None
+    assert found.notes[-1] == (
+        "for 26% of the device's time nothing tells what the L4 needs (copies and communication over links of unknown "
+        "bandwidth): no step time is given"
+    )
+
+
+def test_what_is_taken_as_measured_may_take_what_the_link_needs() -> None:
+    """32,000 bytes over 31.5 GB/s are 1,016 ns; the step is as long as the host's 200 us, the band is the works'."""
+    trace = copied_over_unknown_links(24_000)
+    times = work_times(trace, named_device("L4"))
+
+    assert times.basis[0] == "unchanged"
+    assert (times.low_ns[0], times.ns[0], times.high_ns[0]) == (pytest.approx(1_015.9, abs=0.1), 24_000, 24_000)
+    assert predict_step(trace, named_device("L4")).step_ns is not None
+
+
+@pytest.mark.parametrize("lane_known", [True, False])
+def test_work_without_launches_is_not_replayed(lane_known: bool) -> None:
+    """With a device that needs no time the host's 1000 us stay; where it is not known, the device's idle 80 us."""
+    recording = Recording(Metadata(devices=(A100,)))
+    for step in range(2):
+        begin = step * 1000 * US
+        recording.step(begin, 1000 * US, step)
+        recording.operator(begin, 1000 * US, "train")
+        if lane_known:
+            recording.launched(begin + 10, begin + 80 * US, 920 * US, "copy", step + 1, **MOVE)
+        else:
+            recording.work(begin + 80 * US, 920 * US, "copy", **MOVE)
+    predictor = StepPredictor(Experiment(recording.trace()))
+    found = predictor.on(device(2039_000))
+
+    if lane_known:
+        assert predictor.replays.why_not is None
+        assert found.step_ns == pytest.approx(1000 * US, rel=1e-3)
+    else:
+        assert predictor.replays.why_not == (
+            "no launches of the device's work were recorded on a host thread, so that nothing tells what it waited for"
+        )
+        assert found.step_ns == pytest.approx(83 * US, rel=0.01)
+
+
+def test_of_bare_launches_the_range_begins_where_the_host_waited() -> None:
+    """The host launches two works 500 us apart, of which the device is idle for 98: 500 stay, or 98."""
+    recording = Recording(Metadata(devices=(A100,)))
+    for number in range(2):
+        begin = number * 500 * US
+        recording.launched(begin, begin + 10 * US, 402 * US, "copy", number + 1, **MOVE)
+    found = predict_step(recording.trace(), device(2039_000))
+
+    assert found.step_ns == pytest.approx(502 * US, rel=0.01)
+    assert found.low_ns == pytest.approx(102 * US, rel=0.03)
+    assert found.notes == (
+        "launches are all that was recorded of the host: what lies between them is taken for its own work, and the "
+        "range begins where it was waiting",
+    )
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("xplane/tpu_x4_inference.xplane.pb", "for 97% of the device's time nothing tells what the B200-SXM needs"),
+        ("kineto/mtia_training_rank0.json.gz", "for 100% of the device's time nothing tells what the B200-SXM needs"),
+    ],
+)
+def test_recordings_of_which_nothing_tells_most_are_refused(name: str, reason: str) -> None:
+    found = predict_step(open_trace(Path(os.environ["STEPSCOPE_TRACES"]) / name), named_device("B200-SXM"))
+
+    assert found.step_ns is None
+    assert found.notes[-1].startswith(reason)

@@ -164,7 +164,7 @@ def test_copies_over_an_unknown_link_are_taken_as_measured() -> None:
 
     found = work_times(one_work("copy_in"), target)
 
-    assert times(found) == ("unchanged", 102_000, 102_000, 102_000)
+    assert times(found) == ("unchanged", 102_000, 0, 102_000)
     assert found.notes == ("copies between host and device are taken as measured: a link's bandwidth is unknown",)
 
 
@@ -284,3 +284,22 @@ def test_real_traces(name: str, least_known: float) -> None:
         same = found.basis == "same device"
         assert np.array_equal(found.ns[same], found.measured_ns[same])
         assert 1e-3 * total < found.ns[known].sum() < 40 * total
+
+
+def test_shapes_do_not_tell_what_took_implausibly_long() -> None:
+    """An unknown device may be 20 times as slow as the target, not more: then the operator did something else."""
+    _, operations = operations_of_calls(one_call("aten::add", LARGE, FLOAT, device=None))
+    on_l4 = float(operation_times(operations, L4).ns[0])
+    recording = Recording(Metadata())
+    for number, times_as_long in enumerate((19, 21)):
+        recording.operator(number * 1000, 100, "aten::add", input_shapes=LARGE, input_types=FLOAT)
+        length = round(times_as_long * on_l4)
+        recording.launched(number * 1000 + 10, 10_000_000_000 * number + 200, length, "kernel", number + 1)
+
+    found = work_times(recording.trace(), L4)
+
+    assert found.basis.tolist() == ["shapes", "unknown"]
+    assert found.notes[0] == (
+        "for 52% of the time of operators with shapes the recorded device, which is unknown, needed more than 20 times "
+        "what shapes say of the L4: they do not tell that work"
+    )

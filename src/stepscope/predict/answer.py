@@ -74,7 +74,7 @@ def predicted_steps(predictor: StepPredictor, targets: Sequence[DevicePeaks]) ->
         devices=trace.device_work["device"].n_unique(),
         busy_share=None if experiment.device is None else min(busy, 1.0),
         from_shapes=experiment.device is None,
-        why_not=experiment.why_not,
+        why_not=predictor.replays.why_not,
         precision=predictor.precision,
         batch=predictor.batch,
         recorded_batch=predictor.batch if predictor.change is None else predictor.change.recorded,

@@ -30,11 +30,16 @@ from stepscope.whatif.experiment import Experiment
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 MOST_UNKNOWN: Final = 0.25
-"""Share of the device's time of which the target's is not known, from which on no step time is given."""
+"""Share of the device's time of which nothing tells the target's, or which is taken as measured for want of a link's
+bandwidth, from which on no step time is given."""
 _WORTH_SAYING: Final = 0.01
 """Share of the device's time of which a sentence tells."""
 _FAR: Final = 8.0
 """How many times as large or small a batch is worth a warning."""
+_ONLY_LAUNCHES: Final = (
+    "launches are all that was recorded of the host: what lies between them is taken for its own work, and the range "
+    "begins where it was waiting"
+)
 _UNKNOWN_BAND: Final = (0.05, 0.95)
 """Works of which nothing is known may be anywhere among those quantiles of the known ones' factors."""
 
@@ -210,16 +215,18 @@ class StepPredictor:
         if self.experiment.device is None:
             return self._from_shapes(target)
         times = work_times(self.trace, target, precision=self.precision, source=self.source)
-        unknown = self._share_of(~np.isfinite(times.ns))
+        unknown, unchanged = self._share_of(~np.isfinite(times.ns)), self._share_of(times.basis == "unchanged")
         base = self._without_time(target, self._bases(times))
-        if unknown > MOST_UNKNOWN:
-            return replace(base, notes=(*times.notes, _refusal(unknown, target, is_known=self._is_known)))
+        if unknown + unchanged > MOST_UNKNOWN:
+            refusal = _refusal(unknown, unchanged, target, is_known=self._is_known)
+            return replace(base, notes=(*times.notes, refusal))
         times, grown = self._grown(times, target)
         factors, notes = self._factors(times)
         notes += grown
         found = self.replays.with_work(*factors)
         limit = limit_of(self.experiment, found.expected, self._kinds.sides(target, self.precision))
         base = replace(base, samples_per_s=self._throughput(found.expected.step_ns))
+        notes += (_ONLY_LAUNCHES,) if self.replays.shows_only_launches and not self._stays(found) else ()
         return _with_step(base, found, limit, (*notes, *times.notes, *self._batch_notes), self.replays.host_ns)
 
     def _grown(self, times: WorkTimes, target: DevicePeaks) -> tuple[WorkTimes, tuple[str, ...]]:
@@ -236,6 +243,10 @@ class StepPredictor:
         )
         note = f"for {unknown:.0%} of the device's time nothing tells how it grows with the batch: its band is wider"
         return grown, (note,) if unknown >= _WORTH_SAYING else ()
+
+    def _stays(self, found: StepRange) -> bool:
+        """Whether the step is what was measured."""
+        return found.low_ns == found.high_ns == self.measured_ns
 
     @property
     def _batch_notes(self) -> tuple[str, ...]:
@@ -349,6 +360,12 @@ def _quantiles(values: Numbers, weights: Numbers) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _refusal(unknown: float, target: DevicePeaks, *, is_known: bool) -> str:
-    needs = f"for {unknown:.0%} of the device's time nothing tells what the {target.name} needs: no step time is given"
-    return needs if is_known else f"{needs}; --from says what was recorded on"
+def _refusal(unknown: float, unchanged: float, target: DevicePeaks, *, is_known: bool) -> str:
+    """Why no step time is given, by the shares of the device's time that are unknown and unchanged."""
+    share, part = unknown + unchanged, "copies and communication over links of unknown bandwidth"
+    links = "" if unchanged < _WORTH_SAYING else f" ({part})"
+    if links and unknown >= _WORTH_SAYING:
+        links = f" ({unchanged:.0%} are {part})"
+    needs = f"for {share:.0%} of the device's time nothing tells what the {target.name} needs{links}"
+    told = "no step time is given"
+    return f"{needs}: {told}" if is_known else f"{needs}: {told}; --from says what was recorded on"

@@ -30,6 +30,8 @@ from stepscope.whatif.replay import Replay
 Numbers = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.str_]
 
+_NEVER: Final = np.iinfo(np.int64).min
+
 PRODUCTS: Final = ("matrix", "convolution", "attention")
 COMMON: Final = 0.5
 """Share of the variance of errors that different PRODUCTS of one kind have in common on a device; of other kinds all.
@@ -37,6 +39,8 @@ COMMON: Final = 0.5
 Of products of all shapes it is 0.21 on GPUs that were held out, of element-wise work 0.78, of softmax 0.79 and of
 normalisation 0.30 (benchmarks/error_correlation.py). Products of one model are more alike than those of all shapes.
 """
+LEAST_LAUNCHED: Final = 0.5
+"""Share of the device's time in works that a recorded host thread launched, below which a replay promises nothing."""
 HOST_WORK: Final = (
     "input", "graph_tracing", "step_marker", "compilation", "garbage_collection", "checkpoint", "logging", "optimizer",
     "python", "dispatch", "untraced",
@@ -110,6 +114,32 @@ class StepReplays:
     def _host_is_as_measured(self) -> bool:
         return self._host_factor == 1.0 and self._input_factor == 1.0
 
+    @cached_property
+    def why_not(self) -> str | None:
+        """Why replays of this trace promise nothing, in one sentence; None where they do."""
+        if self.experiment.why_not is not None:
+            return self.experiment.why_not
+        works, graph = self.experiment.works, self.experiment.graph
+        if not len(works):
+            return None
+        duration = graph.works.duration[works].astype(np.float64)
+        known = (graph.works.launched[works] != _NEVER) & (graph.works.stretch[works] >= 0)
+        if duration[known].sum() >= LEAST_LAUNCHED * duration.sum():
+            return None
+        return (
+            "no launches of the device's work were recorded on a host thread, so that nothing tells what it waited for"
+        )
+
+    @cached_property
+    def shows_only_launches(self) -> bool:
+        """Whether launches are all that was recorded of the host.
+
+        Then what lies between them may be its work, as it is taken for, or waiting that no call tells of: the range
+        begins with the device's idle time as it was measured.
+        """
+        trace = self.experiment.trace
+        return self.why_not is None and trace.operators.is_empty() and trace.frames.is_empty()
+
     @property
     def measured_ns(self) -> float:
         """The mean step as it was recorded."""
@@ -126,7 +156,7 @@ class StepReplays:
 
         What the host waits for beside the device, such as batches, is part of it.
         """
-        if self.experiment.why_not is not None:
+        if self.why_not is not None:
             return None
         return self._replayed(np.zeros(self.height)).step_ns
 
@@ -136,11 +166,15 @@ class StepReplays:
         Args:
             expected, low, high: factors on the measured durations, shape (rows of device_work,).
         """
-        if self.experiment.why_not is not None:
+        if self.why_not is not None:
             return self._bracket(expected, low, high)
-        ends = [self._replayed(factors).step_ns for factors in (low, high)]
-        step = self._replayed(expected)
-        return StepRange(step, min(step.step_ns, *ends), max(step.step_ns, *ends))
+        least, most = (self._replayed(factors) for factors in (low, high))
+        step, shortest = self._replayed(expected), least.step_ns
+        if self.shows_only_launches:
+            idle_ns = max(self.measured_ns - self.measured_device_ns, 0.0) * self._host_factor
+            shortest = min(shortest, idle_ns + least.device_ns)
+        ends = step.step_ns, shortest, most.step_ns
+        return StepRange(step, min(ends), max(ends))
 
     def with_host_time(
         self,

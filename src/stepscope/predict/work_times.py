@@ -7,13 +7,14 @@ errs in the same direction, so that much of the error cancels. In order, the fir
     learned ratio   kernels of an operator whose shapes tell its work: about measured x predicted on the target /
                     predicted on the source (`stepscope.predict.operation_times`), one factor for a call's kernels
     shapes          the same where the source is unknown: what is predicted on the target, over the call's kernels as
-                    they were measured
+                    they were measured, unless these took so long that no device explains it (IMPLAUSIBLE)
     wave scaling    other kernels, by bandwidth and arithmetic of the devices (`stepscope.predict.wave_scaling`)
     bandwidth       copies, by the bandwidth of the memory or of the link to the host; the band of those over the link
                     reaches to no change, which is what memory sees that is not pinned
     link            communication, by the bandwidth between devices; the band reaches to no change, since waiting for
                     other ranks does not get shorter
-    unchanged       copies and communication where a link's bandwidth is unknown
+    unchanged       copies and communication where a link's bandwidth is unknown: nothing tells of them, so the band
+                    begins with what a known link would need at least, else with nothing at all
     unknown         everything else
 """
 
@@ -61,6 +62,9 @@ NOT_CARRIED: Final = 0.5
 least error on timings of the same calls on five GPUs (`benchmarks/wave_scaling_accuracy.py`)."""
 LEAST_SPREAD: Final = 1.15
 """Factor either way that holds nine of ten element-wise and row-wise calls of more than 0.1 ms among five GPUs."""
+IMPLAUSIBLE: Final = 20.0
+"""So many times as long as predicted of the target, and an unknown device did something else than shapes tell. Between
+the T4 and the H200, seven years apart, bandwidth of memory and peak of FP16 arithmetic differ 15 times."""
 _HOST_COPIES: Final = ("copy_in", "copy_out")
 _DEVICE_MOVES: Final = ("copy_on_device", "set")
 
@@ -250,7 +254,15 @@ class _Device:
             self._scale_towards_no_change(rows, "bandwidth", before / after)
         elif rows.size:
             self.times.note("copies between host and device are taken as measured: a link's bandwidth is unknown")
-            self.times.keep(rows, "unchanged")
+            self._keep_unknown(rows, after)
+
+    def _keep_unknown(self, rows: Rows, link_bytes_s: float | None) -> None:
+        """As measured, with a band that reaches to what the target's link needs; from nothing where that is unknown."""
+        measured, least = self.times.measured[rows], np.zeros(len(rows))
+        if link_bytes_s:
+            moved = self.calls.trace.device_work["bytes"].gather(rows).fill_null(0).to_numpy()
+            least = moved / link_bytes_s * 1e9
+        self.times.answer(rows, "unchanged", measured, np.minimum(least, measured), np.maximum(least, measured))
 
     def _answer_moves(self, rows: Rows) -> None:
         """Within the device, by its memory's bandwidth."""
@@ -271,7 +283,7 @@ class _Device:
             self._scale_towards_no_change(rows, "link", before / after)
         elif rows.size:
             self.times.note("communication is taken as measured: a link's bandwidth between devices is unknown")
-            self.times.keep(rows, "unchanged")
+            self._keep_unknown(rows, None)
 
     # Operators of known work
 
@@ -286,14 +298,31 @@ class _Device:
         after = self._on_target(calls.cast)
         measured = times.measured[rows]
         if self.source is None:
-            share = _shares(measured, place, len(after.ns))
-            times.answer(rows, "shapes", *(one[place] * share for one in (after.ns, after.low_ns, after.high_ns)))
+            self._answer_by_shapes(rows, place, after)
             return
         before = operation_times(types_on(calls.operations, self.source), self.source)
         total = np.bincount(place, measured, len(after.ns)).astype(np.float64)
         factors = _factors(total, before, after, alike=_are_alike(self.source, self.target))
         times.answer(rows, "learned ratio", *(_floored(measured, one[place]) for one in factors))
         self._refuse(rows, place, after)
+
+    def _answer_by_shapes(self, rows: Rows, place: Rows, after: OperationTimes) -> None:
+        """What is predicted of the target alone, but of calls that took too long for what shapes tell of them."""
+        times = self.times
+        measured = times.measured[rows]
+        total = np.bincount(place, measured, len(after.ns)).astype(np.float64)
+        plausible = (~(total > IMPLAUSIBLE * after.ns))[place]
+        if not plausible.all():
+            times.refused[rows[~plausible]] = True
+            part = measured[~plausible].sum() / max(measured.sum(), 1.0)
+            times.note(
+                f"for {part:.0%} of the time of operators with shapes the recorded device, which is unknown, needed "
+                f"more than {IMPLAUSIBLE:.0f} times what shapes say of the {self.target.name}: they do not tell that "
+                "work"
+            )
+        share = _shares(measured, place, len(after.ns))
+        ends = (one[place] * share for one in (after.ns, after.low_ns, after.high_ns))
+        times.answer(rows[plausible], "shapes", *(one[plausible] for one in ends))
 
     def _on_target(self, cast: Cast) -> OperationTimes:
         """The times on the target, the band from the least traffic to the most."""

@@ -14,6 +14,7 @@ from stepscope.report.plan_words import (
     basis_sentences,
     cost_band,
     devices_words,
+    doubt_sentences,
     head_sentence,
     hours_band,
     left_out_sentences,
@@ -31,6 +32,8 @@ def plan_text(plan: Plan, *, width: int, top: int) -> str:
     """The whole plan as text; `top` machines of the long table, 0 for all."""
     parts: list[str] = []
     for sentence in (head_sentence(plan), *warning_sentences(plan), asked_sentence(plan)):
+        parts += _filled(sentence, width)
+    for sentence in doubt_sentences(plan):
         parts += _filled(sentence, width)
     parts.append("")
     for sentence in recommendation(plan):

@@ -268,13 +268,18 @@ def left_out_sentences(plan: Plan) -> Iterator[str]:
 def basis_sentences(plan: Plan) -> Iterator[str]:
     """What the predictions rest on."""
     recorded = plan.recorded
-    if recorded.why_not is not None:
-        yield f"Not certain: {printable(recorded.why_not)}, so that the steps are not replayed and the bands are wide."
     if recorded.memory.bytes is not None:
         least = "at least " if recorded.memory.at_least else ""
         yield f"The step needs {least}{size(recorded.memory.bytes)} of a device's memory."
     for note in plan.notes:
         yield f"{printable(note[:1].upper() + note[1:])}."
+
+
+def doubt_sentences(plan: Plan) -> Iterator[str]:
+    """Why all that follows is less certain than it reads; stands above what is recommended."""
+    why = plan.recorded.why_not
+    if why is not None:
+        yield f"Not certain: {printable(why)}, so that the steps are not replayed and the bands are wide."
 
 
 def warning_sentences(plan: Plan) -> Iterator[str]:
