@@ -97,8 +97,19 @@ def fit(
         newer=float(np.mean(newer)),
         rows=np.array(constants),
         bands=np.ones((len(KNOWLEDGE), len(KERNELS), len(SIZES_NS) + 1, 2)),
+        largest=_largest(timings),
     )
     return model, host
+
+
+def _largest(timings: VectorTimings) -> Numbers:
+    """The most bytes and the longest row of each kernel; infinity where nothing has rows, or nothing was timed."""
+    kernels = kernel_of(timings.operations, public_device(GPUS[0]))
+    found = np.full((len(KERNELS), 2), np.inf)
+    for index in np.unique(kernels).tolist():
+        mine = timings.operations.select(kernels == index)
+        found[index] = mine.bytes.max(), mine.columns.max() if index else np.inf
+    return found
 
 
 def fit_host(timings: VectorTimings, gpus: Sequence[str]) -> Host:

@@ -36,6 +36,7 @@ MODEL = MemoryModel(
     # traffic as it is, blocks of e^9 cycles, the whole input read again once a sixth of the cache is full
     rows=np.array([[1.0, 9.0, -3.0, -3.0, 0.0, 1.0, -1.8, 0.0]] * 3),
     bands=np.broadcast_to(np.array([0.8, 1.25]), (3, 4, 4, 2)).copy(),
+    largest=np.array([[1e9, np.inf], [1e9, 1024.0], [1e9, 4096.0], [1e9, 4096.0]]),
 )
 
 
@@ -114,6 +115,34 @@ def test_the_band_is_wider_where_the_timings_hold_nothing_alike(operation: Opera
 
     assert (times.high_ns / times.ns).tolist() == pytest.approx([1.25 * width])
     assert (times.ns / times.low_ns).tolist() == pytest.approx([1.25 * width])
+
+
+@pytest.mark.parametrize(
+    ("operation", "width"),
+    [
+        (one("elementwise", 2e9, columns=5e8), 1.0),
+        (one("elementwise", 2.1e9), 1.5),
+        (one("elementwise", 2.1e9, number_type="bf16"), 2.25),
+        (one("softmax", 400e6, rows=12_000.0, columns=8192.0), 1.0),
+        # The vocabulary of a language model.
+        (one("softmax", 400e6, rows=1_000.0, columns=50_257.0), 1.5),
+        (one("normalisation", 400e6, rows=5_000.0, columns=10_000.0), 1.5),
+    ],
+)
+def test_the_band_is_wider_for_what_is_far_larger_than_the_timings(operation: Operations, width: float) -> None:
+    times = memory_times(operation, TERABYTE, MODEL)
+
+    assert (times.high_ns / times.ns).tolist() == pytest.approx([1.25 * width])
+    assert (times.ns / times.low_ns).tolist() == pytest.approx([1.25 * width])
+
+
+def test_the_shipped_model_knows_how_large_the_timings_are() -> None:
+    assert shipped_model().largest.tolist() == [
+        [752_714_448.0, np.inf],
+        [127_062_936.0, 1023.0],
+        [501_809_632.0, 4094.0],
+        [492_940_800.0, 4100.0],
+    ]
 
 
 @pytest.mark.parametrize("bandwidth", [None, 1.3e12])

@@ -36,7 +36,8 @@ SHORT_ROWS_LOW: Final = 0.3
 USUAL_FACTORS: Final[Mapping[str, float]] = {"reduction": 2.0, "embedding": 2.5, "copy": 1.2}
 """Over the time of their traffic, what kinds take that no timings hold: medians in V100, A100, H100 traces."""
 NOT_LEARNED: Final = 1.5
-"""How much wider the band is either way for passes, number types and generations that the timings do not hold."""
+"""How much wider the band is either way for passes, number types and generations that the timings do not hold; and once
+more for what is more than twice as large as all that they hold."""
 KNOWLEDGE: Final = ("sustained", "generation", "other")
 """What is known of a device's bandwidth: it was measured; one of its generation was; neither."""
 KERNELS: Final = ("flat", "warp softmax", "block softmax", "normalisation")
@@ -58,6 +59,8 @@ class MemoryModel:
         older, newer: share of an architecture not among them: up to Turing, and since.
         rows: constants of each of KERNELS but the first, shape (3, 8); `row_ns` says what they are.
         bands: factors that hold nine of ten timings of GPUs not learned from, shape (knowledge, kernels, sizes, 2).
+        largest: the most bytes and the longest row in the timings of each of KERNELS, shape (kernels, 2); infinity for
+            the rows of the first, which has none.
     """
 
     generations: tuple[str, ...]
@@ -66,6 +69,7 @@ class MemoryModel:
     newer: float
     rows: Numbers
     bands: Numbers
+    largest: Numbers
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Arrays to keep in an npz file."""
@@ -74,6 +78,7 @@ class MemoryModel:
             "shares": np.append(self.shares, [self.older, self.newer]),
             "rows": self.rows,
             "bands": self.bands,
+            "largest": self.largest,
         }
 
     @classmethod
@@ -81,7 +86,7 @@ class MemoryModel:
         """Those that `to_arrays` gave."""
         *_, older, newer = arrays["shares"].tolist()
         generations = tuple(arrays["generations"].tolist())
-        return cls(generations, arrays["shares"][:-2], older, newer, arrays["rows"], arrays["bands"])
+        return cls(generations, arrays["shares"][:-2], older, newer, arrays["rows"], arrays["bands"], arrays["largest"])
 
 
 @lru_cache(maxsize=1)
@@ -109,6 +114,7 @@ def memory_times(operations: Operations, device: DevicePeaks, model: MemoryModel
     timed = device.architecture in model.generations
     like = of_kind & _is_plain(operations) & timed
     wider = np.where(like, 1.0, np.where(of_kind, NOT_LEARNED, WIDEST))
+    wider *= np.where(_is_larger(operations, kernels, model), NOT_LEARNED, 1.0)
     basis = np.where(of_kind & timed, "learned", "roofline")
     return OperationTimes(ns, ns * low / wider, ns * high * wider, np.where(np.isnan(ns), "unknown", basis))
 
@@ -223,6 +229,12 @@ def _is_plain(operations: Operations) -> npt.NDArray[np.bool_]:
     """What the timings hold the like of: a forward pass in FP32 over neighbouring numbers."""
     plain = ~operations.is_backward & (_passes(operations) == 1) & (operations.kind != "copy")
     return np.asarray(plain & np.isin(operations.number_type, ("fp32", "tf32", "")))
+
+
+def _is_larger(operations: Operations, kernels: npt.NDArray[np.int64], model: MemoryModel) -> npt.NDArray[np.bool_]:
+    """What is more than twice as large, or has rows more than twice as long, as all that the timings hold."""
+    most_bytes, longest = 2 * model.largest[kernels].T
+    return np.asarray((operations.bytes > most_bytes) | (operations.columns > longest))
 
 
 def _band(model: MemoryModel, known: int, kernels: npt.NDArray[np.int64], ns: Numbers) -> tuple[Numbers, Numbers]:
