@@ -110,6 +110,14 @@ def test_factors_on_the_host_that_are_none(text: str) -> None:
         host_factor(text)
 
 
+@pytest.mark.parametrize("text", ["0", "-8", "1.5", "1000000000"])
+def test_batch_sizes_that_are_none_are_told_the_range(
+    trace: str, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    said = "is no batch size: write a number from 1 to 999999999, such as 64"
+    assert f"'{text}' {said}" in refused(capsys, trace, f"--batch={text}")
+
+
 def test_only_so_many_devices_are_shown(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, trace, "--to", "L4,T4,A10", "--top", "1")
 

@@ -90,7 +90,7 @@ def add_prediction_options(parser: argparse._ActionsContainer) -> None:
 def batch_size(text: str) -> int:
     """A batch size from the command line."""
     if not re.fullmatch(r"\s*\d{1,9}\s*", text) or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no batch size: write a whole number, such as 64")
+        raise argparse.ArgumentTypeError(f"{text!r} is no batch size: write a number from 1 to 999999999, such as 64")
     return int(text)
 
 
