@@ -28,7 +28,7 @@ from stepscope.devices import DevicePeaks, device_table
 from stepscope.errors import UsageError
 from stepscope.predict.answer import PredictedSteps, predicted_steps
 from stepscope.predict.batch import recorded_batch
-from stepscope.predict.links import Link, link_table
+from stepscope.predict.links import Link, link_of, link_table
 from stepscope.predict.prediction import StepPrediction, StepPredictor
 from stepscope.predict.scaling import ScaledStep, data_parallel, over_link
 from stepscope.whatif.experiment import Experiment
@@ -37,7 +37,6 @@ NS_PER_HOUR: Final = 3.6e12
 J_PER_KWH: Final = 3.6e6
 HOST_LIMITS: Final = ("host", "input")
 """What limits a step that no faster accelerator makes shorter."""
-_LINKS_OF: Final = {"NVIDIA": "nvlink", "AMD": "infinity-fabric"}
 _MUCH: Final = 0.5
 """Share of a step from which on messages, and waiting for the slowest device, limit it."""
 _TRAINING: Final = r"(?i)backward|autograd|accumulategrad|optimizer|gradient|dgrad|wgrad"
@@ -387,15 +386,7 @@ def _link_of(price: Price, device: DevicePeaks) -> Link | None:
     if price.count == 1:
         return link_table()[0]  # a single device sends nothing
     peak = device.host_link_bytes_s if price.link == "PCIe" else device.peer_link_bytes_s
-    for link in link_table():
-        if link.peak_bytes_s == peak and _joins(link, device):
-            return link
-    return None
-
-
-def _joins(link: Link, device: DevicePeaks) -> bool:
-    """Whether such a link is found between devices of this maker."""
-    return link.name.startswith(("pcie", _LINKS_OF.get(device.vendor, "pcie")))
+    return None if peak is None else link_of(device, peak)
 
 
 def _energy(

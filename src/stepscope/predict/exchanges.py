@@ -16,9 +16,10 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.communication import bus_bytes, collectives, kind_of
+from stepscope.devices import DevicePeaks
 from stepscope.errors import UsageError
 from stepscope.predict.buckets import Buckets, gradients_of, place_of_step
-from stepscope.predict.links import Link, fitted_link
+from stepscope.predict.links import Link, fitted_link, link_of
 from stepscope.predict.sharing import share_beside, slowdown_beside_messages
 from stepscope.trace.intervals import union
 from stepscope.trace.nesting import Rows
@@ -107,6 +108,20 @@ class RecordedExchange:
             ]
         transfers: Numbers = np.array(factors) * self.table["transfer_ns"].to_numpy()
         return transfers
+
+    def by_link_of(self, device: DevicePeaks | None) -> RecordedExchange:
+        """With transfers that take no longer than their bytes over the device's own link: all else is waiting.
+
+        Of messages of unknown size, or where no such link is known, the quickest counts as before.
+        """
+        link = None if device is None else link_of(device)
+        if link is None:
+            return self
+        shortest = [
+            quickest if size is None else min(quickest, link.transfer_ns(kind, size, self.ranks))
+            for kind, size, quickest in self.table.select("kind", "bytes", "transfer_ns").iter_rows()
+        ]
+        return replace(self, table=self.table.with_columns(transfer_ns=pl.Series(shortest, dtype=pl.Float64)))
 
     @cached_property
     def slowdown(self) -> float | None:

@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 
 from stepscope.analysis.communication import bus_bytes
+from stepscope.devices import DevicePeaks
 from stepscope.errors import UsageError
 
 TABLE_ERROR: Final = 0.25
@@ -122,6 +123,20 @@ def link_table() -> tuple[Link, ...]:
         )
         for row in csv.DictReader(text.splitlines())
     )
+
+
+_LINKS_OF: Final = {"NVIDIA": "nvlink", "AMD": "infinity-fabric"}
+
+
+def link_of(device: DevicePeaks, peak_bytes_s: float | None = None) -> Link | None:
+    """What joins several of a device, by the peak in one direction; None where the table has no such link.
+
+    Args:
+        peak_bytes_s: by default that of the device's own link to others.
+    """
+    peak = device.peer_link_bytes_s if peak_bytes_s is None else peak_bytes_s
+    found = ("pcie", _LINKS_OF.get(device.vendor, "pcie"))
+    return next((link for link in link_table() if link.peak_bytes_s == peak and link.name.startswith(found)), None)
 
 
 _TYPED: Final = re.compile(

@@ -6,7 +6,7 @@ are replayed with these times (`step_replay`): the host's part stays as it was m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, TypeAlias
 
@@ -18,10 +18,12 @@ from stepscope.devices import DevicePeaks
 from stepscope.predict.batch import batch_change, passes_of_a_step, with_batch
 from stepscope.predict.batch import recorded_batch as recorded_batch_of
 from stepscope.predict.batch_growth import BatchGrowth
+from stepscope.predict.exchanges import RecordedExchange, recorded_exchange
 from stepscope.predict.limits import Limit, limit_of
 from stepscope.predict.memory_need import MemoryNeed, memory_need
 from stepscope.predict.shapes_alone import step_from_shapes
 from stepscope.predict.step_replay import StepRange, StepReplays, joint_band
+from stepscope.predict.transfers import with_transfers
 from stepscope.predict.work_kinds import WorkKinds
 from stepscope.predict.work_times import WorkTimes, work_times
 from stepscope.trace import Trace
@@ -64,6 +66,7 @@ class StepPrediction:
         batch_factor: how many times as many samples it takes as the recorded step.
         bases: share of the measured device time by how the target's was found, the largest first; of a trace without
             device work the share of the operators' time.
+        predictor: what it came from, which tells the time of each work; None where nothing does.
     """
 
     device: DevicePeaks
@@ -82,6 +85,7 @@ class StepPrediction:
     limit_cause: str | None = None
     batch_factor: float = 1.0
     bases: tuple[tuple[str, float], ...] = ()
+    predictor: StepPredictor | None = field(default=None, compare=False, repr=False)
 
     @property
     def speed_up(self) -> float | None:
@@ -204,23 +208,22 @@ class StepPredictor:
     def _kinds(self) -> WorkKinds:
         return WorkKinds(self.trace)
 
-    @property
-    def _is_known(self) -> bool:
-        """Whether the recorded device is one whose figures are known."""
+    @cached_property
+    def recorded_device(self) -> DevicePeaks | None:
+        """The recorded device; None where its figures are not known."""
         device = self.experiment.device
-        return self.source is not None or (device is not None and device_peaks(self.trace, device) is not None)
+        return self.source if self.source is not None or device is None else device_peaks(self.trace, device)
 
     def on(self, target: DevicePeaks) -> StepPrediction:
         """The mean step on a device."""
         if self.experiment.device is None:
             return self._from_shapes(target)
-        times = work_times(self.trace, target, precision=self.precision, source=self.source)
+        times, grown = self.times_on(target)
         unknown, unchanged = self._share_of(~np.isfinite(times.ns)), self._share_of(times.basis == "unchanged")
         base = self._without_time(target, self._bases(times))
         if unknown + unchanged > MOST_UNKNOWN:
-            refusal = _refusal(unknown, unchanged, target, is_known=self._is_known)
+            refusal = _refusal(unknown, unchanged, target, is_known=self.recorded_device is not None)
             return replace(base, notes=(*times.notes, refusal))
-        times, grown = self._grown(times, target)
         factors, notes = self._factors(times)
         notes += grown
         found = self.replays.with_work(*factors)
@@ -228,6 +231,19 @@ class StepPredictor:
         base = replace(base, samples_per_s=self._throughput(found.expected.step_ns))
         notes += (_ONLY_LAUNCHES,) if self.replays.shows_only_launches and not self._stays(found) else ()
         return _with_step(base, found, limit, (*notes, *times.notes, *self._batch_notes), self.replays.host_ns)
+
+    def times_on(self, target: DevicePeaks) -> tuple[WorkTimes, tuple[str, ...]]:
+        """The times of the device's work in the number type and with the batch that were asked for, and notes on it."""
+        times = work_times(self.trace, target, precision=self.precision, source=self.source)
+        source = self.recorded_device
+        if source is not None and (times.basis == "link").any() and self._exchange is not None:
+            times = with_transfers(times, self._exchange, source, target)
+        return self._grown(times, target)
+
+    @cached_property
+    def _exchange(self) -> RecordedExchange | None:
+        """What this rank exchanged with others."""
+        return recorded_exchange(self.experiment)
 
     def _grown(self, times: WorkTimes, target: DevicePeaks) -> tuple[WorkTimes, tuple[str, ...]]:
         """The times with the batch that was asked for, and what to say about it."""
@@ -288,6 +304,7 @@ class StepPredictor:
             host_ns=None,
             limit=None,
             memory_bytes=self.memory.bytes,
+            predictor=self,
             fits=self.memory.fits(target),
             samples_per_s=None,
             measured_ns=self.measured_ns,

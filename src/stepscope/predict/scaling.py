@@ -68,6 +68,8 @@ class ScaledStep:
             high with slower computation beside them and copies of gradients into buckets and back.
         communication_ns: how long the messages of a step take, without waiting.
         exposed_ns: by how much they make the step longer.
+        recorded_ranks: among how many the messages were recorded. From 2 on `exposed_ns` has waiting for late ranks and
+            slower computation beside messages in it, so that it can be more than `communication_ns`.
         straggler_ns: waiting for the slowest device, as expected from how much the recorded steps vary.
         efficiency: step of a single device over this step, 0 to 1; throughput rises by `devices` times as much.
         samples_per_s: of all devices; None where the batch size is not known.
@@ -84,6 +86,7 @@ class ScaledStep:
     samples_per_s: float | None
     notes: tuple[str, ...] = ()
     straggler_ns: float = 0.0
+    recorded_ranks: int = 1
 
 
 def data_parallel(
@@ -176,7 +179,10 @@ class _Scaling:
     """One trace on different numbers of devices."""
 
     def __init__(self, exchange: Exchange, link: Link | None, target: StepPrediction | None) -> None:
-        self.exchange, self.target = exchange, target
+        self.target = target
+        self.exchange = exchange
+        if link is not None and isinstance(exchange, RecordedExchange):
+            self.exchange = exchange = exchange.by_link_of(self._recorded_device(exchange.experiment))
         self.link, used = link, link or exchange.link
         self.error = TABLE_ERROR if used is None else used.error
         self.experiment = exchange.experiment
@@ -185,6 +191,12 @@ class _Scaling:
         self.factor = self.graphs.factor
         self.messages = len(exchange.transfers_ns(link, 2))
         self.alone_ns = self._replayed(np.zeros(self.messages), 0.0)
+
+    def _recorded_device(self, experiment: Experiment) -> DevicePeaks | None:
+        """What was recorded on; None where its figures are not known."""
+        if self.target is not None and self.target.predictor is not None:
+            return self.target.predictor.recorded_device
+        return None if experiment.device is None else device_peaks(experiment.trace, experiment.device)
 
     def step(self, devices: int) -> ScaledStep:
         transfers = self.exchange.transfers_ns(self.link, devices)
@@ -233,6 +245,7 @@ class _Scaling:
             samples_per_s=None if samples is None else devices * samples / step * 1e9,
             notes=notes,
             straggler_ns=straggler,
+            recorded_ranks=self.exchange.ranks,
         )
 
     def _not_counted_ns(self, transfers: Numbers, exposed: float) -> float:

@@ -97,7 +97,8 @@ class StepReplays:
         self.height = experiment.trace.device_work.height
 
     @cached_property
-    def _graph(self) -> Graph:
+    def graph(self) -> Graph:
+        """What waited for what, with the host's part as it would be there, and the device's as measured."""
         graph = self.experiment.graph
         for cause in HOST_WORK if self._host_factor != 1.0 else ():
             graph = scaled_cause(cause, self._host_factor)(self.experiment, graph)
@@ -191,7 +192,7 @@ class StepReplays:
             lanes, starts, ends, factors: of each interval; shape (n,).
             without: causes of host time that are gone.
         """
-        graph = self._graph
+        graph = self.graph
         for cause in without:
             graph = scaled_cause(cause, 0.0)(self.experiment, graph)
         return self._scaled(self.experiment.run(graph.with_host_time(lanes, starts, ends, factors)))
@@ -203,7 +204,7 @@ class StepReplays:
     def _replayed(self, factors: Numbers) -> ReplayedStep:
         if self._host_is_as_measured and (factors == 1.0).all():  # nothing is different: to the nanosecond
             return ReplayedStep(self.measured_ns, self.measured_device_ns, factors, self.experiment.measured)
-        outcome = self.experiment.run(self._graph.with_work(np.arange(self.height), factors))
+        outcome = self.experiment.run(self.graph.with_work(np.arange(self.height), factors))
         return ReplayedStep(self._scaled(outcome), self._busy_ns(outcome.replay), factors, outcome.replay)
 
     def _busy_ns(self, done: Replay) -> float:

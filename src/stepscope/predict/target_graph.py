@@ -52,7 +52,9 @@ def target_graph(experiment: Experiment, target: StepPrediction | None, messages
         end = np.full(len(lanes), experiment.span.end_ns)
         changed = graph.with_host_time(lanes, start, end, np.full(len(lanes), slower))
         return TargetGraph(changed, factor=target.step_ns / experiment.run(changed).step_ns)
-    times = work_times(experiment.trace, target.device)
+    by = target.predictor
+    times = work_times(experiment.trace, target.device) if by is None else by.times_on(target.device)[0]
+    graph = graph if by is None else by.replays.graph
     rows = np.arange(len(times.ns))
     factors = _factors(times, times.ns)
     whole = experiment.run(graph.with_work(rows, factors)).step_ns

@@ -12,7 +12,7 @@ errs in the same direction, so that much of the error cancels. In order, the fir
     bandwidth       copies, by the bandwidth of the memory or of the link to the host; the band of those over the link
                     reaches to no change, which is what memory sees that is not pinned
     link            communication, by the bandwidth between devices; the band reaches to no change, since waiting for
-                    other ranks does not get shorter
+                    other ranks does not get shorter (of a rank's collectives `transfers` tells data from waiting)
     unchanged       copies and communication where a link's bandwidth is unknown: nothing tells of them, so the band
                     begins with what a known link would need at least, else with nothing at all
     unknown         everything else

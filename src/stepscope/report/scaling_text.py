@@ -85,6 +85,8 @@ def _lines(device: str, link: Link | None, steps: Sequence[ScaledStep], width: i
         "efficiency: of as many times one device's throughput; communication: all messages of a step; exposed: by how "
         "much they make it longer"
     )
+    if first.recorded_ranks > 1:
+        meaning += ", with waiting for late ranks and slower computation beside them: it can exceed communication"
     if "stragglers" in table.columns:
         meaning += "; stragglers: waiting for the slowest device, as the recorded steps vary"
     yield from _filled(meaning, width, "  ", "  ")
