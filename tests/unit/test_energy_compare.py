@@ -13,7 +13,8 @@ from stepscope.compare import Side, compare_sides
 from stepscope.compare.energy import compared_energies
 from stepscope.cost.energy_measured import Counter, EnergyRecord
 from stepscope.report.comparison_json import comparison_report
-from stepscope.report.comparison_report import comparison_text
+from stepscope.report.comparison_markdown import comparison_markdown
+from stepscope.report.comparison_report import comparison_text, overview
 from stepscope.report.comparison_sentences import energy_sentences
 from tests.unit.test_energy import measured, steps
 
@@ -45,6 +46,21 @@ def test_in_reports() -> None:
     assert "Devices use 1.60 J a step" in comparison_text([comparison], width=100, top=1)
     report = json.loads(json.dumps(comparison_report([comparison])["comparisons"][0]["energies"]))
     assert [(each["kind"], each["before_windows"]) for each in report] == [("gpu", 5)]
+
+
+def test_as_columns_where_every_program_measured_it() -> None:
+    first = Side("a", [steps()], energies={"gpu": [[2.0]], "cpu": [[0.5]]})
+    others = [
+        Side("b", [steps()], energies={"gpu": [[1.6]], "cpu": [[0.4]]}),
+        Side("c", [steps()], energies={"gpu": [[1.2]]}),
+    ]
+    comparisons = compare_sides(first, others)
+
+    table = overview(comparisons)
+    assert table["gpu_energy"].to_list() == ["2.00 J", "1.60 J", "1.20 J"]
+    assert "cpu_energy" not in table.columns
+    assert "gpu energy" in comparison_text(comparisons, width=120, top=1)
+    assert "cpu energy" in comparison_markdown(comparisons, top=1)
 
 
 def test_one_window_tells_nothing_of_chance() -> None:

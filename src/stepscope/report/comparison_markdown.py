@@ -44,7 +44,7 @@ def _comparison(comparison: Comparison, top: int, only_why: bool) -> Iterator[st
     yield escape(" ".join([*where_sentences(comparison), *([] if only_why else advice(comparison))]))
     yield ""
     if not only_why:
-        yield from _table(sample_table(samples, (comparison.before.name, comparison.after.name)))
+        yield from _table(sample_table(samples, (comparison.before.name, comparison.after.name), comparison.energies))
         yield ""
     yield from _folded("What the difference of a step is made of", _table(cause_table(comparison)))
     for shown in shown_tables(comparison, top):

@@ -11,6 +11,7 @@ from stepscope.compare.comparison import Comparison
 from stepscope.report.comparison_sentences import advice, side_sentence, where_sentences
 from stepscope.report.comparison_tables import cause_table, settings_table, shown_tables
 from stepscope.report.comparison_text import change_words, detectable_sentences, verdict_sentence
+from stepscope.report.energy_format import energy
 from stepscope.report.format import printable
 from stepscope.report.tables import showing, table_lines
 
@@ -30,14 +31,23 @@ def comparison_text(comparisons: Sequence[Comparison], *, width: int, top: int, 
 
 
 def overview(comparisons: Sequence[Comparison]) -> pl.DataFrame:
-    """One row a program, the baseline first: run, step_ns, change, verdict."""
+    """One row a program, the baseline first: run, step_ns, change, verdict; what energy counters measured of all."""
     first = comparisons[0]
     rows = [(printable(first.before.name), first.samples.before_ns, "", "the baseline")]
     for each in comparisons:
         change = "" if each.samples.change is None else change_words(each.samples.change)
         rows.append((printable(each.after.name), each.samples.after_ns, change, each.samples.verdict))
     schema = {"run": pl.String, "step_ns": pl.Float64, "change": pl.String, "verdict": pl.String}
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    return pl.DataFrame(rows, schema=schema, orient="row").with_columns(_energies(comparisons))
+
+
+def _energies(comparisons: Sequence[Comparison]) -> Iterator[pl.Series]:
+    """A column for each kind of counter that every program has, such as gpu_energy: of a step."""
+    for kind in ("gpu", "cpu", "dram"):
+        found = [[each for each in comparison.energies if each.kind == kind] for comparison in comparisons]
+        if all(found):
+            joules = [found[0][0].before_j, *(each.after_j for (each,) in found)]
+            yield pl.Series(f"{kind}_energy", [energy((each, each)) for each in joules])
 
 
 def _lines(comparison: Comparison, width: int, top: int, only_why: bool) -> Iterator[str]:

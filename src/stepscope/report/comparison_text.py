@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import polars as pl
 
+from stepscope.compare.energy import EnergyComparison
 from stepscope.compare.statistics import POWER, SampleComparison
+from stepscope.report.energy_format import energy
 from stepscope.report.format import count, duration, printable, share
 
 _SAMPLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -81,12 +84,20 @@ def share_of(confidence: float) -> str:
     return f"{count(round(confidence * 100, 2))} %"
 
 
-def sample_table(samples: SampleComparison, names: tuple[str, str] = ("before", "after")) -> pl.DataFrame:
-    """One row a side: run, step_ns (mean), low_ns and high_ns (its interval), steps, runs."""
+def sample_table(
+    samples: SampleComparison,
+    names: tuple[str, str] = ("before", "after"),
+    energies: Sequence[EnergyComparison] = (),
+) -> pl.DataFrame:
+    """One row a side: run, step_ns (mean), low_ns and high_ns (its interval), steps, runs; what energy was measured."""
     before = (samples.before_ns, samples.before_low_ns, samples.before_high_ns, samples.before_steps)
     after = (samples.after_ns, samples.after_low_ns, samples.after_high_ns, samples.after_steps)
     rows = [
         (printable(names[0]), *before, samples.before_runs),
         (printable(names[1]), *after, samples.after_runs),
     ]
-    return pl.DataFrame(rows, schema=dict(_SAMPLE_SCHEMA), orient="row")
+    table = pl.DataFrame(rows, schema=dict(_SAMPLE_SCHEMA), orient="row")
+    return table.with_columns(
+        pl.Series(f"{each.kind}_energy", [energy((each.before_j,) * 2), energy((each.after_j,) * 2)])
+        for each in energies
+    )
