@@ -15,8 +15,8 @@ Nothing was found that would save a noticeable part of the recording.
 """
 
 FULL_MARKDOWN = """\
-**Rank 3, device 0 (NVIDIA H100): a step takes 120.3 ms (mean of 10, annotated), over the recording idle 47.2 %, busy 52.8 %; \
-biggest cause: the host was loading data (33.2 %).**
+**Rank 3, device 0 (NVIDIA H100): a step takes 120.3 ms (mean of 10, annotated), over the recording idle 47.2 %, \
+busy 52.8 %; biggest cause: the host was loading data (33.2 %).**
 
 ## 1. The device waits 40.0 ms a step for the DataLoader
 
