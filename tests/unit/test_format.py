@@ -7,6 +7,7 @@ import pytest
 
 from stepscope.report.format import cell, count, duration, printable, printable_json, share, size
 from stepscope.report.tables import heading, showing, table_bytes, table_lines
+from stepscope.report.wrapping import filled
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,11 @@ def test_long_names_give_way_and_columns_that_do_not_fit_are_named() -> None:
     frame = pl.DataFrame([row, row])
     narrow = table_lines(frame, width=40)
     assert narrow[0].split() == ["name", "calls"]
-    assert narrow[3] == "(no room for self_ns, total_ns; a wider terminal or --format csv shows them)"
+    assert narrow[3:] == ["(no room for self_ns, total_ns; a wider", " terminal or --format csv shows them)"]
+    assert table_lines(frame, width=40, whole="--html")[3:] == [
+        "(no room for self_ns, total_ns; a wider",
+        " terminal or --html shows them)",
+    ]
     for width in range(36, 90):
         heading, row, *_ = table_lines(frame, width=width)
         assert len(heading) == len(row) <= width
@@ -182,3 +187,9 @@ def test_a_long_path_loses_its_beginning_and_keeps_its_line() -> None:
         "line                               function  calls",
         "…long/way/down/to/the/train.py:42  loss_fn       3",
     ]
+
+
+def test_numbers_keep_their_unit_when_lines_end() -> None:
+    text = "idle for 94.0 % of the step, that is 12.5 ms"
+
+    assert filled(text, 14, following="  ") == ["idle for", "  94.0 % of", "  the step,", "  that is", "  12.5 ms"]

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from stepscope.commands import main
 from stepscope.commands.plan import budget, counts, hours, iterations
+from stepscope.cost.machines import Machine, Plan, Refused, Request
 from stepscope.cost.pareto import pareto_front
-from stepscope.cost.plan import Machine, Plan, Refused, Request, make_plan
+from stepscope.cost.plan import make_plan
 from stepscope.cost.prices import Price
 from stepscope.devices import named_device
 from stepscope.errors import UsageError
@@ -27,7 +28,7 @@ from stepscope.predict.prediction import StepPrediction, StepPredictor
 from stepscope.report.html_plan import html_plan
 from stepscope.report.plan_json import plan_json
 from stepscope.report.plan_text import plan_text
-from stepscope.report.plan_words import hours_words, recommendation
+from stepscope.report.plan_words import asked_sentence, hours_words, recommendation
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from stepscope.whatif.experiment import Experiment
@@ -470,3 +471,19 @@ def test_doubts_stand_above_what_is_recommended() -> None:
     assert text.count(doubt) == 1
     assert text.index(doubt) < text.index("The cheapest is")
     assert b"Not certain: the device waited 42% of the time" in html_plan(doubtful).partition(b"The cheapest is")[0]
+
+
+@pytest.mark.parametrize(("passes", "said"), [(1, True), (2, False)])
+def test_samples_are_counted_where_a_step_is_one_batch(passes: int, said: bool) -> None:
+    """A step of two batches has more samples than its batch, so that none are counted."""
+    recording = Recording(Metadata(path="trace.json", devices=(A100,)))
+    recording.step(0, 2000 * US, 0)
+    for number in range(passes):
+        start = number * 500 * US
+        shapes = {"input_shapes": "[[16, 64], [64, 64]]", "input_types": '["float", "float"]'}
+        recording.operator(start, 100 * US, "aten::linear", **shapes)
+        recording.launched(start + 10 * US, start + 20 * US, 50 * US, "kernel", number + 1)
+    plan = planned([price()], recording.trace())
+
+    assert plan.recorded_batch == 16
+    assert (" (16 samples a device, " in asked_sentence(plan)) == said

@@ -18,7 +18,7 @@ from stepscope.commands.prices import of_providers, price_store, provider_names
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepscope.cost.plan import Plan, Request
+    from stepscope.cost.machines import Plan, Request
 
 NAME: Final = "plan"
 HELP: Final = "Where a whole training could run, how long it would take there and what it would cost."
@@ -153,7 +153,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _request(arguments: argparse.Namespace) -> Request:
-    from stepscope.cost.plan import Request
+    from stepscope.cost.machines import Request
     from stepscope.predict.links import named_link
 
     return Request(

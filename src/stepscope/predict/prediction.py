@@ -178,7 +178,7 @@ class StepPredictor:
         return self._told_batch or recorded_batch_of(self.trace)
 
     @cached_property
-    def _samples(self) -> int | None:
+    def samples(self) -> int | None:
         """Samples of a step: the batch, where a step goes through the model once, or nobody can see."""
         if not self.experiment.steps.height:
             return None
@@ -291,7 +291,7 @@ class StepPredictor:
         )
 
     def _throughput(self, step_ns: float | None) -> float | None:
-        return self._samples / step_ns * 1e9 if self._samples and step_ns else None
+        return self.samples / step_ns * 1e9 if self.samples and step_ns else None
 
     def _without_time(self, target: DevicePeaks, bases: tuple[tuple[str, float], ...]) -> StepPrediction:
         """All but the step's time."""

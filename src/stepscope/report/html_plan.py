@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.cost.plan import Machine, Plan
+from stepscope.cost.machines import Machine, Plan
 from stepscope.report.format import printable
 from stepscope.report.html import page
 from stepscope.report.html_picture import View

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Final
 
 from stepscope import __version__
-from stepscope.cost.plan import Machine, Plan
+from stepscope.cost.machines import Machine, Plan
 from stepscope.report.plan_words import recommendation
 
 SCHEMA: Final = 1

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 
 import polars as pl
 
-from stepscope.cost.plan import Machine, Plan
+from stepscope.cost.machines import Machine, Plan
 from stepscope.report.format import duration, printable, share
 from stepscope.report.plan_words import (
     asked_sentence,
@@ -26,25 +25,26 @@ from stepscope.report.plan_words import (
     warning_sentences,
 )
 from stepscope.report.tables import showing, table_lines
+from stepscope.report.wrapping import filled
 
 
 def plan_text(plan: Plan, *, width: int, top: int) -> str:
     """The whole plan as text; `top` machines of the long table, 0 for all."""
     parts: list[str] = []
     for sentence in (head_sentence(plan), *warning_sentences(plan), asked_sentence(plan)):
-        parts += _filled(sentence, width)
+        parts += filled(sentence, width)
     for sentence in doubt_sentences(plan):
-        parts += _filled(sentence, width)
+        parts += filled(sentence, width)
     parts.append("")
     for sentence in recommendation(plan):
-        parts += _filled(sentence, width)
+        parts += filled(sentence, width)
     parts.append("")
     if plan.machines:
         parts += _tables(plan, width, top)
     for sentence in (samples_sentence(plan), *price_sentences(plan)):
-        parts += _filled(sentence, width)
+        parts += filled(sentence, width)
     for sentence in (*left_out_sentences(plan), *basis_sentences(plan)):
-        parts += _filled(sentence, width)
+        parts += filled(sentence, width)
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -89,9 +89,4 @@ def _tables(plan: Plan, width: int, top: int) -> Iterator[str]:
 
 
 def _table(plan: Plan, machines: Sequence[Machine], width: int) -> Iterator[str]:
-    lines = table_lines(plan_table(plan, machines), width=width - 2)
-    yield from (f"  {line.replace('--format csv shows', '--html shows')}" for line in lines)
-
-
-def _filled(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    yield from (f"  {line}" for line in table_lines(plan_table(plan, machines), width=width - 2, whole="--html"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from stepscope.cost.plan import Machine, Plan, Refused
+from stepscope.cost.machines import Machine, Plan, Refused
 from stepscope.cost.prices import OLD_DAYS
 from stepscope.report.format import count, dollars, duration, printable, share, size
 
@@ -95,9 +95,9 @@ def asked_sentence(plan: Plan) -> str:
     if plan.recorded_devices > 1:
         whole += f" on {count(plan.recorded_devices)} devices"
     samples = ""
-    if plan.recorded_batch is not None:
-        total = plan.request.iterations * plan.recorded_devices * plan.recorded_batch
-        each_device = "1 sample" if plan.recorded_batch == 1 else f"{count(plan.recorded_batch)} samples"
+    if plan.recorded_samples is not None:
+        total = plan.request.iterations * plan.recorded_devices * plan.recorded_samples
+        each_device = "1 sample" if plan.recorded_samples == 1 else f"{count(plan.recorded_samples)} samples"
         samples = f" ({each_device} a device, {count(total)} in all)"
     if plan.batch_factor != 1 and plan.batch is not None:
         samples += f", now with {count(plan.batch)} samples a device and step"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import Final
 
@@ -12,6 +11,7 @@ from stepscope.predict.answer import PredictedSteps
 from stepscope.predict.prediction import StepPrediction
 from stepscope.report.format import count, duration, printable, share, size
 from stepscope.report.tables import showing, table_lines
+from stepscope.report.wrapping import filled
 
 _MOST_WARNINGS: Final = 5
 _EXACT: Final = 0.0005
@@ -97,7 +97,7 @@ def _sentences(answer: PredictedSteps, shown: tuple[StepPrediction, ...], width:
         else:
             idle = [1 - each.busy_share for each in alike_ones if each.busy_share is not None]
             sentence = _idle(idle, answer) + what
-        yield from _filled(f"{names}: {sentence}.", width, "  ")
+        yield from filled(f"{names}: {sentence}.", width, "", "  ")
 
 
 def _without_time(prediction: StepPrediction) -> str:
@@ -120,12 +120,6 @@ def _whole(answer: PredictedSteps) -> str:
     return "the step" if answer.stepped else "the recording"
 
 
-def _filled(text: str, width: int, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )  # words that are longer stay whole
-
-
 def _head(answer: PredictedSteps, width: int) -> Iterator[str]:
     name = printable(answer.path).replace("\\", "/").rsplit("/", 1)[-1]
     on = f" on {printable(answer.device)}" if answer.device else ""
@@ -137,18 +131,18 @@ def _head(answer: PredictedSteps, width: int) -> Iterator[str]:
     busy = "; no device's work was recorded"
     if answer.busy_share is not None:
         busy = f"; the device works {share(answer.busy_share)} of it"
-    yield from _filled(f"{name}: {took}{busy}.", width)
+    yield from filled(f"{name}: {took}{busy}.", width)
     if answer.devices > 1:
-        yield from _filled(f"The trace shows {count(answer.devices)} devices; the busiest counts.", width)
+        yield from filled(f"The trace shows {count(answer.devices)} devices; the busiest counts.", width)
     if answer.why_not is not None:
-        yield from _filled(
+        yield from filled(
             f"Not certain: {printable(answer.why_not)}. So the steps are not replayed: a time is what follows if the "
             "device's idle time stays as it is, and its range reaches to where host and device overlap completely.",
             width,
         )
     for warning in answer.warnings[:_MOST_WARNINGS]:
         text = f"While reading: {count(warning.count)} x {printable(warning.kind)}: {printable(warning.detail)}."
-        yield from _filled(text, width)
+        yield from filled(text, width)
     if len(answer.warnings) > _MOST_WARNINGS:
         yield f"While reading: {count(len(answer.warnings) - _MOST_WARNINGS)} more; stepscope diagnose names them."
     yield ""
@@ -228,10 +222,10 @@ def _notes(answer: PredictedSteps, shown: tuple[StepPrediction, ...], width: int
             found.setdefault(_on_any(note, each), []).append(each.device.name)
     for note, devices in found.items():
         whom = "" if len(devices) == len(shown) else f"{', '.join(map(printable, devices))}: "
-        yield from _filled(f"Note: {whom}{printable(note)}.", width, "  ")
+        yield from filled(f"Note: {whom}{printable(note)}.", width, "", "  ")
     memory = answer.memory
     if memory.bytes is None:
-        yield from _filled(f"Note: {printable(memory.note)}, so that nothing tells what fits.", width, "  ")
+        yield from filled(f"Note: {printable(memory.note)}, so that nothing tells what fits.", width, "", "  ")
     else:
         least = "at least " if memory.at_least else ""
-        yield from _filled(f"Memory: {least}{size(memory.bytes)}, {printable(memory.note)}.", width, "  ")
+        yield from filled(f"Memory: {least}{size(memory.bytes)}, {printable(memory.note)}.", width, "", "  ")

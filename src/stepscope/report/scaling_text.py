@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from stepscope.predict.links import Link
 from stepscope.predict.scaling import ScaledStep
 from stepscope.report.format import duration, printable
 from stepscope.report.tables import table_lines
+from stepscope.report.wrapping import filled
 
 _EXACT: Final = 0.0005
 """A band that is narrower than this share of the step is not shown."""
@@ -89,9 +89,9 @@ def _lines(device: str, link: Link | None, steps: Sequence[ScaledStep], width: i
         meaning += ", with waiting for late ranks and slower computation beside them: it can exceed communication"
     if "stragglers" in table.columns:
         meaning += "; stragglers: waiting for the slowest device, as the recorded steps vary"
-    yield from _filled(meaning, width, "  ", "  ")
+    yield from filled(meaning, width, "  ", "  ")
     for note in dict.fromkeys(note for each in steps for note in each.notes):
-        yield from _filled(f"Note: {printable(note)}.", width, "", "  ")
+        yield from filled(f"Note: {printable(note)}.", width, "", "  ")
 
 
 def _step(step: ScaledStep) -> str:
@@ -101,14 +101,3 @@ def _step(step: ScaledStep) -> str:
     low, high = duration(step.low_ns), duration(step.high_ns)
     number, unit = low.split(" ")
     return f"{whole} ({number if high.endswith(' ' + unit) else low} to {high})"
-
-
-def _filled(text: str, width: int, first: str, following: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=first,
-        subsequent_indent=following,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -12,6 +12,7 @@ import polars as pl
 from rich.cells import cell_len, set_cell_size
 
 from stepscope.report.format import cell, printable, printable_json
+from stepscope.report.wrapping import filled
 
 TableFormat: TypeAlias = Literal["table", "csv", "json", "parquet"]
 FORMATS: Final[tuple[str, ...]] = get_args(TableFormat)
@@ -42,10 +43,13 @@ def table_bytes(frame: pl.DataFrame, table_format: TableFormat, *, width: int = 
             return ("\n".join(table_lines(frame, width=width)) + "\n").encode()
 
 
-def table_lines(frame: pl.DataFrame, *, width: int) -> list[str]:
+def table_lines(frame: pl.DataFrame, *, width: int, whole: str = "--format csv") -> list[str]:
     """The table as lines of text, the heading first: numbers right, long names cut with an ellipsis.
 
-    Paths lose their beginning. Columns that do not fit are left out from the right, and a last line says which.
+    Paths lose their beginning. Columns that do not fit are left out from the right, and the last lines say which.
+
+    Args:
+        whole: the option that shows all columns.
     """
     columns = [_Column(heading(name, frame.columns), frame[name]) for name in frame.columns]
     shown = _fitting(columns, width)
@@ -56,7 +60,8 @@ def table_lines(frame: pl.DataFrame, *, width: int) -> list[str]:
     if left_out and frame.height == 1:  # one row reads as well from top to bottom
         return _sideways(columns, width)
     if left_out:
-        lines.append(f"(no room for {', '.join(left_out)}; a wider terminal or --format csv shows them)")
+        names = ", ".join(map(printable, left_out))
+        lines += filled(f"(no room for {names}; a wider terminal or {whole} shows them)", width, following=" ")
     return lines
 
 
