@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from stepscope.errors import StepscopeError
 from stepscope.predict.boosted_trees import BoostedTrees
 
 TWO_TREES = BoostedTrees(
@@ -66,3 +68,11 @@ def test_fitted_trees_are_exactly_those_of_scikit_learn(loss: str) -> None:
     fresh = random.normal(size=(500, 5))
     assert exported(model).predict(fresh).tolist() == model.predict(fresh).tolist()
     assert exported(model).predict(features).tolist() == model.predict(features).tolist()
+
+
+def test_trees_of_other_features_are_refused_by_name() -> None:
+    """A model of another version: where its trees look at more features than it says, and where rows have fewer."""
+    with pytest.raises(StepscopeError, match=r"^the trees some look at 2 features of rows that have 1: a model in "):
+        BoostedTrees.from_arrays(replace(TWO_TREES, width=1).to_arrays("some."), "some.")
+    with pytest.raises(StepscopeError, match=r"^the trees were fitted to 2 features, and rows have 3: a model in "):
+        TWO_TREES.predict(np.zeros((4, 3)))

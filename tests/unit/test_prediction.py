@@ -232,7 +232,8 @@ def test_from_shapes_alone_the_arithmetic_leaves_the_host() -> None:
     assert found.host_ns == pytest.approx((1000 - 603 + 2 * 3 + 2 * 6.5) * US, rel=1e-6)
     assert found.low_ns == pytest.approx((1000 - 603 + 2 * 3 + 2 * 3.3) * US, rel=1e-6)
     assert found.step_ns == found.host_ns
-    assert (found.limit, found.measured_ns) == ("input", 1000 * US)
+    assert (found.limit, found.measured_ns) == ("host", 1000 * US)  # 197 us of Python, 19 of dispatch, 200 of loading
+    assert found.limit_cause == "python"
     assert found.bases == (("shapes", 1.0),)
     assert found.notes[0].startswith("predicted from shapes alone")
 

@@ -18,6 +18,8 @@ from typing import Final, Protocol
 from stepscope.devices import DevicePeaks
 from stepscope.errors import UsageError
 
+_SHOWN: Final = 0.005
+"""A least activity below this reads like none."""
 FORMULA: Final = "P = idle + (full - idle) x activity"
 J_PER_NJ: Final = 1e-9
 """A watt for a nanosecond is a nanojoule."""
@@ -63,9 +65,10 @@ class PowerRange:
     def formula(self) -> str:
         """The formula with its figures."""
         idle = f"{self.idle_low_w:g}" if self.is_idle_known else f"{self.idle_low_w:g} to {self.idle_high_w:g}"
+        reached = "" if self.least_activity < _SHOWN else ", at least the share of its peaks that its operators reach,"
         return (
             f"{FORMULA}, with full = {self.full_w:g} W, idle = {idle} W, "
-            f"activity {self.least_activity:.2g} to 1 while it works and 0 else"
+            f"activity {self.least_activity:.2g} to 1 while it works{reached} and 0 else"
         )
 
     def joules(self, busy_ns: float, idle_ns: float) -> tuple[float, float]:

@@ -12,8 +12,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.errors import StepscopeError
+
 _AT_ONCE: Final = 1 << 15
 """Rows times trees that are walked down together: what stays in a processor's cache."""
+_BROKEN: Final = (
+    "a model in stepscope/data is not of this version; install stepscope anew, or fit it by scripts/predictor"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,14 @@ class BoostedTrees:
         """The sum of the trees for each row of features, shape (n, width): float64 of shape (n,).
 
         Not-a-number for rows in which a feature is not-a-number.
+
+        Raises:
+            StepscopeError: the trees were fitted to another number of features than rows are given with.
         """
+        if features.shape[1] != self.width:
+            raise StepscopeError(
+                f"the trees were fitted to {self.width} features, and rows have {features.shape[1]}: {_BROKEN}"
+            )
         rows = len(features)
         total = np.full(rows, self.baseline)
         if rows == 0 or len(self.roots) == 0:
@@ -83,9 +95,19 @@ class BoostedTrees:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> BoostedTrees:
-        """Those that `to_arrays` gave, from a dictionary or a file opened by `numpy.load`."""
+        """Those that `to_arrays` gave, from a dictionary or a file opened by `numpy.load`.
+
+        Raises:
+            StepscopeError: a tree looks at a feature that rows do not have.
+        """
         baseline, depth, width = arrays[f"{prefix}head"].tolist()
         roots, features, thresholds, left, values = (
             arrays[prefix + name] for name in ("roots", "features", "thresholds", "left", "values")
         )
+        looked_at = int(features.max(initial=-1)) + 1
+        if looked_at > width:
+            which = f" {prefix.rstrip('._')}" if prefix else ""
+            raise StepscopeError(
+                f"the trees{which} look at {looked_at} features of rows that have {width:g}: {_BROKEN}"
+            )
         return cls(baseline, roots, features, thresholds, left, values, int(depth), int(width))
