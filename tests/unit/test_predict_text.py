@@ -155,6 +155,14 @@ def test_without_any_time_there_is_no_table() -> None:
     assert text.startswith("trace.json: 50.0 ms recorded, without steps; no device's work was recorded.")
 
 
+def test_without_any_time_nothing_is_said_of_how_it_was_found() -> None:
+    refused = predicted("T4", step_ns=None, notes=(REFUSED,), fits=None)
+    text = predict_text(answer(refused, why_not="the device waited"), width=120, top=0)
+
+    assert "Not certain: the device waited.\n" in text
+    assert "replayed" not in text
+
+
 def test_what_comes_from_a_trace_cannot_write_to_the_terminal() -> None:
     warnings = tuple(TraceWarning(HIDDEN, 1, HIDDEN) for _ in range(7))
     memory = MemoryNeed(None, False, HIDDEN)

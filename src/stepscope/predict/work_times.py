@@ -21,31 +21,27 @@ errs in the same direction, so that much of the error cancels. In order, the fir
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.attribution import operator_places
 from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.roofline import device_peaks
 from stepscope.devices import DevicePeaks
+from stepscope.predict.called_operations import CalledOperations
 from stepscope.predict.operation_times import OperationTimes, operation_times
-from stepscope.predict.operations import Names, Numbers, Operations
+from stepscope.predict.operations import Names, Numbers
 from stepscope.predict.precision import (
     NO_TF32,
     Cast,
     Tf32,
     changes_traffic,
     check_precision,
-    in_precision,
-    is_low,
     tf32_of,
     types_on,
 )
-from stepscope.predict.trace_operations import operations_of_calls
 from stepscope.predict.wave_scaling import is_nvidia, scaled_ns, sustained_bandwidth, wave_factors
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows
@@ -122,7 +118,7 @@ def work_times(
     if window is not None:
         inside = work["start_ns"].is_between(window.start_ns, window.end_ns, closed="left")
         asked = inside.fill_null(False).to_numpy()
-    calls = _Calls(trace, precision)
+    calls = CalledOperations(trace, precision)
     for device in work["device"].unique(maintain_order=True).to_list():
         mine = asked & (work["device"] == device).fill_null(False).to_numpy()
         known = source if source is not None else device_peaks(trace, device or "")
@@ -165,58 +161,11 @@ class _Times:
         self.notes[text] = None
 
 
-class _Calls:
-    """The operators that launched device work, described once for all devices of a trace."""
-
-    def __init__(self, trace: Trace, precision: str | None) -> None:
-        self.trace = trace
-        self._precision = precision
-
-    @cached_property
-    def _found(self) -> tuple[Rows, Operations]:
-        return operations_of_calls(self.trace)
-
-    @property
-    def operations(self) -> Operations:
-        return self._found[1]
-
-    @cached_property
-    def known(self) -> Mask:
-        """Of which operations the work is known."""
-        numbers = np.isfinite(self.operations.flops) & np.isfinite(self.operations.bytes)
-        known: Mask = numbers & (self.operations.kind != "")
-        return known
-
-    @cached_property
-    def is_low(self) -> bool | None:
-        """Whether products compute in 16 bits or less; None where their work is not known."""
-        return is_low(self.operations)
-
-    @cached_property
-    def cast(self) -> Cast:
-        """The operations in the number type that is asked for."""
-        if self._precision is None:
-            return in_precision(self.operations, None)
-        in_optimizer = (operator_places(self.trace)["phase"] == "optimizer").fill_null(False).to_numpy()
-        return in_precision(self.operations, self._precision, stays=in_optimizer[self._found[0]])
-
-    @cached_property
-    def of_work(self) -> Rows:
-        """For each row of `device_work` the place of its call among the operations, -1 for none."""
-        launch = self.trace.device_work["launch"].cast(pl.Int64)
-        operator = self.trace.launches["operator"].cast(pl.Int64).gather(launch).fill_null(-1).to_numpy()
-        called = self._found[0]
-        if not len(called):
-            return np.full(len(operator), -1, np.int64)
-        place = np.minimum(np.searchsorted(called, operator), len(called) - 1)
-        return np.where(called[place] == operator, place, -1)
-
-
 @dataclass(frozen=True)
 class _Device:
     """The answers for the work of one of the trace's devices."""
 
-    calls: _Calls
+    calls: CalledOperations
     times: _Times
     source: DevicePeaks | None
     target: DevicePeaks

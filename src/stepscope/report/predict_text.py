@@ -135,11 +135,13 @@ def _head(answer: PredictedSteps, width: int) -> Iterator[str]:
     if answer.devices > 1:
         yield from filled(f"The trace shows {count(answer.devices)} devices; the busiest counts.", width)
     if answer.why_not is not None:
-        yield from filled(
-            f"Not certain: {printable(answer.why_not)}. So the steps are not replayed: a time is what follows if the "
-            "device's idle time stays as it is, and its range reaches to where host and device overlap completely.",
-            width,
-        )
+        doubt = f"Not certain: {printable(answer.why_not)}."
+        if any(each.step_ns is not None for each in answer.predictions):
+            doubt += (
+                " So the steps are not replayed: a time is what follows if the device's idle time stays as it is, and "
+                "its range reaches to where host and device overlap completely."
+            )
+        yield from filled(doubt, width)
     for warning in answer.warnings[:_MOST_WARNINGS]:
         text = f"While reading: {count(warning.count)} x {printable(warning.kind)}: {printable(warning.detail)}."
         yield from filled(text, width)
