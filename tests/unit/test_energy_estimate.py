@@ -32,7 +32,8 @@ def test_what_its_work_reaches_raises_the_lower_bound_alone() -> None:
     assert estimate is not None
     assert estimate.low_j == pytest.approx(0.07 * (60 + 340 / 2) + 0.03 * 60)
     assert estimate.formula.endswith(
-        "activity 0.5 to 1 while it works, at least the share of its peaks that its operators reach, and 0 else"
+        "activity 0.5 to 1 while it works, at least the share of its peaks that its operators reach (docs/energy.md), "
+        "and 0 else"
     )
     assert estimate.high_j == pytest.approx(0.07 * 400 + 0.03 * 60)
 

@@ -81,7 +81,8 @@ def scaled_devices(
     others = other_ranks(arguments)
     known: list[StepPrediction | None] = [each for each in targets if each.step_ns is not None]
     if targets and not known:
-        raise UsageError("for none of these devices a step time is given, so neither for several of them")
+        why = f": {targets[0].notes[-1]}" if targets[0].notes else ""
+        raise UsageError(f"for none of these devices a step time is given, so neither for several of them{why}")
     used = link or exchange_of(experiment, others).link
     return [
         ScaledDevice(

@@ -65,7 +65,11 @@ class PowerRange:
     def formula(self) -> str:
         """The formula with its figures."""
         idle = f"{self.idle_low_w:g}" if self.is_idle_known else f"{self.idle_low_w:g} to {self.idle_high_w:g}"
-        reached = "" if self.least_activity < _SHOWN else ", at least the share of its peaks that its operators reach,"
+        reached = (
+            ""
+            if self.least_activity < _SHOWN
+            else ", at least the share of its peaks that its operators reach (docs/energy.md),"
+        )
         return (
             f"{FORMULA}, with full = {self.full_w:g} W, idle = {idle} W, "
             f"activity {self.least_activity:.2g} to 1 while it works{reached} and 0 else"
