@@ -80,9 +80,9 @@ def _coverage(folder: Path) -> None:
 
 def _held_out(folder: Path, gpu: str) -> Callable[[Operations, DevicePeaks], OperationTimes]:
     """Predicts as `operation_times` does, from models that never saw the GPU; bands are the shipped ones."""
-    trees, memory = learned_models(folder, {gpu})
+    of_products, memory = learned_models(folder, {gpu})
     shipped = matrix_times.shipped_model()
-    products = replace(shipped, trees={**shipped.trees, "vector": trees})
+    products = replace(shipped, trees={**shipped.trees, "vector": of_products.trees}, tiles=of_products.tiles)
     traffic = replace(memory, bands=memory_times.shipped_model().bands)
 
     def predict(operations: Operations, device: DevicePeaks) -> OperationTimes:
@@ -109,7 +109,7 @@ def _measured(folder: Path, gpu: str) -> Iterator[tuple[Operations, Numbers]]:
     vectors = vectors.select(vectors.gpu == gpu)
     least = float(vectors.latency_ns.min())
     for operations, latency in (
-        (products.operations, products.latency_ns - products.host_ns),
+        (products.operations, products.latency_ns - matrix.BEFORE_SHARE * products.host_ns),
         (vectors.operations, vectors.latency_ns - least),
     ):
         long = latency > SHORTEST_NS

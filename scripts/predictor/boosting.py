@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 from stepscope.predict.boosted_trees import BoostedTrees
 
@@ -49,16 +49,19 @@ def fit_trees(
     return exported(model)
 
 
-def exported(model: HistGradientBoostingRegressor) -> BoostedTrees:
-    """The trees of a fitted model; those of every finite row of features give exactly the model's own predictions."""
+def exported(model: HistGradientBoostingRegressor | HistGradientBoostingClassifier, place: int = 0) -> BoostedTrees:
+    """The trees of a fitted model; those of every finite row of features give exactly the model's own predictions.
+
+    Of a classifier of three or more classes, the score of the class at `place`.
+    """
     # scikit-learn offers its trees under no public name.
-    trees = [stage[0].nodes for stage in model._predictors]
+    trees = [stage[place].nodes for stage in model._predictors]
     placed = [_placed(nodes) for nodes in trees]
     counts = [len(nodes) for nodes in trees]
     starts = np.cumsum([0, *counts])[:-1]
     parts = {name: [part[name] for part in placed] for name in ("features", "thresholds", "left", "values")}
     return BoostedTrees(
-        baseline=float(np.ravel(model._baseline_prediction)[0]),
+        baseline=float(np.ravel(model._baseline_prediction)[place]),
         roots=starts.astype(np.int32),
         features=_joined(parts["features"], np.int16),
         thresholds=_joined(parts["thresholds"], np.float64),

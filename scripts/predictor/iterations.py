@@ -21,9 +21,6 @@ from scripts.predictor.graphs import BEFORE_NS, Iteration, iterations, latencies
 from scripts.predictor.memory import MEASURED, PUBLIC
 from scripts.predictor.timings import DEVICES, Numbers, public_device, vector_timings, wave_ratio
 from stepscope.devices import DevicePeaks
-from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_rates import rates_of
-from stepscope.predict.matrix_times import START_NS, base_and_features
 from stepscope.predict.memory_times import MemoryModel, memory_times
 from stepscope.predict.operation_times import roofline_ns
 from stepscope.predict.operations import Operations
@@ -37,27 +34,27 @@ Predictor = Callable[[Operations, DevicePeaks], Numbers]
 # Predicting
 
 
-def learned_models(folder: Path, without: set[str], *, families: bool = False) -> tuple[BoostedTrees, MemoryModel]:
-    """Trees of matrix products, and the model of memory traffic, its bands empty.
+def learned_models(folder: Path, without: set[str], *, families: bool = False) -> tuple[matrix.Learned, MemoryModel]:
+    """What is learned of matrix products, and the model of memory traffic, its bands empty.
 
     They never saw these GPUs, nor with `families` any of their generations.
     """
-    trees = matrix.fit_trees_of([one for one in matrix.vector_timings(folder) if one.gpu not in without], folder)
+    others = [one for one in matrix.vector_timings(folder) if one.gpu not in without]
+    products = matrix.learned(others, folder)
     timings = vector_timings(folder, every=2)
     unseen = {public_device(gpu).architecture for gpu in without} if families else set[str]()
     model, _ = memory.fit(timings.select(~np.isin(timings.gpu, sorted(without))), folder, unseen=unseen)
-    return trees, model
+    return products, model
 
 
 def learned(folder: Path, without: set[str], *, families: bool = False) -> Predictor:
     """Times of operations by `learned_models`."""
-    trees, model = learned_models(folder, without, families=families)
+    of_products, model = learned_models(folder, without, families=families)
 
     def predict(operations: Operations, device: DevicePeaks) -> Numbers:
         ns = memory_times(operations, device, model).ns
         products = operations.kind == "matrix"
-        base, features = base_and_features(operations.select(products), device, rates_of(device, "fp32"), "vector")
-        ns[products] = START_NS + base * 1e9 / np.minimum(np.exp(trees.predict(features)), 1.0)
+        ns[products] = of_products.ns(operations.select(products), device, "fp32", "vector")
         return ns
 
     return predict

@@ -1,7 +1,8 @@
 """Learn how long matrix products take, and check it on GPUs that were held out.
 
-The FP32 timings hold what the host needed between two products; it is subtracted to learn, and added again, as the
-other machines' mean, to compare with a held-out GPU's timings.
+The FP32 timings hold what the host needed between two products. Half of it passes before the kernel starts and the
+rest beside it: a short kernel does not show at all. To learn, what passes before is subtracted; to compare with a
+held-out GPU's timings, the other machines' mean host is put in again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from scripts.predictor import tiles
 from scripts.predictor.accuracy import Accuracy, mean_error
 from scripts.predictor.boosting import fit_trees
 from scripts.predictor.graphs import timed_products
@@ -25,7 +27,8 @@ from scripts.predictor.timings import vector_timings as elementwise_timings
 from stepscope.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
 from stepscope.predict.matrix_rates import rates_of
-from stepscope.predict.matrix_times import SIZES_NS, START_NS, MatrixModel, base_and_features
+from stepscope.predict.matrix_tiles import TileLaw
+from stepscope.predict.matrix_times import SIZES_NS, START_NS, MatrixModel, base_and_features, kernels_ns
 from stepscope.predict.operation_times import roofline_ns
 from stepscope.predict.operations import Names, Numbers, Operations
 
@@ -36,8 +39,16 @@ NUMBER_TYPES: Final = {"bfloat16": "bf16", "fp8": "fp8"}
 LONG_NS: Final = 50_000.0
 MODELS_WEIGHT: Final = 3.0
 """What the few products of models count over all those of random shapes of the same GPU."""
+BEFORE_SHARE: Final = 0.55
+"""Of what the host needs for a product, what passes before its kernel starts: products of one wave, whose time grows by
+a straight line with the inner dimension, tell 0.5 to 0.8 with the kernel's own start."""
+_SHOWS: Final = 1.12
+"""Times the host's part, from where on a timing is the kernel's."""
+_TINY_NS: Final = 6e3
+"""What the kernels of tiny products take."""
 _SHORTEST_NS: Final = 500.0
 _TINY_FLOPS: Final = 4e6
+_TILES_ROWS: Final = 6000
 LEAVES: Final = {"vector": 31, "tensor": 15}
 
 
@@ -50,7 +61,8 @@ class Timings:
         unit: one of UNITS.
         device: what its maker says, and no more.
         latency_ns: as it was timed.
-        host_ns: what the host added to each.
+        host_ns: the least that the host took for each, however short its kernel.
+        tile, splits: of the kernel in FP32 that ran, as `tiles.Kernels` has them.
     """
 
     gpu: str
@@ -61,6 +73,8 @@ class Timings:
     latency_ns: Numbers
     host_ns: Numbers
     operator: Names
+    tile: npt.NDArray[np.int64]
+    splits: Numbers
 
     def select(self, which: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Timings:
         return replace(
@@ -69,6 +83,8 @@ class Timings:
             latency_ns=self.latency_ns[which],
             host_ns=self.host_ns[which],
             operator=self.operator[which],
+            tile=self.tile[which],
+            splits=self.splits[which],
         )
 
 
@@ -81,24 +97,27 @@ def vector_timings(folder: Path) -> tuple[Timings, ...]:
         parts = [
             _vector_part(table.filter((pl.col("gpu") == gpu) & (pl.col("op") == op)), op) for op in ("bmm", "linear")
         ]
-        operations, latency, host = zip(*parts, strict=True)
+        operations, latency, host, tile, splits = zip(*parts, strict=True)
         found.append(
             Timings(
                 gpu, "vector", "fp32", public_device(gpu), Operations.joined(operations), np.concatenate(latency),
                 np.concatenate(host), np.repeat(["bmm", "linear"], [len(part) for part in latency]),
+                np.concatenate(tile), np.concatenate(splits),
             )
         )  # fmt: skip
     return tuple(found)
 
 
-def _vector_part(table: pl.DataFrame, operator: str) -> tuple[Operations, Numbers, Numbers]:
+def _vector_part(
+    table: pl.DataFrame, operator: str
+) -> tuple[Operations, Numbers, Numbers, npt.NDArray[np.int64], Numbers]:
     batch, rows, inner, columns = (table[name].to_numpy().astype(np.float64) for name in "BMNK")
     operations = products(batch, rows, inner, columns, "fp32", operator == "linear")
     latency = table["latency_ms"].to_numpy() * 1e6
     tiny = (operations.flops < _TINY_FLOPS) & (columns < 200)
-    # The shortest products take some microseconds of their own.
-    host = float(np.median(latency[tiny])) - 6e3
-    return operations, latency, np.full(len(latency), host)
+    splits = table["grid_z"].to_numpy() if operator == "linear" else np.ones(len(table))
+    host = np.full(len(latency), float(np.median(latency[tiny])))
+    return operations, latency, host, tiles.places(table["kernel"]), splits.astype(np.float64)
 
 
 @lru_cache(maxsize=2)
@@ -116,7 +135,20 @@ def tensor_timings(folder: Path) -> tuple[Timings, ...]:
             operations = products(np.ones(len(part)), rows, inner, columns, kind, True)
             latency = part["latency_ms"].to_numpy() * 1e6
             zero = np.zeros(len(part))
-            found.append(Timings(gpu, "tensor", kind, device, operations, latency, zero, np.full(len(part), "linear")))
+            found.append(
+                Timings(
+                    gpu,
+                    "tensor",
+                    kind,
+                    device,
+                    operations,
+                    latency,
+                    zero,
+                    np.full(len(part), "linear"),
+                    zero.astype(np.int64) - 1,
+                    zero + 1,
+                )
+            )
     return tuple(found)
 
 
@@ -160,10 +192,8 @@ def fit_trees_of(timings: Sequence[Timings], folder: Path) -> BoostedTrees:
     """
     features, targets, weights = [], [], []
     for one in timings:
-        usable = one.select(one.latency_ns > 1.3 * one.host_ns)
         device = measured_device(one, folder)
-        kernels = np.maximum(usable.latency_ns - usable.host_ns, START_NS + _SHORTEST_NS)
-        parts = [(usable.operations, kernels, 1e4)]
+        parts = [(*_for_trees(one), 1e4)]
         if one.unit == "vector":
             parts.append((*timed_products(folder, one.gpu), MODELS_WEIGHT * 1e4))
         for operations, ns, weight in parts:
@@ -183,11 +213,55 @@ def fit_trees_of(timings: Sequence[Timings], folder: Path) -> BoostedTrees:
     )
 
 
-def kernels_ns(trees: BoostedTrees, timings: Timings, device: DevicePeaks) -> Numbers:
-    """Nanoseconds that the kernels are predicted to take on a device, without the host."""
-    rates = rates_of(device, timings.kind)
-    base, features = base_and_features(timings.operations, device, rates, timings.unit)
-    return START_NS + base * 1e9 / np.minimum(np.exp(trees.predict(features)), 1.0)
+def _for_trees(timings: Timings) -> tuple[Operations, Numbers]:
+    """Products that clearly show, and nanoseconds of their kernels, all but the tiny kernels' own part of the host
+    subtracted: trees that learned otherwise erred more over iterations, and the law of tiles knows better anyway."""
+    host = np.maximum(timings.host_ns - _TINY_NS, 0.0)
+    usable = timings.latency_ns > 1.3 * host
+    kernels = np.maximum(timings.latency_ns - host, START_NS + _SHORTEST_NS)
+    return timings.operations.select(usable), kernels[usable]
+
+
+def timed_ns(kernels: Numbers, host_ns: Numbers) -> Numbers:
+    """What timings show of kernels that run on a machine with such a host."""
+    return np.maximum(host_ns, BEFORE_SHARE * host_ns + kernels)
+
+
+def fit_tiles_of(timings: Sequence[Timings], folder: Path) -> TileLaw | None:
+    """What products in FP32 take with the tiles that cuBLAS chooses; None for tensor cores, whose have no names."""
+    if timings[0].unit != "vector":
+        return None
+    found = []
+    for whole in timings:
+        device, one = measured_device(whole, folder), thinned(whole, _TILES_ROWS)
+        before = BEFORE_SHARE * one.host_ns
+        found.append(tiles.Kernels(one.operations, device, one.tile, one.splits, one.latency_ns, before, one.host_ns))
+        of_models, ns = timed_products(folder, one.gpu)
+        none = np.zeros(len(ns))
+        if len(ns):
+            found.append(tiles.Kernels(of_models, device, none.astype(np.int64), none + 1, ns, none, none, True))
+    return tiles.fit_tiles(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What was learned of the products of one unit."""
+
+    trees: BoostedTrees
+    tiles: TileLaw | None
+
+    def ns(self, operations: Operations, device: DevicePeaks, kind: str, unit: str) -> Numbers:
+        """Nanoseconds that the kernels are predicted to take on a device, without the host."""
+        return kernels_ns(self.trees, self.tiles, operations, device, rates_of(device, kind), unit)
+
+    def ns_of(self, timings: Timings, device: DevicePeaks) -> Numbers:
+        """Nanoseconds of the kernels that were timed."""
+        return self.ns(timings.operations, device, timings.kind, timings.unit)
+
+
+def learned(timings: Sequence[Timings], folder: Path) -> Learned:
+    """From all these timings of one unit."""
+    return Learned(fit_trees_of(timings, folder), fit_tiles_of(timings, folder))
 
 
 def all_timings(folder: Path, *, quick: bool = False) -> dict[str, list[Timings]]:
@@ -204,6 +278,7 @@ def train(folder: Path) -> MatrixModel:
         shortest={unit: _ends(mine, np.min) for unit, mine in timings.items()},
         longest={unit: _ends(mine, np.max) for unit, mine in timings.items()},
         capabilities={unit: _capabilities(mine) for unit, mine in timings.items()},
+        tiles=fit_tiles_of(timings["vector"], folder),
         bands=_bands([one for mine in timings.values() for one in held_out(mine, folder)]),
     )
 
@@ -227,11 +302,11 @@ class HeldOut:
     """Products of a GPU, and what was learned without it.
 
     Attributes:
-        expected_host_ns: what the other GPUs' hosts added on average.
+        expected_host_ns: what the other GPUs' hosts took on average.
     """
 
     timings: Timings
-    trees: BoostedTrees
+    learned: Learned
     expected_host_ns: Numbers
     known: dict[str, DevicePeaks]
 
@@ -240,11 +315,11 @@ def held_out(timings: Sequence[Timings], folder: Path, *, families: bool = False
     """Each GPU's timings with trees that were learned without it, or without all of its generation."""
     for group in dict.fromkeys(_group(one, families) for one in timings):
         others = [one for one in timings if _group(one, families) != group]
-        trees = fit_trees_of(others, folder)
+        of_others = learned(others, folder)
         for one in timings:
             if _group(one, families) == group:
                 known = {PUBLIC: one.device, MEASURED: measured_device(one, folder)}
-                yield HeldOut(one, trees, _expected_host(one, others), known)
+                yield HeldOut(one, of_others, _expected_host(one, others), known)
 
 
 def _group(timings: Timings, families: bool) -> str:
@@ -271,9 +346,9 @@ def _bands(found: Sequence[HeldOut]) -> dict[str, Numbers]:
 def _ratios(found: HeldOut, known: str) -> tuple[Numbers, Numbers]:
     """Predicted nanoseconds of the kernels, and measured over predicted, where the host does not hide the kernels."""
     mine = found.timings
-    predicted = kernels_ns(found.trees, mine, found.known[known])
-    seen = predicted > 0.5 * mine.host_ns
-    kernels = np.maximum(mine.latency_ns - mine.host_ns, START_NS)
+    predicted = found.learned.ns_of(mine, found.known[known])
+    seen = timed_ns(predicted, mine.host_ns) > _SHOWS * mine.host_ns
+    kernels = np.maximum(mine.latency_ns - BEFORE_SHARE * mine.host_ns, START_NS)
     return predicted[seen], (kernels / predicted)[seen]
 
 
@@ -309,7 +384,8 @@ def validate(folder: Path, *, quick: bool = False) -> list[Accuracy]:
 def _accuracies(found: HeldOut, split: str) -> list[Accuracy]:
     mine = found.timings
     methods = {
-        name: kernels_ns(found.trees, mine, device) + found.expected_host_ns for name, device in found.known.items()
+        name: timed_ns(found.learned.ns_of(mine, device), found.expected_host_ns)
+        for name, device in found.known.items()
     }
     methods["roofline"] = roofline_ns(mine.operations, mine.device)
     return [
@@ -327,7 +403,7 @@ def _kinds(timings: Timings) -> dict[str, npt.NDArray[np.bool_]]:
 def _from_donors(found: HeldOut, timings: Sequence[Timings], folder: Path) -> list[Accuracy]:
     """What another GPU's timing of the same product gives, the mean over all other GPUs."""
     mine, results = found.timings, []
-    goal = kernels_ns(found.trees, mine, found.known[MEASURED])
+    goal = found.learned.ns_of(mine, found.known[MEASURED])
     for kind, which in _kinds(mine).items():
         errors: dict[str, list[float]] = {"wave scaling": [], "ratio of peaks": [], RATIO: []}
         count = 0
@@ -337,11 +413,11 @@ def _from_donors(found: HeldOut, timings: Sequence[Timings], folder: Path) -> li
             measured = mine.latency_ns[here]
             ratio = source.flops_s[mine.kind] / mine.device.flops_s[mine.kind]
             waves = wave_ratio(mine.operations.select(here), source, mine.device, mine.kind)
-            start = kernels_ns(found.trees, donor.select(there), measured_device(donor, folder))
-            kernel = np.maximum(latency - donor.host_ns[there], 0.3 * latency) * goal[here] / start
+            start = found.learned.ns_of(donor.select(there), measured_device(donor, folder))
+            kernel = np.maximum(latency - BEFORE_SHARE * donor.host_ns[there], 0.3 * latency) * goal[here] / start
             errors["wave scaling"].append(mean_error(latency * waves, measured))
             errors["ratio of peaks"].append(mean_error(latency * ratio, measured))
-            errors[RATIO].append(mean_error(kernel + found.expected_host_ns[here], measured))
+            errors[RATIO].append(mean_error(timed_ns(kernel, found.expected_host_ns[here]), measured))
             count += len(here)
         results += [
             Accuracy(kind, "gpu", mine.gpu, name, count, float(np.mean(of))) for name, of in errors.items() if of

@@ -13,12 +13,15 @@ pytest.importorskip("sklearn")
 from scripts.predictor.matrix import (
     VECTOR_GPUS,
     _band,
+    _for_trees,
     _same,
     tensor_timings,
+    timed_ns,
     vector_timings,
 )
+from stepscope.predict.matrix_tiles import CHOSEN
 
-TINY = {"B": 1, "M": 4, "N": 8, "K": 16, "latency_ms": 0.05}
+TINY = {"B": 1, "M": 4, "N": 8, "K": 16, "latency_ms": 0.05, "kernel": "gemv", "grid_z": 1}
 
 
 @pytest.fixture
@@ -28,7 +31,8 @@ def folder(tmp_path: Path) -> Path:
     for gpu in VECTOR_GPUS:
         for operator, batch in (("bmm", 3), ("linear", 1)):
             rows.append(TINY | {"op": operator, "gpu": gpu})
-            rows.append({"B": batch, "M": 128, "N": 256, "K": 512, "latency_ms": 1.0, "op": operator, "gpu": gpu})
+            larger = TINY | {"B": batch, "M": 128, "N": 256, "K": 512, "latency_ms": 1.0, "op": operator, "gpu": gpu}
+            rows.append(larger | {"kernel": "volta_sgemm_32x128_nn", "grid_z": 3})
     pl.DataFrame(rows).write_parquet(tmp_path / "matmul_fp32.parquet")
     low = {"gpu": "H200-SXM", "m": 16, "n": 32, "k": 64, "latency_ms": 0.003}
     types = [low | {"dtype": "bfloat16"}, low | {"dtype": "fp8"}, low | {"dtype": "nvfp4"}]
@@ -49,8 +53,28 @@ def test_n_is_the_inner_dimension_of_the_products_in_fp32(folder: Path) -> None:
     assert operations.bytes[3] == 4 * (128 * 256 + 256 * 512 + 128 * 512)
 
 
-def test_what_tiny_products_take_is_the_hosts_but_for_six_microseconds(folder: Path) -> None:
-    assert vector_timings(folder)[0].host_ns.tolist() == [44_000.0] * 4
+def test_what_tiny_products_take_is_the_least_of_the_host(folder: Path) -> None:
+    assert vector_timings(folder)[0].host_ns.tolist() == [50_000.0] * 4
+
+
+def test_the_kernels_name_tells_its_tile_and_the_grid_how_a_layer_was_cut(folder: Path) -> None:
+    """The grid of a batch counts its products."""
+    timings = vector_timings(folder)[0]
+    assert timings.tile.tolist() == [-1, CHOSEN.index((32, 128))] * 2
+    assert timings.splits.tolist() == [1, 1, 1, 3]
+
+
+def test_a_short_kernel_does_not_show_beside_the_host() -> None:
+    """Of 40 us of host 22 pass before the kernel starts."""
+    shown = timed_ns(np.array([1e3, 18e3, 20e3, 1e6]), np.full(4, 40e3))
+    assert shown.tolist() == pytest.approx([40e3, 40e3, 42e3, 1_022e3])
+
+
+def test_trees_learn_from_what_clearly_shows(folder: Path) -> None:
+    """Two of the four timings take no longer than the host: 50 us, of which 6 are the tiny kernel."""
+    operations, kernels = _for_trees(vector_timings(folder)[0])
+    assert kernels.tolist() == pytest.approx([956_000.0] * 2)
+    assert operations.inner.tolist() == [256, 256]
 
 
 def test_only_number_types_of_pytorch_are_learned(folder: Path) -> None:

@@ -2,8 +2,9 @@
 
 time = start + base / utilization, the base being the longer of arithmetic at the rate that power allows and of traffic
 at the bandwidth; the utilization, above 0 and at most 1, follows from features without a unit: how a product's tiles
-fill the multiprocessors, how it stands to ridge and cache, and its alignment. docs/prediction-model.md has the
-formulas; `scripts/predictor/matrix.py` fits them.
+fill the multiprocessors, how it stands to ridge and cache, and its alignment. Products in FP32 are besides predicted
+by the tiles that cuBLAS probably chooses (`matrix_tiles`), and the geometric mean of both counts.
+docs/prediction-model.md has the formulas; `scripts/predictor/matrix.py` fits them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from stepscope.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
 from stepscope.predict.matrix_rates import Rates, capability_of, rates_of, unit_of
 from stepscope.predict.matrix_shapes import shape_features, weight_bytes
+from stepscope.predict.matrix_tiles import TileLaw
 from stepscope.predict.operation_times import OperationTimes, roofline_times
 from stepscope.predict.operations import Numbers, Operations
 
@@ -56,6 +58,8 @@ UNALIGNED: Final = 2.0
 public H100 and A100 traces, where other kernels serve them; the timings have none."""
 SLOWER_TYPES: Final = {"tf32": 1.4}
 """Over the time learned of bf16, what 1,400 products of a public A100 trace took."""
+TILES_SHARE: Final = 0.5
+"""What the law of tiles counts beside the trees, in the logarithm."""
 _ALIGNED_BYTES: Final = 16
 _RANGES: Final = ("shortest", "longest", "capabilities")
 
@@ -66,6 +70,7 @@ class MatrixModel:
 
     Attributes:
         trees: the logarithm of the utilization, by UNITS.
+        tiles: what products in FP32 take with the tiles that cuBLAS chooses; None for the trees alone.
         shortest, longest: dimensions (batch, rows, columns, inner) in the timings, shape (4,), by UNITS.
         capabilities: the least and the greatest compute capability in the timings, by UNITS.
         bands: measured over predicted time that nine of ten products of GPUs not learned from lay between, shape
@@ -77,6 +82,7 @@ class MatrixModel:
     longest: Mapping[str, Numbers]
     capabilities: Mapping[str, Numbers]
     bands: Mapping[str, Numbers]
+    tiles: TileLaw | None = None
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Arrays to keep in an npz file."""
@@ -84,7 +90,7 @@ class MatrixModel:
         for unit, trees in self.trees.items():
             arrays |= trees.to_arrays(f"{unit}.")
             arrays |= {f"{unit}.{name}": getattr(self, name)[unit] for name in _RANGES}
-        return arrays
+        return arrays | (self.tiles.to_arrays() if self.tiles else {})
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> MatrixModel:
@@ -92,7 +98,8 @@ class MatrixModel:
         trees = {unit: BoostedTrees.from_arrays(arrays, f"{unit}.") for unit in UNITS}
         shortest, longest, capabilities = ({unit: arrays[f"{unit}.{name}"] for unit in UNITS} for name in _RANGES)
         bands = {kind: arrays[f"bands.{kind}"] for kind in sorted(set(LIKE.values()))}
-        return cls(trees, shortest, longest, capabilities, bands)
+        tiles = TileLaw.from_arrays(arrays) if "tiles.constants" in arrays else None
+        return cls(trees, shortest, longest, capabilities, bands, tiles)
 
 
 @lru_cache(maxsize=1)
@@ -137,17 +144,29 @@ def _learned_times(
     operations: Operations, device: DevicePeaks, kind: str, unit: str, model: MatrixModel
 ) -> OperationTimes:
     rates = rates_of(device, kind)
-    base, features = base_and_features(operations, device, rates, unit)
-    utilization = np.minimum(np.exp(model.trees[unit].predict(features)), 1.0)
+    tiles = model.tiles if unit == "vector" else None
+    aligned_ns = kernels_ns(model.trees[unit], tiles, operations, device, rates, unit)
     unaligned = _is_unaligned(operations, kind, unit)
     slower = np.where(unaligned, UNALIGNED, 1.0) * SLOWER_TYPES.get(kind, 1.0)
-    ns = START_NS + base * 1e9 / utilization * slower
+    ns = START_NS + (aligned_ns - START_NS) * slower
     band = model.bands[LIKE[kind]][0 if rates.is_sustained else 1]
     low, high = band[np.searchsorted(SIZES_NS, ns)].T
     high = np.where(ns < SIZES_NS[0], np.maximum(high, SHORT_HIGH), high)
     wider = _widening(operations, device, kind, unit, model) * np.where(unaligned, NOT_LEARNED, 1.0)
     basis = np.full(len(operations), "learned")
     return OperationTimes(ns, ns * low / wider, ns * high * wider, basis)
+
+
+def kernels_ns(
+    trees: BoostedTrees, tiles: TileLaw | None, operations: Operations, device: DevicePeaks, rates: Rates, unit: str
+) -> Numbers:
+    """Nanoseconds by the trees; with a law of tiles the geometric mean of both, which err in other ways."""
+    base, features = base_and_features(operations, device, rates, unit)
+    by_trees = START_NS + base * 1e9 / np.minimum(np.exp(trees.predict(features)), 1.0)
+    if tiles is None:
+        return by_trees
+    by_tiles = np.maximum(tiles.seconds(operations, device, rates) * 1e9, START_NS)
+    return np.asarray(by_trees ** (1 - TILES_SHARE) * by_tiles**TILES_SHARE)
 
 
 def base_and_features(operations: Operations, device: DevicePeaks, rates: Rates, unit: str) -> tuple[Numbers, Numbers]:

@@ -1,0 +1,125 @@
+"""Learn which tiles cuBLAS' kernels for FP32 have, and what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from scipy.optimize import minimize
+from sklearn.ensemble import HistGradientBoostingClassifier
+
+from scripts.predictor.boosting import exported
+from stepscope.devices import DevicePeaks
+from stepscope.predict.boosted_trees import BoostedTrees
+from stepscope.predict.matrix_rates import rates_of
+from stepscope.predict.matrix_tiles import CHOSEN, TileLaw, best_splits, choice_features, tile_seconds
+from stepscope.predict.operations import Numbers, Operations
+
+FIRST: Final = np.array([1.7] * 6 + [1.2] * 6 + [1.2, 0.0, 3.0, 0.0, -0.5, -3.0, 0.0, 1.0, -0.5])
+"""Where the search for the constants starts; far from it they cost a little."""
+_ROUNDS: Final = 2
+_COST: Final = 1e-3
+_MODELS_WEIGHT: Final = 0.3
+"""What the products of models on a GPU count over its products of random shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Products of one GPU and the kernels that ran; arrays of shape (n,).
+
+    Attributes:
+        tile: place in CHOSEN of each; -1 for kernels whose name tells none.
+        splits: into how many parts the inner dimension was cut.
+        before_ns: of each timing, what passed before the kernel started.
+        host_ns: the least that the host took.
+    """
+
+    operations: Operations
+    device: DevicePeaks
+    tile: npt.NDArray[np.int64]
+    splits: Numbers
+    latency_ns: Numbers
+    before_ns: Numbers
+    host_ns: Numbers
+    is_guessed: bool = False
+
+    def select(self, which: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Kernels:
+        return replace(
+            self,
+            operations=self.operations.select(which),
+            tile=self.tile[which],
+            splits=self.splits[which],
+            latency_ns=self.latency_ns[which],
+            before_ns=self.before_ns[which],
+            host_ns=self.host_ns[which],
+        )
+
+
+def places(kernels: pl.Series) -> npt.NDArray[np.int64]:
+    """Place in CHOSEN of each kernel by its name, such as volta_sgemm_32x128_nn."""
+    sides = [kernels.str.extract(r"sgemm_(\d+)x(\d+)_", side).cast(pl.Int64).fill_null(0).to_list() for side in (1, 2)]
+    known = {tile: place for place, tile in enumerate(CHOSEN)}
+    return np.array([known.get(tile, -1) for tile in zip(*sides, strict=True)], np.int64)
+
+
+def fit_tiles(kernels: Sequence[Kernels]) -> TileLaw:
+    """Constants by the least mean error of the logarithm, each GPU as much as another; then the choice."""
+    choices = _fit_choice([one for one in kernels if not one.is_guessed])
+    groups = [_by_tile(_guessed(one, choices) if one.is_guessed else one) for one in kernels]
+    constants = FIRST
+    for _ in range(_ROUNDS):
+        options = {"maxiter": 4, "xtol": 1e-2, "ftol": 1e-3}
+        constants = minimize(_loss, constants, args=(groups,), method="Powell", options=options).x
+    return TileLaw(constants, choices)
+
+
+def _guessed(kernels: Kernels, choices: tuple[BoostedTrees, ...]) -> Kernels:
+    """With the tile that is most probable, and the best way to cut the inner dimension."""
+    rates = rates_of(kernels.device, "fp32")
+    features = choice_features(kernels.operations, kernels.device, rates)
+    tile = np.argmax(np.stack([trees.predict(features) for trees in choices]), axis=0)
+    splits = np.ones(len(tile))
+    for place in np.unique(tile).tolist():
+        mine = tile == place
+        splits[mine] = best_splits(FIRST, kernels.operations.select(mine), kernels.device, rates, CHOSEN[place])
+    return replace(kernels, tile=tile, splits=splits)
+
+
+def _by_tile(kernels: Kernels) -> list[tuple[int, Kernels]]:
+    few = kernels if kernels.is_guessed else kernels.select(np.arange(0, len(kernels.tile), 4))
+    return [(int(tile), few.select(few.tile == tile)) for tile in np.unique(few.tile) if tile >= 0]
+
+
+def _loss(constants: Numbers, groups: Sequence[Sequence[tuple[int, Kernels]]]) -> float:
+    total = 0.0
+    for parts in groups:
+        errors = []
+        for tile, one in parts:
+            rates = rates_of(one.device, "fp32")
+            ns = 1e9 * tile_seconds(constants, one.operations, one.device, rates, CHOSEN[tile], one.splits)
+            errors.append(np.abs(np.log(np.maximum(one.host_ns, one.before_ns + ns) / one.latency_ns)))
+        counts = _MODELS_WEIGHT if parts[0][1].is_guessed else 1.0
+        total += counts * float(np.mean(np.concatenate(errors)))
+    return total / len(groups) + _COST * float(np.mean((constants - FIRST) ** 2))
+
+
+def _fit_choice(kernels: Sequence[Kernels]) -> tuple[BoostedTrees, ...]:
+    known = [one.select(one.tile >= 0) for one in kernels]
+    features = [choice_features(one.operations, one.device, rates_of(one.device, "fp32")) for one in known]
+    weight = np.concatenate([np.full(len(one.tile), 1e4 / len(one.tile)) for one in known])
+    model = HistGradientBoostingClassifier(
+        max_iter=40, max_leaf_nodes=15, learning_rate=0.15, min_samples_leaf=100, early_stopping=False, random_state=0
+    )
+    model.fit(np.concatenate(features), np.concatenate([one.tile for one in known]), sample_weight=weight)
+    found = {int(tile): exported(model, place) for place, tile in enumerate(model.classes_)}
+    return tuple(found.get(tile, _never(features[0].shape[1])) for tile in range(len(CHOSEN)))
+
+
+def _never(width: int) -> BoostedTrees:
+    """For a tile that no kernel had."""
+    whole, real = np.empty(0, np.int32), np.empty(0)
+    return BoostedTrees(-50.0, whole, np.empty(0, np.int16), real, whole, real, 0, width)
