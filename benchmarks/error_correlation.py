@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from scripts.predictor import matrix
+from scripts.predictor import matrix, matrix_timings
 from scripts.predictor.graphs import Iteration
 from scripts.predictor.iterations import GPUS, iterations, learned, learned_models
 from scripts.predictor.timings import public_device, vector_timings
@@ -103,7 +103,7 @@ def _range(graph: Iteration, found: OperationTimes) -> tuple[float, float, float
 
 def _measured(folder: Path, gpu: str) -> Iterator[tuple[Operations, Numbers]]:
     """Operations and how long they took on a GPU, without the host's part."""
-    [products] = [one for one in matrix.vector_timings(folder) if one.gpu == gpu]
+    [products] = [one for one in matrix_timings.vector_timings(folder) if one.gpu == gpu]
     products = products.select(np.arange(0, len(products.latency_ns), _EVERY))
     vectors = vector_timings(folder, every=_EVERY)
     vectors = vectors.select(vectors.gpu == gpu)

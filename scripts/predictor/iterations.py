@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from scripts.predictor import matrix, memory
+from scripts.predictor import matrix, matrix_timings, memory
 from scripts.predictor.accuracy import Accuracy, mean_error
 from scripts.predictor.graphs import BEFORE_NS, Iteration, iterations, latencies
 from scripts.predictor.memory import MEASURED, PUBLIC
@@ -39,7 +39,7 @@ def learned_models(folder: Path, without: set[str], *, families: bool = False) -
 
     They never saw these GPUs, nor with `families` any of their generations.
     """
-    others = [one for one in matrix.vector_timings(folder) if one.gpu not in without]
+    others = [one for one in matrix_timings.vector_timings(folder) if one.gpu not in without]
     products = matrix.learned(others, folder)
     timings = vector_timings(folder, every=2)
     unseen = {public_device(gpu).architecture for gpu in without} if families else set[str]()
@@ -66,8 +66,8 @@ def measured_device(folder: Path, gpu: str) -> DevicePeaks:
     timings = vector_timings(folder, every=2)
     host = memory.fit_host(timings, [gpu])
     copies = memory.measured_device(timings, gpu, host)
-    product = next(one for one in matrix.vector_timings(folder) if one.gpu == gpu)
-    return replace(copies, sustained_flops_s=matrix.measured_device(product, folder).sustained_flops_s)
+    product = next(one for one in matrix_timings.vector_timings(folder) if one.gpu == gpu)
+    return replace(copies, sustained_flops_s=matrix_timings.measured_device(product, folder).sustained_flops_s)
 
 
 def validate(folder: Path, *, quick: bool = False) -> list[Accuracy]:

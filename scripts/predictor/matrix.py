@@ -8,34 +8,28 @@ held-out GPU's timings, the other machines' mean host is put in again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from scripts.predictor import tiles
 from scripts.predictor.accuracy import Accuracy, mean_error
 from scripts.predictor.boosting import fit_trees
 from scripts.predictor.graphs import timed_products
-from scripts.predictor.memory import MEASURED, PUBLIC, RATIO, product_shares, sustained_share
-from scripts.predictor.timings import products, public_device, wave_ratio
-from scripts.predictor.timings import vector_timings as elementwise_timings
+from scripts.predictor.matrix_timings import Timings, measured_device, tensor_timings, thinned, vector_timings
+from scripts.predictor.memory import MEASURED, PUBLIC, RATIO
+from scripts.predictor.timings import wave_ratio
 from stepscope.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
 from stepscope.predict.matrix_rates import rates_of
 from stepscope.predict.matrix_tiles import TileLaw
 from stepscope.predict.matrix_times import SIZES_NS, START_NS, MatrixModel, base_and_features, kernels_ns
 from stepscope.predict.operation_times import roofline_ns
-from stepscope.predict.operations import Names, Numbers, Operations
+from stepscope.predict.operations import Numbers, Operations
 
-VECTOR_GPUS: Final = ("A100-40", "P100", "P4", "T4", "V100")
-TENSOR_GPUS: Final = {"A100-SXM-80": "A100-SXM4-80GB", "L40S": "L40S", "H200-SXM": "H200-SXM", "B200-SXM": "B200-SXM"}
-NUMBER_TYPES: Final = {"bfloat16": "bf16", "fp8": "fp8"}
-"""Those of the timings that are PyTorch's; scaling by blocks and nvfp4 are not."""
 LONG_NS: Final = 50_000.0
 MODELS_WEIGHT: Final = 3.0
 """What the few products of models count over all those of random shapes of the same GPU."""
@@ -47,139 +41,8 @@ _SHOWS: Final = 1.12
 _TINY_NS: Final = 6e3
 """What the kernels of tiny products take."""
 _SHORTEST_NS: Final = 500.0
-_TINY_FLOPS: Final = 4e6
 _TILES_ROWS: Final = 6000
 LEAVES: Final = {"vector": 31, "tensor": 15}
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Products of one GPU and number type; arrays of shape (n,).
-
-    Attributes:
-        gpu: as in the timings.
-        unit: one of UNITS.
-        device: what its maker says, and no more.
-        latency_ns: as it was timed.
-        host_ns: the least that the host took for each, however short its kernel.
-        tile, splits: of the kernel in FP32 that ran, as `tiles.Kernels` has them.
-    """
-
-    gpu: str
-    unit: str
-    kind: str
-    device: DevicePeaks
-    operations: Operations
-    latency_ns: Numbers
-    host_ns: Numbers
-    operator: Names
-    tile: npt.NDArray[np.int64]
-    splits: Numbers
-
-    def select(self, which: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Timings:
-        return replace(
-            self,
-            operations=self.operations.select(which),
-            latency_ns=self.latency_ns[which],
-            host_ns=self.host_ns[which],
-            operator=self.operator[which],
-            tile=self.tile[which],
-            splits=self.splits[which],
-        )
-
-
-@lru_cache(maxsize=2)
-def vector_timings(folder: Path) -> tuple[Timings, ...]:
-    """matmul_fp32.parquet by GPU. In it N is the inner dimension and K the columns: the kernels' grids tell."""
-    table = pl.read_parquet(folder / "matmul_fp32.parquet").sort("gpu", "op", "B", "M", "N", "K")
-    found = []
-    for gpu in VECTOR_GPUS:
-        parts = [
-            _vector_part(table.filter((pl.col("gpu") == gpu) & (pl.col("op") == op)), op) for op in ("bmm", "linear")
-        ]
-        operations, latency, host, tile, splits = zip(*parts, strict=True)
-        found.append(
-            Timings(
-                gpu, "vector", "fp32", public_device(gpu), Operations.joined(operations), np.concatenate(latency),
-                np.concatenate(host), np.repeat(["bmm", "linear"], [len(part) for part in latency]),
-                np.concatenate(tile), np.concatenate(splits),
-            )
-        )  # fmt: skip
-    return tuple(found)
-
-
-def _vector_part(
-    table: pl.DataFrame, operator: str
-) -> tuple[Operations, Numbers, Numbers, npt.NDArray[np.int64], Numbers]:
-    batch, rows, inner, columns = (table[name].to_numpy().astype(np.float64) for name in "BMNK")
-    operations = products(batch, rows, inner, columns, "fp32", operator == "linear")
-    latency = table["latency_ms"].to_numpy() * 1e6
-    tiny = (operations.flops < _TINY_FLOPS) & (columns < 200)
-    splits = table["grid_z"].to_numpy() if operator == "linear" else np.ones(len(table))
-    host = np.full(len(latency), float(np.median(latency[tiny])))
-    return operations, latency, host, tiles.places(table["kernel"]), splits.astype(np.float64)
-
-
-@lru_cache(maxsize=2)
-def tensor_timings(folder: Path) -> tuple[Timings, ...]:
-    """gemm_low_precision.parquet by GPU and number type; its kernels were timed without the host."""
-    table = pl.read_parquet(folder / "gemm_low_precision.parquet").sort("gpu", "dtype", "m", "n", "k")
-    found = []
-    for gpu, name in TENSOR_GPUS.items():
-        for dtype, kind in NUMBER_TYPES.items():
-            part = table.filter((pl.col("gpu") == gpu) & (pl.col("dtype") == dtype))
-            device = public_device(name)
-            if not len(part) or kind not in device.flops_s:
-                continue
-            rows, columns, inner = (part[name].to_numpy().astype(np.float64) for name in "mnk")
-            operations = products(np.ones(len(part)), rows, inner, columns, kind, True)
-            latency = part["latency_ms"].to_numpy() * 1e6
-            zero = np.zeros(len(part))
-            found.append(
-                Timings(
-                    gpu,
-                    "tensor",
-                    kind,
-                    device,
-                    operations,
-                    latency,
-                    zero,
-                    np.full(len(part), "linear"),
-                    zero.astype(np.int64) - 1,
-                    zero + 1,
-                )
-            )
-    return tuple(found)
-
-
-def thinned(timings: Timings, rows: int) -> Timings:
-    """At most so many rows, always the same."""
-    if len(timings.latency_ns) <= rows:
-        return timings
-    chosen = np.random.default_rng(0).permutation(len(timings.latency_ns))[:rows]
-    return timings.select(np.sort(chosen))
-
-
-def measured_device(timings: Timings, folder: Path) -> DevicePeaks:
-    """The device as if `stepscope devices measure` had run on it: what its largest products and copies reached."""
-    flops = timings.operations.flops
-    arithmetic = flops / timings.device.flops_s[timings.kind]
-    traffic = timings.operations.bytes / timings.device.bandwidth_bytes_s
-    # Measured is the product of two matrices as they stand, as in bmm; a linear layer's weight is turned.
-    plain = (arithmetic > 2 * traffic) & (timings.operator == timings.operator[0])
-    large = plain & (arithmetic > np.quantile(arithmetic[plain], 0.9))
-    rate = float(np.quantile(flops[large] / timings.latency_ns[large] * 1e9, 0.9))
-    bandwidth = _bandwidth_shares(folder)[timings.gpu] * timings.device.bandwidth_bytes_s
-    return replace(timings.device, sustained_flops_s={timings.kind: rate}, sustained_bandwidth_bytes_s=bandwidth)
-
-
-@lru_cache(maxsize=2)
-def _bandwidth_shares(folder: Path) -> dict[str, float]:
-    """Of the peak bandwidth, what element-wise operators sustain, else products with a large matrix of few rows."""
-    elementwise = elementwise_timings(folder, every=8)
-    shares = {gpu: sustained_share(elementwise, gpu) for gpu in VECTOR_GPUS}
-    by_generation = product_shares(folder)
-    return shares | {gpu: by_generation[public_device(name).architecture] for gpu, name in TENSOR_GPUS.items()}
 
 
 # Learning
