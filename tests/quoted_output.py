@@ -13,7 +13,7 @@ from unittest import mock
 from stepscope.commands import main
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
-PAGES: Final = tuple(REPOSITORY / "docs" / name for name in ("reading-a-diagnosis.md", "whatif.md"))
+PAGES: Final = tuple(REPOSITORY / "docs" / name for name in ("reading-a-diagnosis.md", "whatif.md", "predict.md"))
 _QUOTED: Final = re.compile(r"(<!-- output of: stepscope (.+?) -->\n```\n)(.*?)(```\n)", re.DOTALL)
 
 
