@@ -30,8 +30,9 @@ from scripts.predictor.iterations import GPUS, iterations, learned, learned_mode
 from scripts.predictor.timings import public_device, vector_timings
 from stepscope.devices import DevicePeaks
 from stepscope.predict import matrix_times, memory_times
-from stepscope.predict.operation_times import OperationTimes, operation_times
+from stepscope.predict.operation_times import operation_times
 from stepscope.predict.operations import Operations
+from stepscope.predict.roofline_times import OperationTimes
 from stepscope.predict.step_replay import joint_band
 from stepscope.predict.work_kinds import different_calls
 

@@ -15,8 +15,8 @@ from scripts.predictor.memory import MEASURED, PUBLIC
 from scripts.predictor.timings import Numbers, public_device, wave_ratio
 from stepscope.devices import DevicePeaks
 from stepscope.predict.convolution_times import ConvolutionModel, base_ns, convolution_times, features
-from stepscope.predict.operation_times import roofline_ns
 from stepscope.predict.operations import Operations
+from stepscope.predict.roofline_times import roofline_ns
 
 GPUS: Final = ("P4", "P100", "V100", "T4")
 KIND: Final = "convolution, fp32"

@@ -27,8 +27,8 @@ from stepscope.predict.boosted_trees import BoostedTrees
 from stepscope.predict.matrix_rates import rates_of
 from stepscope.predict.matrix_tiles import TileLaw
 from stepscope.predict.matrix_times import SIZES_NS, START_NS, MatrixModel, base_and_features, kernels_ns
-from stepscope.predict.operation_times import roofline_ns
 from stepscope.predict.operations import Numbers, Operations
+from stepscope.predict.roofline_times import roofline_ns
 
 LONG_NS: Final = 50_000.0
 MODELS_WEIGHT: Final = 3.0

@@ -19,8 +19,8 @@ from stepscope.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
 from stepscope.predict.matrix_rates import rates_of, unit_of
 from stepscope.predict.matrix_times import matrix_times
-from stepscope.predict.operation_times import OperationTimes, roofline_times
 from stepscope.predict.operations import Numbers, Operations
+from stepscope.predict.roofline_times import OperationTimes, roofline_times
 
 CONVOLUTION_KINDS: Final = ("convolution",)
 NOT_LEARNED: Final = 1.5

@@ -23,8 +23,8 @@ from stepscope.predict.boosted_trees import BoostedTrees
 from stepscope.predict.matrix_rates import Rates, capability_of, rates_of, unit_of
 from stepscope.predict.matrix_shapes import shape_features, weight_bytes
 from stepscope.predict.matrix_tiles import TileLaw
-from stepscope.predict.operation_times import OperationTimes, roofline_times
 from stepscope.predict.operations import Numbers, Operations
+from stepscope.predict.roofline_times import OperationTimes, roofline_times
 
 START_NS: Final = 1_500.0
 """From a kernel's start to its first arithmetic and from the last to its end: the shortest products of the timings take

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.devices import DevicePeaks
-from stepscope.predict.operation_times import WIDEST, OperationTimes
 from stepscope.predict.operations import Numbers, Operations
+from stepscope.predict.roofline_times import WIDEST, OperationTimes
 
 MEMORY_KINDS: Final = ("elementwise", "reduction", "softmax", "normalisation", "embedding", "optimizer", "copy")
 LEARNED_KINDS: Final = ("elementwise", "softmax", "normalisation", "optimizer", "copy")

@@ -1,91 +1,35 @@
-"""How long operations take on a device: the roofline, divided by the share of it that such operations reach.
-
-Source of the roofline: Williams, Waterman and Patterson, 2009.
-"""
+"""How long operations take on a device: what was learned of their kind, else the roofline over its usual share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from stepscope.devices import DevicePeaks
-from stepscope.predict.operations import Names, Numbers, Operations
+from stepscope.predict.convolution_times import CONVOLUTION_KINDS, convolution_times
+from stepscope.predict.matrix_times import matrix_times
+from stepscope.predict.memory_times import MEMORY_KINDS, memory_times
+from stepscope.predict.operations import Operations
+from stepscope.predict.roofline_times import OperationTimes, roofline_times
 
-USUAL_SHARE: Final = 0.7
-"""Of the roofline, reached by an operation of which nothing more is known."""
-WIDEST: Final = 3.0
-"""Factor of the band either way where nothing was learned of such operations."""
-LAUNCH_NS: Final = 2_000.0
-"""The least that any kernel takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class OperationTimes:
-    """Nanoseconds of each operation; arrays of shape (n,), not-a-number where nothing can be said.
-
-    Attributes:
-        ns: what is expected.
-        low_ns, high_ns: the band that holds nine of ten operations on devices that were not learned from.
-        basis: "learned", "roofline" (nothing was learned of such operations; the band is wide) or "unknown".
-    """
-
-    ns: Numbers
-    low_ns: Numbers
-    high_ns: Numbers
-    basis: Names
-
-    def replaced(self, which: npt.NDArray[np.bool_], others: OperationTimes) -> OperationTimes:
-        """With those of this mask from others, which has as many as the mask is true."""
-        new = {}
-        for name in self.__dataclass_fields__:
-            mine, theirs = getattr(self, name), getattr(others, name)
-            new[name] = mine.astype(np.promote_types(mine.dtype, theirs.dtype))
-            new[name][which] = theirs
-        return OperationTimes(**new)
+_LEARNED: Final = (
+    (MEMORY_KINDS, memory_times),
+    (("matrix",), matrix_times),
+    (CONVOLUTION_KINDS, convolution_times),
+)
+"""The kinds of operations that were learned, and what predicts them."""
 
 
 def operation_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
     """Predict each operation's time on a device.
 
-    Unknown are operations without bytes or arithmetic, and those of a number type in which the device has no peak.
+    Unknown are operations whose traffic or arithmetic is not a number, and those of a number type in which the device
+    has no peak; operations on nothing take what any kernel takes.
     """
     times = roofline_times(operations, device)
-    for kinds, learned in _learned():
+    for kinds, learned in _LEARNED:
         mine = np.isin(operations.kind, kinds)
         if mine.any():
             times = times.replaced(mine, learned(operations.select(mine), device))
     return times
-
-
-def _learned() -> tuple[tuple[tuple[str, ...], Callable[[Operations, DevicePeaks], OperationTimes]], ...]:
-    """The kinds of operations that were learned, and what predicts them."""
-    # They return OperationTimes, so they cannot be imported before it is there.
-    from stepscope.predict.convolution_times import CONVOLUTION_KINDS, convolution_times
-    from stepscope.predict.matrix_times import matrix_times
-    from stepscope.predict.memory_times import MEMORY_KINDS, memory_times
-
-    return (MEMORY_KINDS, memory_times), (("matrix",), matrix_times), (CONVOLUTION_KINDS, convolution_times)
-
-
-def roofline_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
-    """The roofline over its usual share, with the widest band: for operations of which nothing was learned."""
-    roof = roofline_ns(operations, device)
-    ns = np.maximum(roof / USUAL_SHARE, LAUNCH_NS)
-    ns = np.where(np.isfinite(roof), ns, np.nan)
-    basis = np.where(np.isfinite(roof), "roofline", "unknown")
-    return OperationTimes(ns, ns / WIDEST, ns * WIDEST, basis)
-
-
-def roofline_ns(operations: Operations, device: DevicePeaks) -> Numbers:
-    """The least time that a device needs: the longer of arithmetic at its peak and traffic at its bandwidth.
-
-    Not-a-number where traffic or arithmetic is unknown, or the device has no peak for the arithmetic's number type.
-    """
-    rates = {kind: device.flops_s.get(kind, np.nan) for kind in set(operations.number_type.tolist())}
-    rate = np.array([rates[kind] for kind in operations.number_type.tolist()], np.float64)
-    compute = np.where(operations.flops == 0, 0.0, operations.flops / rate)
-    return np.maximum(compute, operations.bytes / device.bandwidth_bytes_s) * 1e9

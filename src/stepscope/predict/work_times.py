@@ -31,7 +31,7 @@ from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.roofline import device_peaks
 from stepscope.devices import DevicePeaks
 from stepscope.predict.called_operations import CalledOperations
-from stepscope.predict.operation_times import OperationTimes, operation_times
+from stepscope.predict.operation_times import operation_times
 from stepscope.predict.operations import Names, Numbers
 from stepscope.predict.precision import (
     NO_TF32,
@@ -42,6 +42,7 @@ from stepscope.predict.precision import (
     tf32_of,
     types_on,
 )
+from stepscope.predict.roofline_times import OperationTimes
 from stepscope.predict.wave_scaling import is_nvidia, scaled_ns, sustained_bandwidth, wave_factors
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows
