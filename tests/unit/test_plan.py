@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -427,12 +426,11 @@ def test_a_device_without_steps_is_no_reason_to_fail() -> None:
 
 
 @pytest.mark.traces
-@pytest.mark.skipif("STEPSCOPE_TRACES" not in os.environ, reason="STEPSCOPE_TRACES names no folder of traces")
-def test_a_recording_of_eight_ranks_is_its_own_plan() -> None:
+def test_a_recording_of_eight_ranks_is_its_own_plan(traces_folder: Path) -> None:
     """On the machine that it was recorded on, its steps take about as long as they did."""
     from stepscope.readers import open_trace
 
-    trace = open_trace(Path(os.environ["STEPSCOPE_TRACES"]) / "kineto" / "a100_ddp_rank3of8.json.gz")
+    trace = open_trace(traces_folder / "kineto" / "a100_ddp_rank3of8.json.gz")
     plan = planned([price("A100-SXM4-40GB", 10.0, count=8), price("A100-SXM4-40GB", 1.0)], trace, iterations=1e6)
 
     one, eight = sorted(plan.machines, key=lambda each: each.price.count)
@@ -443,11 +441,10 @@ def test_a_recording_of_eight_ranks_is_its_own_plan() -> None:
 
 
 @pytest.mark.traces
-@pytest.mark.skipif("STEPSCOPE_TRACES" not in os.environ, reason="STEPSCOPE_TRACES names no folder of traces")
-def test_what_four_tpus_copy_is_not_told() -> None:
+def test_what_four_tpus_copy_is_not_told(traces_folder: Path) -> None:
     from stepscope.readers import open_trace
 
-    trace = open_trace(Path(os.environ["STEPSCOPE_TRACES"]) / "xplane" / "tpu_x4_inference.xplane.pb")
+    trace = open_trace(traces_folder / "xplane" / "tpu_x4_inference.xplane.pb")
     plan = planned([price("H100-SXM")], trace)
 
     assert (plan.recorded_devices, plan.machines) == (4, ())

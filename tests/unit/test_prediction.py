@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -336,8 +335,8 @@ def test_of_bare_launches_the_range_begins_where_the_host_waited() -> None:
         ("kineto/mtia_training_rank0.json.gz", "for 100% of the device's time nothing tells what the B200-SXM needs"),
     ],
 )
-def test_recordings_of_which_nothing_tells_most_are_refused(name: str, reason: str) -> None:
-    found = predict_step(open_trace(Path(os.environ["STEPSCOPE_TRACES"]) / name), named_device("B200-SXM"))
+def test_recordings_of_which_nothing_tells_most_are_refused(name: str, reason: str, traces_folder: Path) -> None:
+    found = predict_step(open_trace(traces_folder / name), named_device("B200-SXM"))
 
     assert found.step_ns is None
     assert found.notes[-1].startswith(reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -539,11 +538,10 @@ def test_the_legend_says_what_exposed_has_of_other_ranks(trace: Callable[[], Tra
 
 
 @pytest.mark.traces
-@pytest.mark.skipif("STEPSCOPE_TRACES" not in os.environ, reason="STEPSCOPE_TRACES names no folder of traces")
-def test_a_slow_link_does_not_multiply_what_ranks_waited() -> None:
+def test_a_slow_link_does_not_multiply_what_ranks_waited(traces_folder: Path) -> None:
     """23.4 MB a step need little of the 16 ms that all-reduces took: over PCIe they add some milliseconds, not 300."""
     name = "kineto/mi300x_resnet_checkpoint_rank0of8.json.gz"
-    experiment = Experiment(open_trace(Path(os.environ["STEPSCOPE_TRACES"]) / name))
+    experiment = Experiment(open_trace(traces_folder / name))
     alone = predict_step(experiment, named_device("L40S"))
     (together,) = data_parallel(experiment, [8], named_link("pcie4"), target=alone)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -211,8 +210,8 @@ def test_tf32_by_the_kernels_name() -> None:
 
 @pytest.mark.traces
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "h100_qwen_chat", "mi300x_resnet_checkpoint_rank0of8"])
-def test_products_of_real_traces_have_the_dimensions_of_their_arithmetic(name: str) -> None:
-    trace = open_trace(Path(os.environ["STEPSCOPE_TRACES"]) / "kineto" / f"{name}.json.gz")
+def test_products_of_real_traces_have_the_dimensions_of_their_arithmetic(name: str, traces_folder: Path) -> None:
+    trace = open_trace(traces_folder / "kineto" / f"{name}.json.gz")
 
     _, found = operations_of_calls(trace)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +165,9 @@ def test_products_of_grids() -> None:
 
 @pytest.mark.traces
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "h100_owlv2", "rtx2080ti_resnet", "a100_ddp_rank3of8"])
-def test_occupancy_is_what_the_profiler_recorded(name: str) -> None:
+def test_occupancy_is_what_the_profiler_recorded(name: str, traces_folder: Path) -> None:
     """It records 0 for kernels that take more shared memory than the default."""
-    trace = open_trace(Path(os.environ["STEPSCOPE_TRACES"]) / "kineto" / f"{name}.json.gz")
+    trace = open_trace(traces_folder / "kineto" / f"{name}.json.gz")
     kernels = trace.device_work.filter(pl.col("grid").is_not_null() & (pl.col("occupancy") > 0))
     peaks = device_peaks(trace, "0")
     assert peaks is not None

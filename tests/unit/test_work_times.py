@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -267,8 +266,8 @@ def test_each_device_has_its_own_source() -> None:
         ("ranks128_sampled/rank0", 0.7),  # says nothing of its device
     ],
 )
-def test_real_traces(name: str, least_known: float) -> None:
-    trace = open_trace(Path(os.environ["STEPSCOPE_TRACES"]) / "kineto" / f"{name}.json.gz")
+def test_real_traces(name: str, least_known: float, traces_folder: Path) -> None:
+    trace = open_trace(traces_folder / "kineto" / f"{name}.json.gz")
 
     for target in ("L4", "H100-SXM", "MI300X"):
         found = work_times(trace, named_device(target))
