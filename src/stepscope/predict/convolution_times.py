@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.resources import files
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +20,7 @@ from stepscope.predict.matrix_rates import rates_of, unit_of
 from stepscope.predict.matrix_times import matrix_times
 from stepscope.predict.operations import Numbers, Operations
 from stepscope.predict.roofline_times import OperationTimes, roofline_times
+from stepscope.predict.shipped import shipped_arrays
 
 CONVOLUTION_KINDS: Final = ("convolution",)
 NOT_LEARNED: Final = 1.5
@@ -76,8 +76,7 @@ class ConvolutionModel:
 @lru_cache(maxsize=1)
 def shipped_model() -> ConvolutionModel:
     """The one that comes with the package."""
-    with files("stepscope").joinpath("data/convolution_times.npz").open("rb") as file, np.load(file) as arrays:
-        return ConvolutionModel.from_arrays(arrays)
+    return ConvolutionModel.from_arrays(shipped_arrays("convolution_times"))
 
 
 def convolution_times(

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +24,7 @@ from stepscope.predict.matrix_shapes import shape_features, weight_bytes
 from stepscope.predict.matrix_tiles import TileLaw
 from stepscope.predict.operations import Numbers, Operations
 from stepscope.predict.roofline_times import OperationTimes, roofline_times
+from stepscope.predict.shipped import shipped_arrays
 
 START_NS: Final = 1_500.0
 """From a kernel's start to its first arithmetic and from the last to its end: the shortest products of the timings take
@@ -105,8 +105,7 @@ class MatrixModel:
 @lru_cache(maxsize=1)
 def shipped_model() -> MatrixModel:
     """The one that comes with the package."""
-    with files("stepscope").joinpath("data/matrix_times.npz").open("rb") as file, np.load(file) as arrays:
-        return MatrixModel.from_arrays(arrays)
+    return MatrixModel.from_arrays(shipped_arrays("matrix_times"))
 
 
 def matrix_times(operations: Operations, device: DevicePeaks, model: MatrixModel | None = None) -> OperationTimes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from stepscope.devices import DevicePeaks
 from stepscope.predict.operations import Numbers, Operations
 from stepscope.predict.roofline_times import WIDEST, OperationTimes
+from stepscope.predict.shipped import shipped_arrays
 
 MEMORY_KINDS: Final = ("elementwise", "reduction", "softmax", "normalisation", "embedding", "optimizer", "copy")
 LEARNED_KINDS: Final = ("elementwise", "softmax", "normalisation", "optimizer", "copy")
@@ -92,8 +92,7 @@ class MemoryModel:
 @lru_cache(maxsize=1)
 def shipped_model() -> MemoryModel:
     """The one that comes with the package."""
-    with files("stepscope").joinpath("data/memory_times.npz").open("rb") as file, np.load(file) as arrays:
-        return MemoryModel.from_arrays(arrays)
+    return MemoryModel.from_arrays(shipped_arrays("memory_times"))
 
 
 def memory_times(operations: Operations, device: DevicePeaks, model: MemoryModel | None = None) -> OperationTimes:
