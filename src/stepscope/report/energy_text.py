@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -16,6 +15,7 @@ from stepscope.report.energy_format import electricity, energy, mass, number, po
 from stepscope.report.energy_sentences import grouped
 from stepscope.report.format import count, duration, printable
 from stepscope.report.tables import showing, table_lines
+from stepscope.report.wrapping import filled
 
 _BASES: Final = {
     "measured": "measured",
@@ -39,18 +39,18 @@ def energy_text(answer: EnergyAnswer, *, width: int, top: int) -> str:
 
 
 def _trace(trace: TraceEnergy, answer: EnergyAnswer, width: int, top: int) -> Iterator[str]:
-    yield from _filled(f"{_name(trace)}: {length_sentence(trace)}.", width)
+    yield from filled(f"{_name(trace)}: {length_sentence(trace)}.", width)
     for warning in trace.warnings:
         text = f"While reading: {count(warning.count)} x {printable(warning.kind)}: {printable(warning.detail)}."
-        yield from _filled(text, width)
+        yield from filled(text, width)
     for sentence in device_sentences(trace.devices):
-        yield from _filled(sentence, width, "  ")
+        yield from filled(sentence, width, "  ", "    ")
     for host in trace.hosts:
-        yield from _filled(host_sentence(host), width, "  ")
+        yield from filled(host_sentence(host), width, "  ", "    ")
     for sentence in missing_sentences(trace):
-        yield from _filled(sentence, width, "  ")
+        yield from filled(sentence, width, "  ", "    ")
     if not any(host.kind == "cpu" for host in counted_hosts(answer.traces)):
-        yield from _filled("Processors have no number; --cpu-watts gives their power.", width, "  ")
+        yield from filled("Processors have no number; --cpu-watts gives their power.", width, "  ", "    ")
     for device in trace.devices:
         yield from _device_tables(device, trace, width, top)
     for host in trace.hosts:
@@ -165,7 +165,7 @@ def _recorded(answer: EnergyAnswer) -> str:
 def _together(answer: EnergyAnswer, width: int) -> Iterator[str]:
     for sentence in run_sentences(answer):
         verb = sentence.replace(" use ", " uses ", 1) if sentence.startswith(("What was", "The recorded step ")) else ""
-        yield from _filled(verb or sentence, width)
+        yield from filled(verb or sentence, width)
 
 
 def _device_tables(device: DeviceEnergy, trace: TraceEnergy, width: int, top: int) -> Iterator[str]:
@@ -174,7 +174,7 @@ def _device_tables(device: DeviceEnergy, trace: TraceEnergy, width: int, top: in
     sentence = idle_sentence(device)
     if sentence:
         yield ""
-        yield from _filled(sentence, width)
+        yield from filled(sentence, width)
     of = f" of device {printable(device.device)}" if len(trace.devices) > 1 else ""
     table = part_table(device.parts, device.nanojoules)
     yield from _table(f"Where the energy{of} goes, a step", table, "parts", width, 0)
@@ -237,14 +237,3 @@ def _table(title: str, frame: pl.DataFrame, things: str, width: int, top: int) -
 def _name(trace: TraceEnergy) -> str:
     name = printable(trace.path).replace("\\", "/").rsplit("/", 1)[-1]
     return name if trace.rank is None else f"{name} (rank {trace.rank})"
-
-
-def _filled(text: str, width: int, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent + "  " if indent else "",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
