@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -156,6 +157,12 @@ class Recording:
         trace = Trace.from_tables(tables, self.metadata, self.warnings)
         trace.check()
         return trace
+
+
+def saved(folder: Path, trace: Trace, name: str = "trace") -> str:
+    """Where the trace was saved, as a command takes it."""
+    trace.save(folder / name)
+    return str(folder / name)
 
 
 def _columns(rows: list[dict[str, Any]], table: str) -> list[str]:

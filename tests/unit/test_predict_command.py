@@ -15,7 +15,7 @@ from stepscope.devices import device_table
 from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
-from tests.unit.recording import Recording
+from tests.unit.recording import Recording, saved
 from tests.unit.test_prediction import US, copying
 
 
@@ -23,11 +23,6 @@ from tests.unit.test_prediction import US, copying
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.delenv("COLUMNS", raising=False)
-
-
-def saved(folder: Path, trace: Trace, name: str = "trace") -> str:
-    trace.save(folder / name)
-    return str(folder / name)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from stepscope.commands import main
 from stepscope.commands._changes import parsed_megabytes, parsed_scale, parsed_time
 from stepscope.trace import Trace
-from tests.unit.recording import Recording
+from tests.unit.recording import Recording, saved
 from tests.unit.waiting_twice import US, alone, waiting_twice
 
 
@@ -22,11 +22,6 @@ from tests.unit.waiting_twice import US, alone, waiting_twice
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.delenv("COLUMNS", raising=False)
-
-
-def saved(folder: Path, trace: Trace, name: str = "trace") -> str:
-    trace.save(folder / name)
-    return str(folder / name)
 
 
 @pytest.fixture
