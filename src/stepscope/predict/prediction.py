@@ -277,15 +277,12 @@ class StepPredictor:
         parts = (("shapes", found.covered_share), ("unknown", 1 - found.covered_share))
         base = self._without_time(target, tuple(part for part in parts if part[1] > 0))
         return replace(
-            base,
+            _with_limit(base, found.limit),
             step_ns=found.step_ns,
             low_ns=found.low_ns,
             high_ns=found.high_ns,
             device_ns=found.device_ns,
             host_ns=found.host_ns,
-            limit=None if found.limit is None else found.limit.name,
-            limit_share=None if found.limit is None else found.limit.share,
-            limit_cause=None if found.limit is None else found.limit.cause,
             samples_per_s=self._throughput(found.step_ns),
             notes=(*found.notes, *self._batch_notes),
         )
@@ -356,17 +353,21 @@ def _with_step(
     base: StepPrediction, found: StepRange, limit: Limit | None, notes: tuple[str, ...], host_ns: float | None
 ) -> StepPrediction:
     return replace(
-        base,
+        _with_limit(base, limit),
         step_ns=found.expected.step_ns,
         low_ns=found.low_ns,
         high_ns=found.high_ns,
         device_ns=found.expected.device_ns,
         host_ns=host_ns,
-        limit=None if limit is None else limit.name,
-        limit_share=None if limit is None else limit.share,
-        limit_cause=None if limit is None else limit.cause,
         notes=notes,
     )
+
+
+def _with_limit(base: StepPrediction, limit: Limit | None) -> StepPrediction:
+    """With what limits the step; as it is where that cannot be told."""
+    if limit is None:
+        return base
+    return replace(base, limit=limit.name, limit_share=limit.share, limit_cause=limit.cause)
 
 
 def _quantiles(values: Numbers, weights: Numbers) -> tuple[float, float]:
