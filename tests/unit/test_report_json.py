@@ -128,6 +128,8 @@ FULL_REPORT = {
             "remedy": {
                 "text": "Load batches in worker processes.",
                 "code": "loader = DataLoader(\n    dataset, num_workers=8\n)",
+                "apply": [],
+                "diff": "",
             },
         },
         {
@@ -142,7 +144,7 @@ FULL_REPORT = {
             "ends_run_in_ns": None,
             "evidence": {"figures": [], "intervals": []},
             "where": [],
-            "remedy": {"text": "Record without stacks.", "code": ""},
+            "remedy": {"text": "Record without stacks.", "code": "", "apply": [], "diff": ""},
         },
     ],
     "findings_hidden": 2,

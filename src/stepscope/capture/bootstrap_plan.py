@@ -54,6 +54,8 @@ class RunOptions:
         record: what is recorded besides times.
         measure: only note when steps end, and record nothing (`stepscope bench`); `steps` are timed, and then the
             program is ended.
+        apply: remedies to apply to the program as it starts, such as "fuse-optimizer" or "workers=4".
+        losses: with `measure`, also keep the value that each backward pass begins with.
     """
 
     steps: int = 5
@@ -67,6 +69,8 @@ class RunOptions:
     energy: bool = False
     record: RecordOptions = field(default_factory=RecordOptions)
     measure: bool = False
+    apply: tuple[str, ...] = ()
+    losses: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """For STEPSCOPE_RUN_OPTIONS and `run.json`."""
@@ -78,6 +82,7 @@ class RunOptions:
         values = {item.name: content[item.name] for item in fields(cls) if item.name in content}
         known = {item.name for item in fields(RecordOptions)}
         record = {name: bool(value) for name, value in (values.pop("record", None) or {}).items() if name in known}
+        values["apply"] = tuple(map(str, values.get("apply") or ()))
         return cls(**values, record=RecordOptions(**record))
 
     @classmethod

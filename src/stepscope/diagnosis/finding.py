@@ -67,10 +67,18 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to change: a sentence, and the change as code."""
+    """What to change: a sentence, the change as code, and how to try it without touching the program.
+
+    Attributes:
+        apply: what `stepscope run --apply` takes for it, such as "fuse-optimizer" or "workers=4"; empty where the
+            program itself has to be changed.
+        diff: the change of the user's own lines as a unified diff; empty where their source was not read.
+    """
 
     text: str
     code: str = ""
+    apply: tuple[str, ...] = ()
+    diff: str = ""
 
 
 @dataclass(frozen=True, slots=True)

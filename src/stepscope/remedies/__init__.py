@@ -1,0 +1,29 @@
+"""What findings prescribe, ready to import into training code; needs the user's torch and nothing else of stepscope.
+
+    from stepscope.remedies import attention, fuse_optimizer, prefetch_to_device
+
+Importing the package is cheap: what a name needs is imported when the name is first used. No module bears the name of
+something public, so that importing one never hides the other.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final
+
+_HOMES: Final[dict[str, str]] = {}
+"""Public name -> the module of this folder that has it."""
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
