@@ -35,7 +35,9 @@ def without_steps(title: str, basis: str, evidence: Evidence) -> tuple[str, str,
 
 def for_any_device(title: str, remedy: Remedy) -> tuple[str, Remedy]:
     """A finding's title and remedy with PyTorch's names for every accelerator instead of those for CUDA."""
-    return _said(title, _ON_ANY_DEVICE), Remedy(_said(remedy.text, _ON_ANY_DEVICE), _said(remedy.code, _ON_ANY_DEVICE))
+    return _said(title, _ON_ANY_DEVICE), replace(
+        remedy, text=_said(remedy.text, _ON_ANY_DEVICE), code=_said(remedy.code, _ON_ANY_DEVICE)
+    )
 
 
 def _said(text: str, changes: tuple[tuple[re.Pattern[str], str], ...] = _OF_THE_RECORDING) -> str:

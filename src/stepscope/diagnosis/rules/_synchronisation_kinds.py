@@ -37,6 +37,7 @@ KINDS: Final[dict[str, Kind]] = {
         Remedy(
             "Log every {every} steps, and keep the values on the device meanwhile.",
             "if step % {every} == 0:\n    print(step, loss.item())",
+            apply=("deferred-logging",),
         ),
     ),
     "before_optimizer": Kind(
@@ -48,6 +49,7 @@ KINDS: Final[dict[str, Kind]] = {
             "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)      # stays on the device\n"
             "optimizer.step()\n"
             "if step % {every} == 0:\n    print(norm.item())",
+            apply=("fuse-optimizer", "clip-in-one-pass"),
         ),
     ),
     "in_optimizer": Kind(
@@ -55,6 +57,7 @@ KINDS: Final[dict[str, Kind]] = {
         Remedy(
             "Keep the optimizer's own numbers on the device.",
             "optimizer = torch.optim.AdamW(model.parameters(), fused=True)       # or capturable=True",
+            apply=("fuse-optimizer",),
         ),
     ),
     "item": Kind(
@@ -63,6 +66,7 @@ KINDS: Final[dict[str, Kind]] = {
             "Keep the value on the device and read it rarely, or after the step.",
             "running_loss += loss.detach()          # no .item(): stays on the device\n"
             "if step % 100 == 0:\n    print(running_loss.item() / 100)",
+            apply=("deferred-logging",),
         ),
     ),
     "boolean_indexing": Kind(
@@ -92,6 +96,7 @@ KINDS: Final[dict[str, Kind]] = {
         Remedy(
             "Copy from pinned memory without waiting.",
             "loader = DataLoader(dataset, ..., pin_memory=True)\nbatch = batch.to(device, non_blocking=True)",
+            apply=("pin-memory", "non-blocking"),
         ),
     ),
     "synchronous_copy": Kind(
@@ -99,6 +104,7 @@ KINDS: Final[dict[str, Kind]] = {
         Remedy(
             "Copy with the asynchronous call, from or to pinned memory, and wait only where the result is read.",
             "batch = batch.pin_memory().to(device, non_blocking=True)      # cudaMemcpyAsync instead of cudaMemcpy",
+            apply=("pin-memory", "non-blocking"),
         ),
     ),
     "device": Kind(

@@ -91,6 +91,7 @@ def _anomaly(view: View) -> Finding | None:
         remedy=Remedy(
             "Turn anomaly detection off; turn it on for a few steps when a NaN has to be found.",
             "torch.autograd.set_detect_anomaly(False)      # or remove the call, and detect_anomaly()",
+            apply=("no-debug",),
         ),
         where=view.locations_of(slices, weights),
         change=together(scaled_operators(checks["row"].to_numpy(), 0.0), _without_excess(view, makers, excess)),

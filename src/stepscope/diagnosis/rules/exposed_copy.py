@@ -134,6 +134,7 @@ def _remedy(view: View, copies: pl.DataFrame, pageable: pl.DataFrame) -> Remedy:
             "train(batch)\n"
             "torch.cuda.current_stream().wait_stream(copying)\n"
             "batch = following",
+            apply=("non-blocking",),
         )
     if view.program.loaders and all(loader.pin_memory for loader in view.program.loaders):
         return Remedy(
@@ -148,4 +149,5 @@ def _remedy(view: View, copies: pl.DataFrame, pageable: pl.DataFrame) -> Remedy:
         "Load batches into pinned memory and copy them without waiting.",
         "loader = DataLoader(dataset, ..., pin_memory=True)\n"
         "for batch in loader:\n    batch = batch.to(device, non_blocking=True)",
+        apply=("pin-memory", "non-blocking"),
     )

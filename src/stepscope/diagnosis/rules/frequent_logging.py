@@ -55,11 +55,12 @@ THRESHOLDS: Final = {
     "steps": Threshold(0.5, "share", "share of the steps that log, below which the period is unknown"),
 }
 
+_PROGRESS_BAR: Final = "the progress bar"
 _KINDS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"^aten::item$", "reading values one by one for metrics", "history.append(metrics(output, target))"),
     (r"#file", "writing to a file", "file.write(line)"),
     (r"#print|function print>", "print", "print(step, loss.item())"),
-    (r"#tqdm|tqdm/", "the progress bar", "bar.set_postfix(loss=loss.item())"),
+    (r"#tqdm|tqdm/", _PROGRESS_BAR, "bar.set_postfix(loss=loss.item())"),
     (r"#rich|rich/", "rich", "console.print(step, loss.item())"),
     (r"#tensorboard|tensorboard/", "TensorBoard", 'writer.add_scalar("loss", loss.item(), step)'),
     (r"#wandb|wandb/", "Weights & Biases", 'run.log({"loss": loss.item()}, step=step)'),
@@ -116,6 +117,7 @@ def check(view: View) -> RuleResult:
         remedy=Remedy(
             f"Log every {every} steps: then it costs less than {limit:.0%} of the step.",
             f"if step % {every} == 0:\n    {example}",
+            (f"quiet-progress={every}",) if kind == _PROGRESS_BAR else (),
         ),
         where=view.locations(pieces),
         # What waits inside cost is told by host-synchronisation.

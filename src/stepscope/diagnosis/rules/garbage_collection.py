@@ -124,4 +124,5 @@ def _by_itself() -> Remedy:
         "long-lived records in arrays or tensors instead of Python objects.",
         "import gc\n\ngc.collect()\ngc.freeze()          # after building model and dataset, before the first step\n"
         "# or, so that all ranks stop at the same time:\ngc.disable()\nif step % 500 == 0:\n    gc.collect()",
+        apply=("garbage-at-steps",),
     )

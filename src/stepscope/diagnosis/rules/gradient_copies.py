@@ -65,6 +65,7 @@ def check(view: View) -> RuleResult:
         remedy=Remedy(
             "Let gradients be views of the buckets.",
             "model = DistributedDataParallel(model, gradient_as_bucket_view=True)",
+            apply=("gradient-view",),
         ),
         change=scaled_operators(rows, 0.0),
     )

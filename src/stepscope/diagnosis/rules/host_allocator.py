@@ -87,6 +87,7 @@ def check(view: View) -> RuleResult:
             "LD_PRELOAD=libjemalloc.so.2 python train.py      # or libtcmalloc.so.4\n"
             "# without installing anything, for glibc:\n"
             "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 MALLOC_TOP_PAD_=268435456 python train.py",
+            apply=("allocator=jemalloc",),
         ),
         where=view.locations_of(view.slices_of_operators(rows), allocated) if len(rows) else (),
         change=scaled_host_work(1 - cost / host_work_ns(view)),

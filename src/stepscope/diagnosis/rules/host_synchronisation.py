@@ -118,7 +118,7 @@ def _reported(view: View) -> Iterator[Finding]:
     else:
         return
     item = KINDS["item"].remedy
-    remedy = Remedy(item.text.replace("{every}", "100"), item.code.replace("{every}", "100"))
+    remedy = _every(item, 100)
     yield note(view, ID, title, _read_figures(view), remedy, places_of(view, accesses))
 
 
@@ -247,10 +247,16 @@ def _finding(view: View, key: str, calls: pl.DataFrame, cost: int, limit: float)
                 )
             ),
         ),
-        remedy=Remedy(kind.remedy.text.replace("{every}", str(every)), kind.remedy.code.replace("{every}", str(every))),
+        remedy=_every(kind.remedy, every),
         where=view.locations_of(slices, calls["charged_ns"].to_numpy()),
         change=without_waits(_waits_of_kind(view, key, rows)),
     )
+
+
+def _every(remedy: Remedy, steps: int) -> Remedy:
+    """The remedy with this number of steps where it says how often."""
+    text, code = (part.replace("{every}", str(steps)) for part in (remedy.text, remedy.code))
+    return replace(remedy, text=text, code=code)
 
 
 def _copies_numbers(view: View, calls: pl.DataFrame) -> bool:

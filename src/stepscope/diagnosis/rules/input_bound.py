@@ -38,6 +38,7 @@ XProf's input-pipeline analysis calls a step moderately input-bound from 5 % and
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
@@ -101,7 +102,7 @@ def _called(library: Costly) -> str:
 def _with_function(remedy: Remedy, library: Costly) -> Remedy:
     """The remedy and where the time goes, where only libraries make batches slow: they may have a faster way."""
     text = f"{remedy.text} {library.share:.0%} of the time to make a batch goes to {_called(library)}."
-    return Remedy(text, remedy.code)
+    return replace(remedy, text=text)
 
 
 def _of_workers_that_keep_up(loading: Loading) -> tuple[int, str, Remedy]:
@@ -144,6 +145,7 @@ def _workers(loading: Loading, workers: int) -> Remedy:
         f"loader = DataLoader(dataset, ..., num_workers={workers}, prefetch_factor=2,\n"
         "                    persistent_workers=True, pin_memory=True)"
     )
+    apply = (f"workers={workers}", "persistent-workers")
     if loading.workers:
         now = "One worker process" if loading.workers == 1 else f"{loading.workers} worker processes"
         text = f"{now} cannot make batches as fast as they are used: "
@@ -151,8 +153,8 @@ def _workers(loading: Loading, workers: int) -> Remedy:
         text = "Batches are loaded in the training process itself: load them in worker processes, ahead of time"
         text += "; " if loading.load is not None else "."
     if loading.load is None:
-        return Remedy(text, code)
-    return Remedy(f"{text}{_count(workers)} can keep up with the computation.", code)
+        return Remedy(text, code, apply)
+    return Remedy(f"{text}{_count(workers)} can keep up with the computation.", code, apply)
 
 
 def _more_workers() -> Remedy:
@@ -161,6 +163,7 @@ def _more_workers() -> Remedy:
         "CPU cores and prefetch_factor, and profile the dataset's __getitem__ and collate_fn by themselves.",
         "loader = DataLoader(dataset, ..., num_workers=os.cpu_count(), prefetch_factor=4,\n"
         "                    persistent_workers=True, pin_memory=True)",
+        ("prefetch=4", "persistent-workers"),
     )
 
 
@@ -172,6 +175,7 @@ def _ahead(loading: Loading) -> Remedy:
         "loader = DataLoader(dataset, ..., "
         f"num_workers={loading.workers}, prefetch_factor=8,\n"
         "                    persistent_workers=True)",
+        ("prefetch=8", "persistent-workers"),
     )
 
 
@@ -180,6 +184,7 @@ def _alone(loading: Loading) -> Remedy:
         f"{_make(loading)} batches in less time than the main process takes to receive them: make them in the main "
         "process itself.",
         "loader = DataLoader(dataset, ..., num_workers=0)",
+        ("workers=0",),
     )
 
 

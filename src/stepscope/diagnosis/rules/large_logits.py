@@ -185,6 +185,7 @@ def _remedy(ignored: bool) -> Remedy:
         "for block, wanted in zip(held.split(128), targets.split(128)):\n"
         '    (cross_entropy(model.head(block), wanted, reduction="sum") / len(targets)).backward()\n'
         "features.backward(held.grad)",
+        apply=("chunked-loss",),
     )
 
 

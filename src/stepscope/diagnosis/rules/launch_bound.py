@@ -25,6 +25,7 @@ PyTorch, "Accelerating PyTorch with CUDA Graphs"; TraceLens counts kernels under
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import polars as pl
@@ -45,20 +46,24 @@ _GRAPH: Final = Remedy(
     "All steps launch the same kernels, and nothing waits inside them: compile the model so that they are launched as "
     "a graph, or raise the batch size.",
     'model = torch.compile(model, mode="reduce-overhead")   # CUDA graphs: one launch for many kernels',
+    ("compile=reduce-overhead",),
 )
 _UNKNOWN: Final = Remedy(
     "Launch fewer, larger pieces of work: compile the model, so that a step is launched as a graph, or raise the batch "
     "size.",
     'model = torch.compile(model, mode="reduce-overhead")   # CUDA graphs: one launch for many kernels',
+    ("compile=reduce-overhead",),
 )
 _COMPILE: Final = Remedy(
     "Launch fewer, larger kernels: compile the model, which fuses operators, or raise the batch size. A graph needs "
     "equal steps in which nothing waits: {hindrance}.",
     'model = torch.compile(model)                           # later, with equal shapes: mode="reduce-overhead"',
+    apply=("compile",),
 )
 _COMPILED: Final = Remedy(
     "The code is compiled already: let it be launched as a graph, and raise the batch size.",
     'model = torch.compile(model, mode="reduce-overhead")   # CUDA graphs of the compiled kernels',
+    apply=("compile=reduce-overhead",),
 )
 _GRAPHED: Final = Remedy(
     "Much is launched as graphs already: record more of the step in one graph, and raise the batch size.",
@@ -144,7 +149,7 @@ def _fewer_launches(view: View, launched: pl.DataFrame, calls: pl.DataFrame) -> 
     hindrance = _hindrance(view, launched)
     if hindrance is None:
         return _GRAPH
-    return Remedy(_COMPILE.text.format(hindrance=hindrance), _COMPILE.code)
+    return replace(_COMPILE, text=_COMPILE.text.format(hindrance=hindrance))
 
 
 def _hindrance(view: View, launched: pl.DataFrame) -> str | None:

@@ -121,4 +121,5 @@ def _remedy(view: View, explicit: bool) -> Remedy:
         "Give convolutions the layout that their kernels work in, for weights and images.",
         "model = model.to(memory_format=torch.channels_last)\n"
         "images = images.to(device, memory_format=torch.channels_last)",
+        apply=("channels-last",),
     )

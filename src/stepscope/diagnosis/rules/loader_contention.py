@@ -108,6 +108,7 @@ def _too_many(view: View, loading: Loading) -> Finding | None:
             "def one_thread(worker):\n"
             "    torch.set_num_threads(1)      # and cv2.setNumThreads(0)\n\n"
             f"loader = DataLoader(dataset, ..., num_workers={fewer}, worker_init_fn=one_thread)",
+            apply=(f"workers={fewer}",),
         ),
         where=view.locations(loading.pieces),
         change=_less_waiting(view, starved_ns * view.step_count, saving / lost),
@@ -156,6 +157,7 @@ def _too_little_ahead(view: View, loading: Loading) -> Finding | None:
             "Let each worker run further ahead, so that a batch that takes longer is ready in time.",
             f"loader = DataLoader(dataset, ..., num_workers={workers}, prefetch_factor={more},\n"
             "                    persistent_workers=True)",
+            apply=(f"workers={workers}", f"prefetch={more}", "persistent-workers"),
         ),
         where=view.locations(loading.pieces),
         change=scaled_pieces(marks_of(view).join(late, on="start_ns", how="semi"), 0.0),

@@ -88,6 +88,7 @@ def check(view: View) -> RuleResult:
             f"loader = DataLoader(dataset, ..., num_workers={loading.workers or 4}, persistent_workers=True)\n"
             "for epoch in range(epochs):\n"
             "    for batch in loader:",
+            apply=("persistent-workers",),
         ),
         where=view.locations(pl.concat([_pieces(view, start) for start in starts])),
         change=_without_starting(view.lane, loading, starts, share),

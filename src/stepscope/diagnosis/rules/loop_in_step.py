@@ -216,6 +216,7 @@ def _remedy(body: tuple[str, ...], seen: Seen) -> Remedy:
             "Compute the loss over all positions at once instead of one by one.",
             "# instead of: sum(cross_entropy(logits[:, i], targets[:, i]) for i in range(length)) / length\n"
             "loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())",
+            apply=("batched-loss",),
         )
     if _is_recurrence(body):
         return Remedy(

@@ -216,9 +216,11 @@ def _remedy(capability: tuple[int, int]) -> Remedy:
             "Run matrix products in bf16, or at least in TF32, which is off.",
             'torch.set_float32_matmul_precision("high")          # TF32, one line\n'
             'with torch.autocast("cuda", dtype=torch.bfloat16):   # bf16\n    loss = model(batch)',
+            apply=("bf16",),
         )
     return Remedy(
         "Run matrix products in fp16 with a gradient scaler.",
         'scaler = torch.amp.GradScaler()\nwith torch.autocast("cuda", dtype=torch.float16):\n    loss = model(batch)\n'
         "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
+        apply=("fp16",),
     )

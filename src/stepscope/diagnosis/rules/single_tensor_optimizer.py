@@ -183,6 +183,7 @@ def _on_cpu(view: View) -> RuleResult:
                 remedy=Remedy(
                     f"Let {name} update all parameters in one fused call.",
                     f"optimizer = torch.optim.{name}(model.parameters(), ..., fused=True)",
+                    apply=("fuse-optimizer",),
                 ),
                 where=view.locations_of(view.slices_of_operators(rows), np.maximum(duration[rows], 1)),
                 change=scaled_with_pauses(rows, [engine_pauses(view, rows)], left / cost),
@@ -259,6 +260,7 @@ def _remedy(view: View) -> Remedy:
     return Remedy(
         f"Let {name} update all parameters with few kernels.",
         f"optimizer = torch.optim.{name}(model.parameters(), ..., fused=True)   # or foreach=True",
+        apply=("fuse-optimizer",),
     )
 
 

@@ -131,6 +131,7 @@ def _remedy(view: View) -> Remedy:
         return Remedy(
             f"Give DistributedDataParallel larger buckets than the {have:,.1f} MiB it has; 25 is its default.",
             "model = DistributedDataParallel(model, bucket_cap_mb=25)",
+            apply=("bucket-mb=25",),
         )
     return Remedy(
         "Exchange gradients in buckets: DistributedDataParallel does, or flatten what a loop would send one by one.",

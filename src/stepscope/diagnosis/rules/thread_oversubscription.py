@@ -82,6 +82,7 @@ def check(view: View) -> RuleResult:
             f"Use {wanted} {'thread' if wanted == 1 else 'threads'} in each rank, as many as it has processors; "
             "set it before the first operator.",
             f"torch.set_num_threads({wanted})\n# or, for every library: OMP_NUM_THREADS={wanted} python train.py",
+            apply=(f"threads={wanted}",),
         ),
         where=view.locations(view.pieces.filter(view.pieces["cause"].is_in(HOST_WORK))),
         change=scaled_host_work(1 - min(slept / work_ns, 1.0)),

@@ -65,6 +65,7 @@ def check(view: View) -> RuleResult:
         remedy=Remedy(
             "Do not look for unused parameters.",
             "model = DistributedDataParallel(model)          # find_unused_parameters=False is the default",
+            apply=("no-find-unused",),
         ),
         change=scaled_pieces(walks, 0.0),
     )

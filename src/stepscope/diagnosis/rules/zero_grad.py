@@ -83,6 +83,7 @@ def check(view: View) -> RuleResult:
         remedy=Remedy(
             "Drop the gradients: the backward pass then keeps what it computed instead of adding it to zeros.",
             "optimizer.zero_grad(set_to_none=True)   # the default; for a module: model.zero_grad()",
+            apply=("zero-grad",),
         ),
         where=view.locations_of(
             view.slices_of_operators(filling), np.maximum(view.trace.operators["duration_ns"].to_numpy()[filling], 1)
