@@ -43,6 +43,7 @@ from stepscope.report.sentences import (
     ranks_or_traces,
     saving_sentence,
     together_sentence,
+    trial,
     unreadable_heading,
     unreadable_sentences,
     warning_sentences,
@@ -263,6 +264,7 @@ def _finding(finding: Finding, diagnosis: Diagnosis, picture: StepPicture | None
         "where": [_where(location) for location in finding.where],
         "remedy": printable(finding.remedy.text),
         "code": "\n".join(printable(line) for line in finding.remedy.code.expandtabs(4).splitlines()),
+        "trial": trial(finding.remedy),
         "figures": [_figure(figure) for figure in finding.evidence.figures],
         "intervals": [_interval(interval, picture) for interval in finding.evidence.intervals],
     }

@@ -29,6 +29,7 @@ from stepscope.report.sentences import (
     sentence,
     together_sentence,
     top_rows,
+    trial,
     trigger_sentence,
     unreadable_heading,
     unreadable_sentences,
@@ -127,6 +128,8 @@ def _finding(number: int, finding: Finding, diagnosis: Diagnosis) -> Iterator[st
         part = f" ({share(location.share)} of it)" if location.share < 1 else ""
         yield f"- **Where** {code(place(location))}{part}"
     yield f"- **Change** {escape(finding.remedy.text)}"
+    if finding.remedy.apply:
+        yield f"- **Try** {code(trial(finding.remedy))}"
     yield f"- **Rule** {code(finding.rule)}"
     yield ""
     if finding.remedy.code:

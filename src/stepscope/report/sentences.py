@@ -9,7 +9,7 @@ import polars as pl
 
 from stepscope.analysis.causes import CAUSES
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Unreadable
-from stepscope.diagnosis.finding import Finding, Location
+from stepscope.diagnosis.finding import Finding, Location, Remedy
 from stepscope.report.format import count, duration, printable, share
 
 _SMALL_SHARE: Final = 0.005
@@ -64,6 +64,11 @@ def basis_sentence(finding: Finding) -> str:
     if finding.saving_from == "attributed" and finding.saving_ns_per_step > 0:
         parts.append(ATTRIBUTED)
     return "; ".join([*parts, f"confidence {finding.confidence}"])
+
+
+def trial(remedy: Remedy) -> str:
+    """The command that runs the program with the remedy, without a change in it; empty where there is none."""
+    return f"stepscope run --apply {','.join(remedy.apply)} PROGRAM" if remedy.apply else ""
 
 
 def together_sentence(diagnosis: Diagnosis) -> str:

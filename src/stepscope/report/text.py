@@ -38,6 +38,7 @@ from stepscope.report.sentences import (
     shown_devices,
     together_sentence,
     top_rows,
+    trial,
     trigger_sentence,
     unreadable_heading,
     unreadable_sentences,
@@ -172,6 +173,8 @@ def _finding_facts(finding: Finding, diagnosis: Diagnosis) -> Iterator[tuple[str
         yield ("where" if position == 0 else ""), place(location) + part
     yield "rule", f"{printable(finding.rule)} (stepscope explain {printable(finding.rule)})"
     yield "change", printable(finding.remedy.text)
+    if finding.remedy.apply:
+        yield "try", trial(finding.remedy)
 
 
 def _times(diagnosis: Diagnosis, width: int) -> Iterator[RenderableType]:
