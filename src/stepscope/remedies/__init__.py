@@ -9,9 +9,18 @@ something public, so that importing one never hides the other.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-_HOMES: Final[dict[str, str]] = {}
+if TYPE_CHECKING:
+    from stepscope.remedies.allocators import allocator_environment as allocator_environment
+    from stepscope.remedies.allocators import find_allocator as find_allocator
+    from stepscope.remedies.allocators import loaded_allocator as loaded_allocator
+
+_HOMES: Final[dict[str, str]] = {
+    "allocator_environment": "allocators",
+    "find_allocator": "allocators",
+    "loaded_allocator": "allocators",
+}
 """Public name -> the module of this folder that has it."""
 
 __all__ = sorted(_HOMES)

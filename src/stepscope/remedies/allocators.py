@@ -1,0 +1,250 @@
+"""Another allocator for the host's memory: jemalloc or tcmalloc, found on the system and loaded before the C library's.
+
+    stepscope run --allocator jemalloc train.py
+
+    import os, subprocess, sys
+    from stepscope.remedies import allocator_environment
+    subprocess.run([sys.executable, "train.py"], env={**os.environ, **allocator_environment("jemalloc", os.environ)})
+
+The C library gives large blocks back to the operating system when they are freed, and takes them anew, page by page,
+at the next tensor of that size. These keep them. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+ALLOCATORS: Final = ("jemalloc", "tcmalloc")
+_FILES: Final = {
+    "jemalloc": ("libjemalloc.so.2", "libjemalloc.so.1", "libjemalloc.so"),
+    # The minimal one lacks the heap profiler, and so needs no library to walk stacks.
+    "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libtcmalloc_minimal.so", "libtcmalloc.so"),
+}
+_MAC_FILES: Final = {
+    "jemalloc": ("libjemalloc.2.dylib", "libjemalloc.dylib"),
+    "tcmalloc": ("libtcmalloc_minimal.4.dylib", "libtcmalloc_minimal.dylib", "libtcmalloc.dylib"),
+}
+_SETTINGS: Final[dict[str, dict[str, str]]] = {
+    # As it comes, jemalloc gives blocks from 8 MiB on back at once (oversize_threshold), and others after 10 seconds:
+    # for the tensors of a step that is no better than the C library.
+    "jemalloc": {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"},
+    "tcmalloc": {},
+}
+_PACKAGES: Final = {
+    "jemalloc": {
+        "apt-get": "apt install libjemalloc2",
+        "dnf": "dnf install jemalloc",
+        "zypper": "zypper install libjemalloc2",
+        "pacman": "pacman -S jemalloc",
+        "apk": "apk add jemalloc",
+        "brew": "brew install jemalloc",
+        "conda": "conda install -c conda-forge jemalloc",
+    },
+    "tcmalloc": {
+        "apt-get": "apt install libtcmalloc-minimal4",
+        "dnf": "dnf install gperftools-libs",
+        "zypper": "zypper install libtcmalloc4",
+        "pacman": "pacman -S gperftools",
+        "apk": "apk add gperftools",
+        "brew": "brew install gperftools",
+        "conda": "conda install -c conda-forge gperftools",
+    },
+}
+_USUAL: Final = ("apt-get", "dnf", "conda", "brew")
+_OTHERS: Final = re.compile(r"lib(?:jemalloc|tcmalloc|mimalloc|snmalloc|rpmalloc|hoard|scudo)", re.ASCII)
+"""Libraries that replace malloc; two of them in one process contend for it."""
+_LONGEST_MAPS: Final = 16 * 2**20
+_LDCONFIG_S: Final = 10.0
+
+
+def find_allocator(name: str, folders: Iterable[str | os.PathLike[str]] | None = None) -> Path | None:
+    """The library of an allocator, as something that this Python's programs can load; None where there is none.
+
+    Args:
+        name: "jemalloc" or "tcmalloc".
+        folders: where to look; by default LD_LIBRARY_PATH, the environment of conda or of this Python, what ldconfig
+            knows, and the folders where systems and Homebrew keep libraries.
+
+    Raises:
+        ValueError: for another name.
+    """
+    _check(name)
+    files = (_MAC_FILES if sys.platform == "darwin" else _FILES)[name]
+    places = _folders() if folders is None else map(Path, folders)
+    for folder in places:
+        for file in files:
+            if _loadable(folder / file):
+                return folder / file
+    if folders is None:
+        return next((path for path in _known_to_system(name, files) if _loadable(path)), None)
+    return None
+
+
+def allocator_environment(name: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables to set so that a program gets its memory from that allocator.
+
+    Another allocator in LD_PRELOAD is taken out, and what else stands there stays. Settings that the user made
+    (MALLOC_CONF) stay.
+
+    Args:
+        name: "jemalloc" or "tcmalloc".
+        environ: the environment that the program would have without it.
+
+    Raises:
+        ValueError: for another name.
+        RuntimeError: it is not on the system, which the message tells how to change, or the system has no way to load
+            it into a program.
+    """
+    _check(name)
+    if os.name != "posix":
+        raise RuntimeError(f"{name} can be loaded into a program on Linux and macOS, not on this system")
+    library = find_allocator(name)
+    if library is None:
+        raise RuntimeError(f"{name} was not found on this system; {how_to_install(name)}")
+    variable = "DYLD_INSERT_LIBRARIES" if sys.platform == "darwin" else "LD_PRELOAD"
+    # The loader of Linux takes spaces for separators, too; that of macOS only colons.
+    before = re.split(r":" if sys.platform == "darwin" else r"[:\s]", environ.get(variable, ""))
+    kept = [entry for entry in before if entry and not _OTHERS.match(os.path.basename(entry))]
+    settings = {key: value for key, value in _SETTINGS[name].items() if key not in environ}
+    return {variable: ":".join([str(library), *kept]), **settings}
+
+
+def how_to_install(name: str) -> str:
+    """How the user gets an allocator's library, in words: by the package managers that are there, or else by the usual.
+
+    Raises:
+        ValueError: for another name than "jemalloc" and "tcmalloc".
+    """
+    _check(name)
+    commands = _PACKAGES[name]
+    here = [command for manager, command in commands.items() if shutil.which(manager)]
+    return f"install it, with {' or '.join(here or [commands[manager] for manager in _USUAL])}"
+
+
+def loaded_allocator(process: int | str = "self") -> str | None:
+    """Which of the allocators a process really has loaded: "jemalloc", "tcmalloc", or None.
+
+    Args:
+        process: its number; by default this one.
+
+    Raises:
+        OSError: its memory map cannot be read: it is another user's, has ended, or the system has no /proc.
+    """
+    with open(f"/proc/{process}/maps", "rb") as file:
+        text = file.read(_LONGEST_MAPS).decode("utf-8", "replace")
+    return next((name for name in ALLOCATORS if re.search(rf"/lib{name}[^/]*$", text, re.MULTILINE)), None)
+
+
+def preload_obstacle(program: str | os.PathLike[str]) -> str | None:
+    """Why a program would start without a preloaded library and not say so: a sentence, or None where nothing is seen.
+
+    Args:
+        program: the path of what is started. A script counts as what interprets it, which is not looked at.
+    """
+    path = Path(program)
+    try:
+        mode = path.stat().st_mode
+        with path.open("rb") as file:
+            head = file.read(_LONGEST_HEADERS)
+    except OSError:
+        return None
+    if mode & (stat.S_ISUID | stat.S_ISGID):
+        return f"{path} runs with another user's rights (setuid), and the system then preloads no library"
+    if sys.platform == "darwin" and str(path).startswith(("/usr/bin/", "/bin/", "/usr/sbin/", "/sbin/", "/System/")):
+        return f"{path} is protected by macOS, which preloads no library into it; use a Python of your own"
+    if _is_static(head):
+        return f"{path} is linked statically, and loads no library at all"
+    return None
+
+
+_LONGEST_HEADERS: Final = 64 * 1024
+_ELF: Final = b"\x7fELF"
+_INTERPRETER: Final = 3
+
+
+def _is_static(head: bytes) -> bool:
+    """Whether this is the beginning of an ELF program whose headers name no dynamic loader (elf(5))."""
+    if head[:4] != _ELF or len(head) < 64:
+        return False
+
+    def number(offset: int, size: int) -> int:
+        return int.from_bytes(head[offset : offset + size], "big" if head[5] == 2 else "little")
+
+    wide = head[4] == 2
+    table = number(32, 8) if wide else number(28, 4)
+    size, count = (number(54, 2), number(56, 2)) if wide else (number(42, 2), number(44, 2))
+    if not count or table + size * count > len(head):
+        return False
+    kinds = {number(table + size * row, 4) for row in range(count)}
+    return _INTERPRETER not in kinds
+
+
+def _check(name: str) -> None:
+    if name not in ALLOCATORS:
+        raise ValueError(f"{name!r} is no allocator known here; choose {' or '.join(ALLOCATORS)}")
+
+
+def _folders() -> Iterator[Path]:
+    """Where libraries are kept, the nearest to this Python first."""
+    for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+        if entry:
+            yield Path(entry)
+    for prefix in (os.environ.get("CONDA_PREFIX"), sys.prefix, sys.base_prefix):
+        if prefix:
+            yield Path(prefix) / "lib"
+    kind = sysconfig.get_config_var("MULTIARCH")
+    for folder in ("/usr/local/lib", "/usr/lib", "/lib"):
+        if kind:
+            yield Path(folder) / str(kind)
+        yield Path(f"{folder}64")
+        yield Path(folder)
+    yield from map(Path, ("/opt/homebrew/lib", "/home/linuxbrew/.linuxbrew/lib"))
+
+
+def _known_to_system(name: str, files: tuple[str, ...]) -> Iterator[Path]:
+    """Where the system's loader would find it, where that can be asked."""
+    if sys.platform == "darwin":
+        found = ctypes.util.find_library(name)
+        if found:
+            yield Path(found)
+        return
+    program = shutil.which("ldconfig", path=os.pathsep.join([os.environ.get("PATH", ""), "/sbin", "/usr/sbin"]))
+    if program is None:
+        return
+    try:
+        done = subprocess.run([program, "-p"], capture_output=True, timeout=_LDCONFIG_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    listed = re.findall(r"^\s*(\S+) \(.*\) => (\S+)$", done.stdout.decode("utf-8", "replace"), re.MULTILINE)
+    for file in files:
+        yield from (Path(path) for wanted, path in listed if wanted == file)
+
+
+def _loadable(path: Path) -> bool:
+    """Whether it is a library for this Python's kind of processor, at a path that LD_PRELOAD can hold."""
+    if re.search(r"[:\s]", str(path)):
+        return False
+    try:
+        library, own = _kind(path), _kind(Path(sys.executable or "/proc/self/exe"))
+    except OSError:
+        return False
+    if sys.platform == "darwin":
+        return True
+    return library is not None and (own is None or library == own)
+
+
+def _kind(path: Path) -> tuple[int, int, bytes] | None:
+    """Width, byte order and processor of an ELF file; None for any other file."""
+    with path.open("rb") as file:
+        head = file.read(20)
+    return (head[4], head[5], head[18:20]) if head[:4] == _ELF and len(head) == 20 else None
