@@ -46,6 +46,8 @@ class BenchSettings:
         quiet: keep each rank to its own cores, and collect no garbage.
         seed: for the random generators of a quiet machine; None leaves them alone.
         show_output: let the programs write on standard error instead of into logs.
+        losses: also keep the losses, and fix the random generators by `seed` where it is given, from the import of
+            torch on (`stepscope.capture.backward_losses`).
     """
 
     steps: int = 50
@@ -55,6 +57,7 @@ class BenchSettings:
     quiet: bool = False
     seed: int | None = None
     show_output: bool = False
+    losses: bool = False
 
     def confidence(self, commands: int) -> float:
         """Of each interval, so that all of them together hold with `CONFIDENCE` (Bonferroni)."""
@@ -79,6 +82,7 @@ class BenchRun:
         other_cores: cores that others kept busy meanwhile; None where unknown.
         own_profiler: whether the program used torch.profiler itself.
         said: about the quiet machine, a sentence each.
+        losses: of the first rank, one for each backward pass; empty where they were not to be kept.
     """
 
     label: str
@@ -94,6 +98,7 @@ class BenchRun:
     other_cores: float | None = None
     own_profiler: bool = False
     said: tuple[str, ...] = ()
+    losses: tuple[float, ...] = ()
 
     @property
     def steady_ns(self) -> tuple[int, ...]:
@@ -184,21 +189,34 @@ def measure(bench: Bench, tell: Callable[[BenchRun], None]) -> None:
     Raises:
         UsageError: a program cannot be started, or the folder cannot be written.
     """
-    begun_s = time.monotonic()
     try:
         while bench.stop is None:
-            for number in order_of(len(bench.commands), bench.rounds + 1):
-                run = _run(bench, bench.commands[number], len(bench.runs) // len(bench.commands) + 1)
-                bench.seconds = time.monotonic() - begun_s
-                if isinstance(run, BenchFailure):
-                    bench.stop, bench.failure = "failed", run
-                    return
-                bench.runs.append(run)
-                tell(run)
-            bench.stop = stop_of(bench)
+            measure_round(bench, tell)
+            bench.stop = bench.stop or stop_of(bench)
     except KeyboardInterrupt:
         bench.stop = "interrupted"
-    bench.seconds = time.monotonic() - begun_s
+
+
+def measure_round(bench: Bench, tell: Callable[[BenchRun], None]) -> None:
+    """Run each command once more; where one fails, that stands in `bench.stop` and `bench.failure`.
+
+    Raises:
+        UsageError: a program cannot be started, or the folder cannot be written.
+        KeyboardInterrupt: Ctrl-C came; the runs before stand in `bench`.
+    """
+    begun_s = time.monotonic() - bench.seconds
+    number = bench.rounds + 1
+    try:
+        for place in order_of(len(bench.commands), number):
+            run = _run(bench, bench.commands[place], number)
+            bench.seconds = time.monotonic() - begun_s
+            if isinstance(run, BenchFailure):
+                bench.stop, bench.failure = "failed", run
+                return
+            bench.runs.append(run)
+            tell(run)
+    finally:
+        bench.seconds = time.monotonic() - begun_s
 
 
 def stop_of(bench: Bench) -> Stop | None:
@@ -229,7 +247,14 @@ def _is_precise(bench: Bench, rounds: int) -> bool:
 
 def _run(bench: Bench, command: BenchCommand, round_number: int) -> BenchRun | BenchFailure:
     settings = bench.settings
-    options = RunOptions(steps=settings.steps, telemetry=False, quiet=settings.quiet, seed=settings.seed, measure=True)
+    options = RunOptions(
+        steps=settings.steps,
+        telemetry=False,
+        quiet=settings.quiet,
+        seed=settings.seed,
+        measure=True,
+        losses=settings.losses,
+    )
     manifest = RunManifest.begin(command.words, time.time(), options=options.to_json(), redact=False)
     folder = RunFolder.create(bench.folder, f"{command.label}-{round_number}", manifest)
     log = None if settings.show_output else folder.path / LOG
@@ -263,6 +288,7 @@ def _run(bench: Bench, command: BenchCommand, round_number: int) -> BenchRun | B
         other_cores=None if end.was_ended else meter.other_cores(),
         own_profiler=any(record.own_profiler for record in records),
         said=tuple(dict.fromkeys(sentence for record in records for sentence in record.said)),
+        losses=first.losses,
     )
 
 

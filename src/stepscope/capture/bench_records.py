@@ -26,6 +26,7 @@ class Record:
     ends_ns: tuple[int, ...]
     own_profiler: bool
     said: tuple[str, ...]
+    losses: tuple[float, ...] = ()
 
 
 def read_records(folder: RunFolder) -> list[Record]:
@@ -63,5 +64,6 @@ def _record(path: Path, rank: int) -> Record | None:
             ends_ns=tuple(map(int, content["ends_ns"])),
             own_profiler=bool(content["own_profiler"]),
             said=tuple(map(str, content["said"])),
+            losses=tuple(map(float, content.get("losses", ()))),
         )
     return None

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
+from stepscope.capture.backward_losses import BackwardLosses, fix_seeds
 from stepscope.capture.bootstrap_plan import (
     OPTIMIZER_PATIENCE_S,
     RunOptions,
@@ -47,6 +48,8 @@ class BenchSteps:
         self._folder = folder
         self._boundaries = options.steps + 1  # when the first step began is not known
         self._company = Company(folder.path, telemetry=False, quiet=options.quiet, seed=options.seed)
+        self._losses = BackwardLosses() if options.losses else None
+        self._seed = options.seed if options.losses else None
         self._hooks: StepHooks | None = None
         self._source = StepSource.NONE
         self._ends_ns: list[int] = []
@@ -66,6 +69,10 @@ class BenchSteps:
         if self._hooks is None:
             self._hooks = StepHooks(self._controller, watch_input=False)
             self._hooks.install()
+            if self._seed is not None:
+                fix_seeds(self._seed)
+            if self._losses is not None:
+                self._losses.start()
 
     def step_ended(self, step: int) -> None:
         """Note the time."""
@@ -128,11 +135,12 @@ class BenchSteps:
             with contextlib.suppress(RuntimeError):  # the device failed: the host's clock is left
                 ends_ns, clock = self._device.ends_ns(), "device"
         self._company.recording_ends()
+        losses = self._losses.stop() if self._losses is not None else []
         if not is_helper():
-            self._write(ends_ns, clock)
+            self._write(ends_ns, clock, losses)
         self.let_go()
 
-    def _write(self, ends_ns: Sequence[int], clock: str) -> None:
+    def _write(self, ends_ns: Sequence[int], clock: str, losses: Sequence[float]) -> None:
         rank, world_size = rank_and_world_size()
         write_json(
             self._folder.rank_folder(rank) / f"{PREFIX}{self.process}.json",
@@ -144,6 +152,7 @@ class BenchSteps:
                 "clock": clock,
                 "complete": len(ends_ns) >= self._boundaries,
                 "ends_ns": list(ends_ns),
+                "losses": list(losses),
                 "own_profiler": self._controller.others.seen,
                 "said": self._company.said,
             },
