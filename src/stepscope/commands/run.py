@@ -8,12 +8,13 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.commands import _output
 from stepscope.commands._agents import add_record_flags, record_options
+from stepscope.commands._allocator import allocator_variables
 from stepscope.commands._parser import CommandParser
 from stepscope.commands.batch_size import add_model_options, batch_sizes
 from stepscope.errors import StepscopeError, UsageError
@@ -62,6 +63,11 @@ def prepare_parser(parser: CommandParser) -> None:
         help="keep each rank to its own cores, and collect no garbage while steps are recorded",
     )
     when.add_argument("--seed", metavar="N", type=at_least(0), help="with --quiet-machine: fix the random generators")
+    when.add_argument(
+        "--allocator",
+        choices=("jemalloc", "tcmalloc"),
+        help="get the program's host memory from this library, which keeps what is freed",
+    )
     what = parser.add_argument_group("what to record, besides times")
     what.add_argument(
         "--telemetry",
@@ -109,17 +115,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html == "-":
         raise UsageError("standard output is the program's: write the page to a file")
     command = command_of(arguments.program)
+    environ = {**os.environ, **allocator_variables(arguments.allocator, command)}
     if arguments.batch_sizes or arguments.batch_flag:
         if arguments.power_limits:
             raise UsageError("a program runs either at several batch sizes or at several power limits")
-        return _run_sizes(arguments, command)
+        return _run_sizes(arguments, command, environ)
     if arguments.power_limits:
-        return _run_limits(arguments, command)
+        return _run_limits(arguments, command, environ)
     options = _options(arguments)
     manifest = RunManifest.begin(command, time.time(), options=options.to_json(), redact=arguments.redact)
     folder = RunFolder.create(Path(arguments.folder) if arguments.folder else None, arguments.name, manifest)
     _quietly(lambda: RunIndex().add(folder))
-    code = run_program(command, environment_of(folder, options, os.environ))
+    code = run_program(command, environment_of(folder, options, environ))
     with _on_standard_error():
         recordings = folder.recordings()
         folder.write_manifest(manifest.ended(time.time(), code, recordings))
@@ -133,7 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _run_sizes(arguments: argparse.Namespace, command: Sequence[str]) -> int:
+def _run_sizes(arguments: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the program once for each batch size; 0 where that tells how a step grows with the batch."""
     from stepscope.capture.batch_runs import INTERRUPTED, record_sizes
     from stepscope.capture.launch import environment_of, run_program
@@ -150,7 +157,7 @@ def _run_sizes(arguments: argparse.Namespace, command: Sequence[str]) -> int:
     manifest = RunManifest.begin(list(command), time.time(), options=options.to_json(), redact=arguments.redact)
     folder = RunFolder.create(Path(arguments.folder) if arguments.folder else None, arguments.name, manifest)
     _quietly(lambda: RunIndex().add(folder))
-    environment = environment_of(folder, options, os.environ)
+    environment = environment_of(folder, options, environ)
     runs = record_sizes(command, arguments.batch_flag, arguments.batch_sizes, folder, environment, run_program, _say)
     failed = next((each.exit_code for each in runs if each.exit_code), 0)
     with _on_standard_error():
@@ -165,7 +172,7 @@ def _run_sizes(arguments: argparse.Namespace, command: Sequence[str]) -> int:
     return 0
 
 
-def _run_limits(arguments: argparse.Namespace, command: Sequence[str]) -> int:
+def _run_limits(arguments: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the program once at each power limit; 0 where at least two were measured."""
     from dataclasses import replace
 
@@ -182,7 +189,7 @@ def _run_limits(arguments: argparse.Namespace, command: Sequence[str]) -> int:
     manifest = RunManifest.begin(list(command), time.time(), options=options.to_json(), redact=arguments.redact)
     folder = RunFolder.create(Path(arguments.folder) if arguments.folder else None, arguments.name, manifest)
     _quietly(lambda: RunIndex().add(folder))
-    environment = environment_of(folder, options, os.environ)
+    environment = environment_of(folder, options, environ)
     runs = measure_limits(limits, devices, folder, lambda: run_program(command, environment), _say)
     failed = next((each.exit_code for each in runs if each.exit_code), 0)
     with _on_standard_error():

@@ -65,6 +65,7 @@ _OTHERS: Final = re.compile(r"lib(?:jemalloc|tcmalloc|mimalloc|snmalloc|rpmalloc
 """Libraries that replace malloc; two of them in one process contend for it."""
 _LONGEST_MAPS: Final = 16 * 2**20
 _LDCONFIG_S: Final = 10.0
+_PROBE_S: Final = 30.0
 
 
 def find_allocator(name: str, folders: Iterable[str | os.PathLike[str]] | None = None) -> Path | None:
@@ -165,6 +166,34 @@ def preload_obstacle(program: str | os.PathLike[str]) -> str | None:
     if _is_static(head):
         return f"{path} is linked statically, and loads no library at all"
     return None
+
+
+def loading_problem(name: str, variables: Mapping[str, str]) -> str | None:
+    """Why this Python does not load the allocator with these variables; None where it does, or where it cannot be seen.
+
+    Starts a Python for a moment that reads its own memory map.
+
+    Args:
+        name: "jemalloc" or "tcmalloc".
+        variables: of `allocator_environment`.
+    """
+    if not os.path.exists("/proc/self/maps"):
+        return None
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", "print(open('/proc/self/maps').read())"],
+            env={**os.environ, **variables},
+            capture_output=True,
+            timeout=_PROBE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"a Python with {name} does not start: {error}"
+    if f"/lib{name}" in done.stdout.decode("utf-8", "replace"):
+        return None
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    reason = said[0] if said else preload_obstacle(sys.executable)
+    return f"this Python does not load {name}: {reason or 'it gives no reason'}"
 
 
 _LONGEST_HEADERS: Final = 64 * 1024
