@@ -228,7 +228,7 @@ def _folders() -> Iterator[Path]:
     for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
         if entry:
             yield Path(entry)
-    for prefix in (os.environ.get("CONDA_PREFIX"), sys.prefix, sys.base_prefix):
+    for prefix in (os.environ.get("CONDA_PREFIX"), sys.prefix, sys.base_prefix, os.environ.get("HOMEBREW_PREFIX")):
         if prefix:
             yield Path(prefix) / "lib"
     kind = sysconfig.get_config_var("MULTIARCH")
@@ -237,7 +237,7 @@ def _folders() -> Iterator[Path]:
             yield Path(folder) / str(kind)
         yield Path(f"{folder}64")
         yield Path(folder)
-    yield from map(Path, ("/opt/homebrew/lib", "/home/linuxbrew/.linuxbrew/lib"))
+    yield Path("/opt/homebrew/lib")
 
 
 def _known_to_system(name: str, files: tuple[str, ...]) -> Iterator[Path]:
