@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from stepscope.capture.applying import Outcome, applied_outcomes
 from stepscope.capture.bench_load import LoadMeter
 from stepscope.capture.bench_programs import BenchCommand, ProgramEnd, run_logged
 from stepscope.capture.bench_records import Record, job_ends_ns, read_records
@@ -83,6 +84,7 @@ class BenchRun:
         own_profiler: whether the program used torch.profiler itself.
         said: about the quiet machine, a sentence each.
         losses: of the first rank, one for each backward pass; empty where they were not to be kept.
+        applied: what became of the remedies that were to be applied.
     """
 
     label: str
@@ -99,6 +101,7 @@ class BenchRun:
     own_profiler: bool = False
     said: tuple[str, ...] = ()
     losses: tuple[float, ...] = ()
+    applied: tuple[Outcome, ...] = ()
 
     @property
     def steady_ns(self) -> tuple[int, ...]:
@@ -254,6 +257,7 @@ def _run(bench: Bench, command: BenchCommand, round_number: int) -> BenchRun | B
         seed=settings.seed,
         measure=True,
         losses=settings.losses,
+        apply=command.apply,
     )
     manifest = RunManifest.begin(command.words, time.time(), options=options.to_json(), redact=False)
     folder = RunFolder.create(bench.folder, f"{command.label}-{round_number}", manifest)
@@ -289,6 +293,7 @@ def _run(bench: Bench, command: BenchCommand, round_number: int) -> BenchRun | B
         own_profiler=any(record.own_profiler for record in records),
         said=tuple(dict.fromkeys(sentence for record in records for sentence in record.said)),
         losses=first.losses,
+        applied=tuple(applied_outcomes(command.apply, folder)),
     )
 
 

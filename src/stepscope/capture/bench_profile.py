@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from stepscope.capture.applying import applied_outcomes
 from stepscope.capture.bench import LOG, Bench
 from stepscope.capture.bench_programs import BenchCommand, run_logged
 from stepscope.capture.bootstrap_plan import RunOptions
@@ -43,7 +44,9 @@ def profile_commands(bench: Bench, say: Callable[[str], None]) -> dict[str, RunF
 
 def _profile(bench: Bench, command: BenchCommand) -> tuple[RunFolder, int]:
     settings = bench.settings
-    options = RunOptions(exit_after=True, telemetry=False, quiet=settings.quiet, seed=settings.seed)
+    options = RunOptions(
+        exit_after=True, telemetry=False, quiet=settings.quiet, seed=settings.seed, apply=command.apply
+    )
     manifest = RunManifest.begin(command.words, time.time(), options=options.to_json(), redact=False)
     folder = RunFolder.create(bench.folder, f"{command.label}-profile", manifest)
     end = run_logged(
@@ -53,7 +56,8 @@ def _profile(bench: Bench, command: BenchCommand) -> tuple[RunFolder, int]:
         limit_s=settings.budget_s,
         is_done=lambda: _all_recorded(folder),
     )
-    folder.write_manifest(manifest.ended(time.time(), end.exit_code, folder.recordings()))
+    applied = [outcome.to_json() for outcome in applied_outcomes(options.apply, folder)]
+    folder.write_manifest(manifest.ended(time.time(), end.exit_code, folder.recordings(), applied))
     return folder, end.exit_code
 
 

@@ -44,12 +44,14 @@ class BenchCommand:
         text: as the user wrote it.
         words: what is started.
         variables: set for it, as "OMP_NUM_THREADS=1 python train.py" does.
+        apply: remedies to apply to it; see `stepscope.capture.applying`.
     """
 
     label: str
     text: str
     words: tuple[str, ...]
     variables: Mapping[str, str]
+    apply: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, label: str, text: str) -> BenchCommand:
@@ -73,12 +75,13 @@ class BenchCommand:
 
     @property
     def shown(self) -> str:
-        """The command with *** in place of what may be a secret."""
+        """The command with *** in place of what may be a secret, and what is applied to it."""
         words = shlex.split(self.text)
         shown = without_secrets(words)
-        if shown == words:
-            return self.text
-        return " ".join(word if "***" in word else shlex.quote(word) for word in shown)
+        text = self.text
+        if shown != words:
+            text = " ".join(word if "***" in word else shlex.quote(word) for word in shown)
+        return f"{text}  (applied: {', '.join(self.apply)})" if self.apply else text
 
 
 @dataclass(frozen=True, slots=True)

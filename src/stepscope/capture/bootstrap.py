@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,6 +36,8 @@ def was_imported(module: str) -> None:
     folder = RunFolder(Path(path))
     options = RunOptions.parse(os.environ.get(RUN_OPTIONS, ""))
     folder.sign(module.partition(".")[0])
+    if options.apply and module == "torch":
+        _apply(folder, options)
     if options.measure:
         measured = _measure(folder, options) if module == "torch" else None
         if measured is not None:
@@ -44,6 +47,15 @@ def was_imported(module: str) -> None:
     if hooks is not None:
         mark(f"{module.partition('.')[0]}_imported")
         hooks.install_in(module)
+
+
+def _apply(folder: RunFolder, options: RunOptions) -> None:
+    """Apply remedies to this process, and have it say at its end what came of them."""
+    from stepscope.capture.applying import install
+
+    applying = install(options.apply, folder)
+    atexit.register(applying.end)
+    _before_exit(applying.end)
 
 
 def _hooks_for(folder: RunFolder, options: RunOptions) -> AllHooks | None:
@@ -79,18 +91,18 @@ def _have_listen(steps: StepController, plan: FirstRecording | BenchSteps) -> No
     steps.listener = plan
     set_controller(steps)
     atexit.register(plan.program_ends)
-    _before_exit(plan)
+    _before_exit(plan.program_ends)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: _forked(steps, plan))
 
 
-def _before_exit(plan: FirstRecording | BenchSteps) -> None:
-    """Keep the recording of a program that ends by os._exit, for which nothing registered is called."""
+def _before_exit(action: Callable[[], None]) -> None:
+    """Also do it for a program that ends by os._exit, for which nothing registered is called."""
     original = os._exit
 
     def leave(status: int) -> NoReturn:
         try:
-            plan.program_ends()
+            action()
         finally:
             original(status)
 

@@ -53,7 +53,15 @@ def command_of(program: Sequence[str]) -> list[str]:
 
 
 def environment_of(folder: RunFolder, options: RunOptions, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a program that is to record itself into that folder."""
+    """The environment for a program that is to record itself into that folder.
+
+    Raises:
+        UsageError: something that is to be applied must be there before the program starts, and is not.
+    """
+    if options.apply:
+        from stepscope.capture import applying
+
+        environment = applying.environment_of(options.apply, environment)
     paths = [str(_PATH_FOLDER), *filter(None, [environment.get("PYTHONPATH")])]
     return {
         **environment,

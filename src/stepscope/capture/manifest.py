@@ -67,6 +67,8 @@ class RunManifest:
         environment: variables that matter to speed.
         options: of the recording.
         recordings: how the recording of each process went.
+        applied: what became of the remedies that were to be applied: {"flag", "sentence", "applied", "ranks"} each,
+            without ranks where all say the same.
         schema: of this file.
     """
 
@@ -83,6 +85,7 @@ class RunManifest:
     environment: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     recordings: tuple[dict[str, Any], ...] = ()
+    applied: tuple[dict[str, Any], ...] = ()
     schema: int = SCHEMA
 
     @classmethod
@@ -109,7 +112,13 @@ class RunManifest:
             options=dict(options),
         )
 
-    def ended(self, ended_unix_s: float, exit_code: int, recordings: Sequence[Mapping[str, Any]]) -> RunManifest:
+    def ended(
+        self,
+        ended_unix_s: float,
+        exit_code: int,
+        recordings: Sequence[Mapping[str, Any]],
+        applied: Sequence[dict[str, Any]] = (),
+    ) -> RunManifest:
         """With how it ended; versions, devices and environment as the first of its processes found them."""
         found: Mapping[str, Any] = next((one["facts"] for one in recordings if one.get("facts")), {})
         return replace(
@@ -120,6 +129,7 @@ class RunManifest:
             devices=tuple(found.get("devices", ())),
             environment=found.get("environment", self.environment),
             recordings=tuple({name: value for name, value in one.items() if name != "facts"} for one in recordings),
+            applied=tuple(applied),
         )
 
     def suggested_name(self) -> str:
@@ -148,7 +158,7 @@ class RunManifest:
             raise ValueError("it does not say which command was run")
         known = {item.name for item in fields(cls)}
         values = {name: value for name, value in content.items() if name in known}
-        for name in ("command", "devices", "recordings"):
+        for name in ("command", "devices", "recordings", "applied"):
             values[name] = tuple(values.get(name) or ())
         values["command"] = tuple(map(str, values["command"]))
         for name in ("started_unix_s", "ended_unix_s", "exit_code"):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
@@ -21,6 +23,7 @@ from stepscope.report.format import duration, printable
 
 if TYPE_CHECKING:
     from stepscope.capture.bench import Bench, BenchFailure, BenchRun
+    from stepscope.capture.bench_programs import BenchCommand
     from stepscope.compare import Comparison
 
 NAME: Final = "bench"
@@ -33,6 +36,7 @@ stand before a program, pipes may not.
 examples:
   stepscope bench 'python train.py --workers 0' 'python train.py --workers 4'
   stepscope bench 'train.py' 'train.py --fused' 'train.py --fused --bf16' --steps 100
+  stepscope bench train.py train.py --apply B=fuse-optimizer,workers=4
   stepscope bench 'OMP_NUM_THREADS=1 train.py' 'OMP_NUM_THREADS=4 train.py' --precision 0.5% --budget 30m
   stepscope bench 'torchrun --nproc-per-node 2 a.py' 'torchrun --nproc-per-node 2 b.py' --profile
   stepscope bench 'old/train.py' 'new/train.py' --fail-if-slower 3% --markdown comment.md
@@ -72,6 +76,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--quiet-machine", action="store_true", help="keep each rank to its own cores, and collect no garbage"
     )
     how.add_argument("--seed", metavar="N", type=at_least(0), help="with --quiet-machine: fix the random generators")
+    parser.add_argument_group("what to change, without touching the programs").add_argument(
+        "--apply",
+        metavar="LABEL=LIST",
+        action="append",
+        default=[],
+        help="apply remedies to a command, such as B=fuse-optimizer,workers=2; stepscope run --apply list shows all",
+    )
     after = parser.add_argument_group("what comes of it")
     after.add_argument(
         "--profile", action="store_true", help="then record one run of each, and say where the difference comes from"
@@ -124,6 +135,7 @@ def _new_bench(arguments: argparse.Namespace) -> Bench:
     if len(texts) > len(_LABELS):
         raise UsageError(f"bench compares at most {len(_LABELS)} commands, not {len(texts)}")
     commands = tuple(BenchCommand.parse(label, text) for label, text in zip(_LABELS, texts, strict=False))
+    commands = _with_applications(commands, arguments.apply)
     settings = BenchSettings(
         steps=arguments.steps,
         precision=arguments.precision,
@@ -134,6 +146,26 @@ def _new_bench(arguments: argparse.Namespace) -> Bench:
         show_output=arguments.show_output,
     )
     return Bench(commands, settings, _new_folder(arguments.folder, commands[0].words))
+
+
+def _with_applications(commands: Sequence[BenchCommand], texts: Sequence[str]) -> tuple[BenchCommand, ...]:
+    """The commands with what is to be applied to each; several lists for one count as one."""
+    from stepscope.capture.applying import environment_of, parse_applications
+
+    lists: dict[str, list[str]] = {}
+    for text in texts:
+        label, equals, names = text.partition("=")
+        label = label.strip()
+        if not equals or label not in [command.label for command in commands]:
+            labels = ", ".join(command.label for command in commands)
+            raise UsageError(f"--apply {text} names none of the commands {labels}: write it as B=fuse-optimizer")
+        lists.setdefault(label, []).append(names)
+    found = []
+    for command in commands:
+        apply = parse_applications(",".join(lists[command.label])) if command.label in lists else ()
+        environment_of(apply, os.environ)  # what is missing is said before anything starts
+        found.append(replace(command, apply=apply))
+    return tuple(found)
 
 
 def _new_folder(chosen: str | None, words: Sequence[str]) -> Path:

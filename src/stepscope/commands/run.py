@@ -38,8 +38,12 @@ examples:
   stepscope run --steps 10 --stacks --exit-after train.py    more of it, and end the program then
   stepscope run --serve --name long train.py                 then, at any time: stepscope attach long
   stepscope run --batch-sizes 8,16,32 --batch-flag batch-size train.py    how large a batch should be
+  stepscope run --apply fuse-optimizer,workers=4 train.py    with remedies applied, the files left as they are
   stepscope diagnose NAME --html report.html                 the run again, later
 """
+
+_WIDEST_FLAG: Final = 24
+_NARROWEST_HELP: Final = 40
 
 
 def prepare_parser(parser: CommandParser) -> None:
@@ -85,6 +89,13 @@ def prepare_parser(parser: CommandParser) -> None:
         help="run once at each of these limits of the devices, such as 60%%,80%%,100%% or 250,300: time and energy",
     )
     add_record_flags(what)
+    change = parser.add_argument_group("what to change, without touching the program")
+    change.add_argument(
+        "--apply",
+        metavar="LIST",
+        action="append",
+        help="apply remedies as the program starts, such as fuse-optimizer,workers=4; --apply list shows all",
+    )
     batch = parser.add_argument_group("how large a batch should be")
     batch.add_argument(
         "--batch-sizes", metavar="SIZES", type=batch_sizes, help="run once for each size, such as 8,16,32"
@@ -105,11 +116,14 @@ def prepare_parser(parser: CommandParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the program, keep what it recorded, diagnose it; returns the program's exit code."""
+    from stepscope.capture.applying import applied_outcomes
     from stepscope.capture.launch import command_of, environment_of, run_program
     from stepscope.capture.manifest import RunManifest
     from stepscope.capture.run_folder import RunFolder
     from stepscope.capture.runs import RunIndex
 
+    if arguments.apply == ["list"]:
+        return list_applications()
     if arguments.seed is not None and not arguments.quiet_machine:
         raise UsageError("--seed goes with --quiet-machine")
     if arguments.html == "-":
@@ -129,8 +143,11 @@ def run(arguments: argparse.Namespace) -> int:
     code = run_program(command, environment_of(folder, options, environ))
     with _on_standard_error():
         recordings = folder.recordings()
-        folder.write_manifest(manifest.ended(time.time(), code, recordings))
+        applied = applied_outcomes(options.apply, folder)
+        folder.write_manifest(manifest.ended(time.time(), code, recordings, [each.to_json() for each in applied]))
         _quietly(lambda: RunIndex().add(folder))
+        for outcome in applied:
+            print(f"stepscope: {printable(outcome.text)}")
         for sentence in what_was_recorded(folder, recordings):
             print(f"stepscope: {printable(sentence)}")
         if arguments.energy:
@@ -205,6 +222,25 @@ def _say(sentence: str) -> None:
     print(f"stepscope: {printable(sentence)}", file=sys.stderr, flush=True)
 
 
+def list_applications() -> int:
+    """Print every flag that --apply takes, and what it does."""
+    import textwrap
+
+    from stepscope.capture.applying import all_flags
+
+    indent = max(len(flag.shown) for flag in all_flags() if len(flag.shown) < _WIDEST_FLAG) + 2
+    lines = []
+    for flag in all_flags():
+        help_lines = textwrap.wrap(flag.help, max(_output.width() - indent, _NARROWEST_HELP))
+        if len(flag.shown) < indent - 1:
+            help_lines[0] = flag.shown.ljust(indent) + help_lines[0]
+        else:
+            help_lines = [flag.shown, " " * indent + help_lines[0], *help_lines[1:]]
+        lines += [help_lines[0], *(line if line[:1] == " " else " " * indent + line for line in help_lines[1:])]
+    _output.print_text("\n".join(lines) + "\n")
+    return 0
+
+
 def _say_energy(recordings: Sequence[dict[str, Any]]) -> None:
     from stepscope.capture.energy_records import records_of
     from stepscope.report.energy_sentences import measured_sentences
@@ -273,8 +309,11 @@ def _why_nothing(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> str
 
 
 def _options(arguments: argparse.Namespace) -> RunOptions:
+    from stepscope.capture import applying
     from stepscope.capture.bootstrap_plan import RunOptions
 
+    apply = applying.parse_applications(",".join(arguments.apply)) if arguments.apply is not None else ()
+    applying.environment_of(apply, os.environ)  # what is missing is said before anything starts
     return RunOptions(
         steps=arguments.steps,
         warmup=arguments.warmup,
@@ -286,6 +325,7 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
         seed=arguments.seed,
         energy=arguments.energy,
         record=record_options(arguments),
+        apply=apply,
     )
 
 

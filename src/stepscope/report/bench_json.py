@@ -38,6 +38,7 @@ def bench_json(bench: Bench, profiled: Sequence[Comparison] = ()) -> dict[str, A
             {
                 "label": command.label,
                 "command": command.shown,
+                "apply": list(command.apply),
                 "runs": [_run(run) for run in bench.runs_of(command.label)],
             }
             for command in bench.commands
@@ -59,4 +60,5 @@ def _run(run: BenchRun) -> dict[str, Any]:
         "complete": run.complete,
         "seconds": run.seconds,
         "other_cores": run.other_cores,
+        "applied": [outcome.to_json() for outcome in run.applied],
     }

@@ -139,6 +139,9 @@ def how(bench: Bench) -> Iterator[str]:
     yield from _noise([(label, noise) for label, noise in noises if noise is not None])
     yield from _others(bench)
     firsts = [bench.runs_of(command.label)[:1] for command in bench.commands]
+    for command, runs in zip(bench.commands, firsts, strict=True):
+        for outcome in runs[0].applied if runs else ():
+            yield f"{command.label}, {printable(outcome.text)}."
     yield from _alike_once(sentence for runs in firsts for run in runs for sentence in run.said)
 
 

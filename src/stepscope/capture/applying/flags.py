@@ -1,0 +1,137 @@
+"""What a flag of `stepscope run --apply` is, and how a list of them is read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stepscope.errors import UsageError
+
+LONGEST_NUMBER: Final = 9
+"""Digits that a value may have; all that is counted here is far below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What may stand behind a flag's `=`.
+
+    Attributes:
+        shown: for people, such as "N" or "jemalloc|tcmalloc".
+        least: the smallest whole number; None where it is one of the choices.
+        choices: the words it may be.
+        default: what counts where nothing stands there; None where something must.
+    """
+
+    shown: str
+    least: int | None = None
+    choices: tuple[str, ...] = ()
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One word that `--apply` takes.
+
+    Attributes:
+        name: the word.
+        help: what it changes, in one line that completes "it ...".
+        unseen: why nothing came of it in a program that never did what it changes.
+        limits: when it cannot be applied, or what it then does otherwise; for the page.
+        value: what may follow it; None where nothing may.
+        against: flags that cannot be asked for together with it.
+    """
+
+    name: str
+    help: str
+    unseen: str
+    limits: str
+    value: Value | None = None
+    against: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """The flag as it is written, such as "workers=N" or "compile[=default|reduce-overhead]"."""
+        if self.value is None:
+            return self.name
+        behind = f"={self.value.shown}"
+        return f"{self.name}[{behind}]" if self.value.default is not None else self.name + behind
+
+
+def words_of(text: str, flags: Iterable[Flag]) -> tuple[str, ...]:
+    """The flags in a list such as "fuse-optimizer,workers=4", each once, in their order.
+
+    Raises:
+        UsageError: something in it is no flag, or has a wrong value, or two of them contradict each other.
+    """
+    known = {flag.name: flag for flag in flags}
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        if name not in known:
+            raise UsageError(_unknown(part.strip(), name, list(known)))
+        flag = known[name]
+        value = _checked(flag, value.strip(), bool(equals))
+        if found.setdefault(name, value) != value:
+            raise UsageError(f"{name} is to be applied twice, as {found[name]} and as {value}")
+    _refuse_contradictions(found, known)
+    return tuple(name if value in ("", _default(known[name])) else f"{name}={value}" for name, value in found.items())
+
+
+def values_of(words: Iterable[str], flags: Iterable[Flag]) -> dict[str, str]:
+    """The value of each flag in such words, "" where it has none; a word that no flag has is passed over."""
+    known = {flag.name: flag for flag in flags}
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in known:
+            found[name] = value if equals else _default(known[name])
+    return found
+
+
+def _default(flag: Flag) -> str:
+    return (flag.value.default or "") if flag.value is not None else ""
+
+
+def _unknown(part: str, name: str, known: Sequence[str]) -> str:
+    if not name:
+        return "the list of what to apply has an empty place: write it as fuse-optimizer,workers=4"
+    close = difflib.get_close_matches(name, known, n=1)
+    guess = f"; did you mean {close[0]}?" if close else ""
+    return f"there is no {part!r} to apply{guess} (stepscope run --apply list shows all)"
+
+
+def _checked(flag: Flag, value: str, is_given: bool) -> str:
+    """The value as it is kept: a number without leading zeros, a choice as it stands.
+
+    Raises:
+        UsageError: the flag cannot have it.
+    """
+    allowed = flag.value
+    if allowed is None:
+        if is_given:
+            raise UsageError(f"{flag.name} takes no value, and {value!r} stands behind it")
+        return ""
+    if not is_given:
+        if allowed.default is None:
+            raise UsageError(f"{flag.name} needs a value: {flag.shown}")
+        return allowed.default
+    if allowed.least is None:
+        if value in allowed.choices:
+            return value
+        raise UsageError(f"{flag.name} is one of {', '.join(allowed.choices)}, not {value!r}")
+    is_number = value.isascii() and value.isdecimal() and len(value) <= LONGEST_NUMBER
+    if not is_number or int(value) < allowed.least:
+        raise UsageError(f"{flag.name} is a whole number from {allowed.least} on, not {value!r}")
+    return str(int(value))
+
+
+def _refuse_contradictions(found: dict[str, str], known: dict[str, Flag]) -> None:
+    for name in found:
+        for other in known[name].against:
+            if other in found:
+                raise UsageError(f"{name} and {other} cannot be applied together")
+    for name in ("prefetch", "persistent-workers"):
+        if name in found and found.get("workers") == "0":
+            raise UsageError(f"{name} takes workers, and workers=0 leaves none")

@@ -1,0 +1,105 @@
+"""What was applied in the processes of a run and what was not: `rank<R>/applied-<P>.json`, and all of it in sentences.
+
+{"applied": [{"flag", "sentence"}], "not_applied": [{"flag", "sentence"}]}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stepscope.capture.run_folder import RunFolder
+
+PREFIX: Final = "applied-"
+"""Files of a rank's folder that begin so hold what one process applied."""
+MOST_SENTENCES: Final = 20
+"""About one flag in one process, so that a program that makes a thousand loaders stays readable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one flag.
+
+    Attributes:
+        flag: its name.
+        sentence: what was changed, or why nothing was; without the name and the full stop.
+        applied: whether it was changed.
+        ranks: where; empty where that is every rank.
+    """
+
+    flag: str
+    sentence: str
+    applied: bool
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """For people: "fuse-optimizer: AdamW made at train.py:31 now runs fused"."""
+        kind = ":" if self.applied else ", not applied:"
+        where = f" (rank {', '.join(map(str, self.ranks))})" if self.ranks else ""
+        return f"{self.flag}{kind} {self.sentence}{where}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For `run.json` and reports."""
+        content = {"flag": self.flag, "sentence": self.sentence, "applied": self.applied}
+        return {**content, "ranks": list(self.ranks)} if self.ranks else content
+
+
+def applied_records(folder: RunFolder) -> list[dict[str, Any]]:
+    """What the processes of a run left, by rank: {"rank", "applied", "not_applied"}; a damaged file is passed over."""
+    found = []
+    for rank in folder.ranks():
+        for path in sorted((folder.path / f"rank{rank}").glob(f"{PREFIX}*.json")):
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                content = json.loads(path.read_text(encoding="utf-8"))
+                if isinstance(content, dict):
+                    found.append({"rank": rank, **{name: _entries(content, name) for name in _KINDS}})
+    return found
+
+
+def outcomes(words: Sequence[str], records: Sequence[Mapping[str, Any]], unseen: Mapping[str, str]) -> list[Outcome]:
+    """What became of the flags that were asked for, in their order; what was done before what was not.
+
+    That a flag found nothing to change in one process counts only where it found nothing in any other: a launcher
+    imports torch too.
+
+    Args:
+        words: those that were asked for.
+        records: see `applied_records`.
+        unseen: of each flag, why nothing came of it where nothing else is said.
+    """
+    ranks = {record["rank"] for record in records}
+    found: list[Outcome] = []
+    for word in words:
+        flag = word.partition("=")[0]
+        said: dict[tuple[bool, str], set[int]] = {}
+        for record in records:
+            for kind in _KINDS:
+                for entry in record[kind]:
+                    if entry["flag"] == flag:
+                        said.setdefault((kind == "applied", entry["sentence"]), set()).add(record["rank"])
+        nothing = (False, unseen.get(flag, ""))
+        if len(said) > 1:
+            said.pop(nothing, None)
+        for (applied, sentence), where in sorted(said.items(), key=lambda item: not item[0][0]):
+            found.append(Outcome(flag, sentence, applied, () if where == ranks else tuple(sorted(where))))
+        if not said:
+            found.append(Outcome(flag, "no process of the program imported torch", False))
+    return found
+
+
+def _entries(content: Mapping[str, Any], kind: str) -> list[dict[str, str]]:
+    entries = content.get(kind)
+    if not isinstance(entries, list):
+        return []
+    return [
+        {"flag": str(entry["flag"]), "sentence": str(entry["sentence"])}
+        for entry in entries
+        if isinstance(entry, dict) and "flag" in entry and "sentence" in entry
+    ]
+
+
+_KINDS: Final = ("applied", "not_applied")

@@ -1,0 +1,165 @@
+"""One process in which remedies are applied: what is patched, how it is undone, and what is said about it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from stepscope.capture.applying.outcomes import MOST_SENTENCES, PREFIX
+from stepscope.capture.bootstrap_plan import is_helper
+from stepscope.capture.manifest import rank_and_world_size
+from stepscope.capture.run_folder import RunFolder, write_json
+from stepscope.errors import StepscopeError
+
+_PACKAGE: Final = str(Path(__file__).resolve().parents[2]) + os.sep
+_INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_STANDARD_LIBRARY: Final = os.path.dirname(os.__file__) + os.sep
+
+
+class Applying:
+    """What is applied in this process, and what is said about it.
+
+    Args:
+        chosen: the flags that were asked for, with their values.
+        unseen: of each of them, why nothing came of it where the program never did what it changes.
+        folder: of the run, into which the process writes what came of them; None keeps it in memory alone.
+    """
+
+    def __init__(self, chosen: Mapping[str, str], unseen: Mapping[str, str], folder: RunFolder | None) -> None:
+        self.chosen = dict(chosen)
+        self._unseen = dict(unseen)
+        self._folder = folder
+        self._said: dict[bool, dict[tuple[str, str], None]] = {True: {}, False: {}}
+        self._undo = contextlib.ExitStack()
+        self._at_end: list[Callable[[], None]] = []
+        self._process = os.getpid()
+        self._is_rank = False
+        self._written: Path | None = None
+
+    def did(self, flag: str, sentence: str) -> None:
+        """A flag changed something; the sentence says what, without a full stop."""
+        self._say(True, flag, sentence)
+
+    def could_not(self, flag: str, sentence: str) -> None:
+        """A flag could not change something; the sentence says why."""
+        self._say(False, flag, sentence)
+
+    def said_about(self, flag: str) -> bool:
+        """Whether anything was said about a flag so far."""
+        return any(flag == name for entries in self._said.values() for name, _ in entries)
+
+    @contextlib.contextmanager
+    def guarded(self, *flags: str) -> Iterator[None]:
+        """Whatever goes wrong inside is the reason why the flags are not applied; the program goes on as it was."""
+        try:
+            yield
+        except Exception as error:
+            for flag in flags:
+                self.could_not(flag, in_a_line(error))
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute until `remove`."""
+        own, before = name in vars(owner), getattr(owner, name)
+        setattr(owner, name, value)
+
+        def restore() -> None:
+            if vars(owner).get(name) is value:  # else somebody has wrapped it since, and goes on to need it
+                if own:
+                    setattr(owner, name, before)
+                else:
+                    delattr(owner, name)
+
+        self._undo.callback(restore)
+
+    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """Put `around(original, *positional, **named)` in a function's place, under its name and signature."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(*positional: Any, **named: Any) -> Any:
+            return around(original, *positional, **named)
+
+        self.replace(owner, name, wrapped)
+
+    def on_remove(self, action: Callable[[], object]) -> None:
+        """Have something undone by `remove`."""
+        self._undo.callback(action)
+
+    def at_end(self, action: Callable[[], None]) -> None:
+        """Have something looked at when the program ends."""
+        self._at_end.append(action)
+
+    def remove(self) -> None:
+        """Leave torch as it was; what was already made stays as it is."""
+        self._undo.close()
+
+    def end(self) -> None:
+        """The program ends: say what was never seen, and write it."""
+        if os.getpid() != self._process:
+            return  # a forked child, about which nothing was said
+        for action in self._at_end:
+            with contextlib.suppress(Exception):
+                action()
+        self._at_end.clear()
+        for flag in self.chosen:
+            if not self.said_about(flag):
+                self.could_not(flag, self._unseen[flag])
+
+    def to_json(self) -> dict[str, list[dict[str, str]]]:
+        """What the process's file holds."""
+        return {
+            kind: [{"flag": flag, "sentence": sentence} for flag, sentence in self._said[applied]]
+            for kind, applied in (("applied", True), ("not_applied", False))
+        }
+
+    def _say(self, applied: bool, flag: str, sentence: str) -> None:
+        if os.getpid() != self._process:  # forked: a rank of its own, or a helper that nothing is said of
+            self._process, self._written, self._is_rank = os.getpid(), None, False
+            self._said = {True: {}, False: {}}
+        entries = self._said[applied]
+        if (flag, sentence) in entries or sum(flag == name for name, _ in entries) >= MOST_SENTENCES:
+            return
+        entries[flag, sentence] = None
+        with contextlib.suppress(OSError, StepscopeError):
+            self._write()
+
+    def _write(self) -> None:
+        """At every sentence, since a program may be killed; into the folder of the rank that it is by now."""
+        self._is_rank = self._is_rank or not is_helper()
+        if self._folder is None or not self._is_rank:
+            return
+        path = self._folder.rank_folder(rank_and_world_size()[0]) / f"{PREFIX}{self._process}.json"
+        write_json(path, self.to_json())
+        if self._written not in (None, path):
+            assert self._written is not None
+            self._written.unlink(missing_ok=True)
+        self._written = path
+
+
+def users_place() -> str:
+    """Where the user's code is now, such as "train.py:31"; "" where no frame is the user's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not (file.startswith(("<", _PACKAGE, _STANDARD_LIBRARY)) or any(folder in file for folder in _INSTALLED)):
+            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def made_here(kind: str) -> str:
+    """Such as "AdamW made at train.py:31"."""
+    place = users_place()
+    return f"{kind} made at {place}" if place else kind
+
+
+def in_a_line(error: BaseException) -> str:
+    """An exception as the end of a sentence, at most 200 characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text[:200].rstrip(".")
