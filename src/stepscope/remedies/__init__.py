@@ -15,11 +15,19 @@ if TYPE_CHECKING:
     from stepscope.remedies.allocators import allocator_environment as allocator_environment
     from stepscope.remedies.allocators import find_allocator as find_allocator
     from stepscope.remedies.allocators import loaded_allocator as loaded_allocator
+    from stepscope.remedies.fused_attention import attention as attention
+    from stepscope.remedies.fused_attention_modes import recompute_attention as recompute_attention
+    from stepscope.remedies.fused_attention_modes import recompute_attention_enabled as recompute_attention_enabled
+    from stepscope.remedies.fused_attention_modes import set_recompute_attention as set_recompute_attention
 
 _HOMES: Final[dict[str, str]] = {
     "allocator_environment": "allocators",
+    "attention": "fused_attention",
     "find_allocator": "allocators",
     "loaded_allocator": "allocators",
+    "recompute_attention": "fused_attention_modes",
+    "recompute_attention_enabled": "fused_attention_modes",
+    "set_recompute_attention": "fused_attention_modes",
 }
 """Public name -> the module of this folder that has it."""
 

@@ -1,0 +1,211 @@
+"""One function for fused attention on CUDA, CPU and HPU, with what the fused kernel of Gaudi offers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from stepscope.remedies.fused_attention_blocks import Settings, block_attention
+from stepscope.remedies.fused_attention_checks import (
+    check_lengths,
+    check_mask,
+    check_modes,
+    check_options,
+    check_tensors,
+)
+from stepscope.remedies.fused_attention_hpu import vendor_attention
+from stepscope.remedies.fused_attention_lengths import Results, attend_by_element, attend_by_flex, can_use_flex
+from stepscope.remedies.fused_attention_modes import recompute_attention_enabled
+
+_HAS_GROUPS: Final = "enable_gqa" in (scaled_dot_product_attention.__doc__ or "")
+"""PyTorch 2.5 and later take fewer key heads than query heads; before, they are repeated."""
+_MATH: Final = 0
+"""What PyTorch calls its attention that writes the scores out."""
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softmax_mode: str = "exact",
+    recompute: bool | None = None,
+    valid_seq_len: Tensor | Sequence[int] | None = None,
+    seq_padding: str = "left",
+    return_dropout_mask: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """softmax(scale * query @ key^T + mask) @ value, without holding the scores.
+
+    Outputs and gradients are those of the formula written out: to 2e-5 in FP32, and to 2e-2 in bfloat16, each of
+    values around 1.
+
+    Args:
+        query: (batch, heads, queries, head size).
+        key: (batch, key heads, keys, head size); heads is a multiple of key heads (grouped-query attention).
+        value: (batch, key heads, keys, size), on HPU and for PyTorch's fastest kernels the head size.
+        attn_mask: boolean, True where a key is seen, or numbers that are added to the scores; it can be broadcast to
+            (batch, heads, queries, keys). Numbers may need a gradient. A query that sees no key gets zeros.
+        dropout_p: chance with which a probability is set to 0; pass 0.0 when not training.
+        is_causal: query i sees keys 0 to i.
+        scale: 1 / sqrt(head size) where None.
+        softmax_mode: "fast" allows scores and probabilities in bfloat16, for bfloat16 inputs. Only the CPU has it here
+            and the HPU's kernel; on CUDA it is the exact one. docs/remedies/attention.md has its measured error.
+        recompute: the backward pass computes again what can be (True), or more is saved for it (False); None asks
+            `recompute_attention_enabled`. Under `torch.compile` give True or False.
+        valid_seq_len: length without padding of each batch element, with is_causal=True and no mask. Padding costs no
+            work, and has zeros in output and gradients. On CUDA a tensor there is not waited for where Triton is
+            present and dropout_p is 0; else pass a list or a tensor on the CPU, which never waits.
+        seq_padding: "left" or "right": where the padding is.
+        return_dropout_mask: also return which probabilities dropout kept, (batch, heads, queries, keys), boolean here
+            and as the kernel has it on HPU. It is as large as the scores.
+        return_attn_probs: also return the probabilities before dropout, of the same shape, in query's type.
+
+    Returns:
+        output (batch, heads, queries, value's size); or a tuple (output, probabilities), (output, dropout mask) or
+        (output, probabilities, dropout mask), as asked for.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: arguments that do not fit each other, or that a fused kernel does not have together. The rules are
+            those of Gaudi's FusedSDPA on every device, but for float16 and float64, which only the HPU refuses.
+        RuntimeError: tensors are on an HPU and the vendor's package is missing.
+    """
+    query, key, value, attn_mask = _as_autocast(query, key, value, attn_mask)
+    check_tensors(query, key, value)
+    check_options(dropout_p, scale, softmax_mode, seq_padding)
+    check_mask(attn_mask, query, key, is_causal)
+    check_lengths(valid_seq_len, query, key, attn_mask, is_causal)
+    recompute = recompute_attention_enabled() if recompute is None else recompute
+    inputs = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
+    training = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
+    check_modes(
+        query,
+        training=training,
+        recompute=recompute,
+        is_causal=is_causal,
+        fast=softmax_mode == "fast",
+        dropout_mask=return_dropout_mask,
+        probs=return_attn_probs,
+    )
+    if query.device.type == "hpu":
+        return vendor_attention(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale,
+            softmax_mode,
+            recompute,
+            valid_seq_len,
+            seq_padding,
+            return_dropout_mask,
+            return_attn_probs,
+        )
+    settings = Settings(
+        scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale),
+        causal=is_causal,
+        dropout_p=dropout_p,
+        fast=softmax_mode == "fast" and query.device.type == "cpu",
+        keep_dropout=training and not recompute,
+        want_dropout=return_dropout_mask,
+        want_probabilities=return_attn_probs,
+    )
+    if valid_seq_len is None:
+        return _asked_for(_attend(query, key, value, attn_mask, settings, training and recompute))
+    return _asked_for(_attend_valid(query, key, value, valid_seq_len, seq_padding, settings))
+
+
+def _asked_for(results: Results) -> Any:
+    """The output alone, or with what stands beside it, in the documented order."""
+    found = tuple(each for each in results if each is not None)
+    return found[0] if len(found) == 1 else found
+
+
+def _as_autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """The tensors as PyTorch's own attention takes them within torch.autocast: numbers in the lower type."""
+    first = tensors[0]
+    kind = first.device.type if isinstance(first, Tensor) else "cpu"
+    target = _autocast_type(kind)
+    if target is None:
+        return tensors
+    return tuple(
+        each.to(target)
+        if isinstance(each, Tensor) and each.is_floating_point() and each.dtype != torch.float64
+        else each
+        for each in tensors
+    )
+
+
+def _autocast_type(kind: str) -> torch.dtype | None:
+    """The type of torch.autocast where it is on for this kind of device, else None."""
+    if hasattr(torch, "get_autocast_dtype"):  # PyTorch 2.4 and later
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if kind == "cpu":
+        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+
+
+def _attend_valid(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Tensor | Sequence[int], padding: str, settings: Settings
+) -> Results:
+    """Attention over the valid part of each batch element."""
+    wants = settings.want_dropout or settings.want_probabilities
+    if not wants and can_use_flex(query, lengths, settings.dropout_p):
+        assert isinstance(lengths, Tensor)
+        return attend_by_flex(query, key, value, lengths, padding, settings.scale), None, None
+    numbers = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+    return attend_by_element(
+        query, key, value, numbers, padding, lambda q, k, v: _attend(q, k, v, None, settings, recomputes=True)
+    )
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings, recomputes: bool
+) -> Results:
+    """By one of PyTorch's kernels where it has one for this, else in blocks."""
+    query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
+    wants = settings.want_dropout or settings.want_probabilities or settings.fast
+    if wants or _copies(mask, query, key, recomputes) or not _has_kernel(query, key, value, mask, settings):
+        return block_attention(query, key, value, mask, settings)
+    group = query.shape[1] // key.shape[1]
+    more: dict[str, Any] = {}
+    if group > 1 and _HAS_GROUPS:
+        more["enable_gqa"] = True
+    elif group > 1:
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    output = scaled_dot_product_attention(
+        query, key, value, mask, settings.dropout_p, settings.causal, scale=settings.scale, **more
+    )
+    return output, None, None
+
+
+def _copies(mask: Tensor | None, query: Tensor, key: Tensor, recomputes: bool) -> bool:
+    """Whether the CPU's kernel would turn a boolean mask into a float one that is as large as scores, or is kept."""
+    if mask is None or mask.dtype != torch.bool or query.device.type != "cpu" or mask.shape[-2] == 1:
+        return False
+    return recomputes or mask.numel() == query.shape[:-1].numel() * key.shape[2]
+
+
+def _has_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings) -> bool:
+    """Whether PyTorch has a kernel for this that does not write the scores out."""
+    if query.device.type not in ("cpu", "cuda", "xpu"):
+        return True  # whatever such a device has is its own attention
+    if torch.compiler.is_compiling():  # the question below would break the graph
+        learns = mask is not None and mask.requires_grad
+        return query.device.type != "cpu" or not (settings.dropout_p or learns or query.shape[-1] != value.shape[-1])
+    more = {"enable_gqa": query.shape[1] != key.shape[1]} if _HAS_GROUPS else {}
+    choice = torch._fused_sdp_choice(
+        query, key, value, mask, settings.dropout_p, settings.causal, scale=settings.scale, **more
+    )
+    return int(choice) > _MATH

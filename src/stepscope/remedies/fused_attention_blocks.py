@@ -1,0 +1,258 @@
+"""Attention block by block in plain operators: softmax(scale * Q K^T + mask) V without ever holding all scores.
+
+A block is some queries of some heads with all the keys they see. Its scores are computed, used and forgotten, and the
+backward pass computes them again (the idea of Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory", 2021).
+It serves where PyTorch's own kernels would write the scores out, or copy the mask: see `attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from stepscope.remedies.fused_attention_dropout import Dropout
+
+BLOCK_SCORES: Final = 2**18
+"""Scores of one block, at most, where that leaves it `_LEAST_ROWS` queries; 1 MiB in FP32, which a cache can hold."""
+_LEAST_ROWS: Final = 16
+_CAUSAL_ROWS: Final = 128
+"""Queries of a block under a causal mask, at most: the larger a block, the more hidden scores it computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is the same in every block.
+
+    Attributes:
+        scale: what the product of query and key is multiplied by.
+        causal: a query sees the keys up to its own number only.
+        dropout_p: chance that a probability is set to 0; the others are divided by 1 - dropout_p.
+        fast: scores and probabilities in the inputs' own type instead of FP32.
+        keep_dropout: hold what was dropped for the backward pass, a byte a score, instead of drawing it again.
+        want_dropout: also return which probabilities were kept, (batch, heads, queries, keys), boolean.
+        want_probabilities: also return the probabilities before dropout, (batch, heads, queries, keys).
+    """
+
+    scale: float
+    causal: bool = False
+    dropout_p: float = 0.0
+    fast: bool = False
+    keep_dropout: bool = False
+    want_dropout: bool = False
+    want_probabilities: bool = False
+
+
+def block_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Attention in blocks, with gradients for query, key, value and a float mask.
+
+    Args:
+        query: (batch, heads, queries, head size).
+        key, value: (batch, key heads, keys, head size); heads is a multiple of key heads, value's size may differ.
+        mask: boolean, True where a key is seen, or added to the scores; broadcast to (batch, heads, queries, keys).
+
+    Returns:
+        (output, probabilities or None, kept by dropout or None); a query that sees no key has zeros.
+    """
+    seed = Dropout.new_seed() if settings.dropout_p else 0
+    results: tuple[Tensor, Tensor | None, Tensor | None]
+    results = _BlockAttention.apply(query, key, value, mask, settings, seed)  # type: ignore[no-untyped-call]
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Batch elements, key heads, queries, and the number of keys they see."""
+
+    batch: slice
+    heads: slice
+    rows: slice
+    keys: int
+
+    def of_queries(self, tensor: Tensor) -> Tensor:
+        """Its part of (batch, key heads, group, queries, size)."""
+        return tensor[self.batch, self.heads, :, self.rows]
+
+    def of_scores(self, tensor: Tensor) -> Tensor:
+        """Its part of what has a value a score, (batch, key heads, group, queries, keys); a size of 1 is broadcast."""
+        index = (self.batch, self.heads, slice(None), self.rows, slice(self.keys))
+        return tensor[tuple(slice(None) if size == 1 else part for size, part in zip(tensor.shape, index, strict=True))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Batch elements and key heads whose blocks follow each other; keys and values are (both together, keys, size)."""
+
+    batch: slice
+    heads: slice
+    keys: Tensor
+    values: Tensor
+    blocks: list[_Block]
+
+
+class _Scores:
+    """Cuts attention into blocks, and computes the weights of one."""
+
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings) -> None:
+        self.settings = settings
+        self.key, self.value = key, value
+        self.heads = (key.shape[1], query.shape[1] // key.shape[1])
+        self.query = self.by_key_head(query)
+        self.exact = torch.promote_types(query.dtype, torch.float32)
+        self.computed = query.dtype if settings.fast else self.exact
+        self.mask = None if mask is None else self.by_key_head(mask[(None,) * (4 - mask.dim())])
+
+    def by_key_head(self, tensor: Tensor) -> Tensor:
+        """(batch, heads, ...) as (batch, key heads, group, ...)."""
+        if tensor.shape[1] == 1:
+            return tensor.unsqueeze(2)
+        return torch.unflatten(tensor, 1, self.heads)
+
+    def parts(self) -> Iterator[_Part]:
+        """All parts; their blocks cover every score that no causal mask hides."""
+        batch, heads, group, length, _ = self.query.shape
+        per_row = max(group * self.key.shape[2], 1)
+        rows = max(BLOCK_SCORES // per_row, _LEAST_ROWS)
+        rows = max(min(length, rows, _CAUSAL_ROWS if self.settings.causal else rows), 1)
+        heads_at_once = max(min(heads, BLOCK_SCORES // (per_row * rows)), 1)
+        batch_at_once = max(min(batch, BLOCK_SCORES // (per_row * rows * heads)), 1)
+        for first in range(0, batch, batch_at_once):
+            for head in range(0, heads, heads_at_once):
+                yield self._part(slice(first, first + batch_at_once), slice(head, head + heads_at_once), rows)
+
+    def _part(self, batch: slice, heads: slice, rows: int) -> _Part:
+        keys, values = (each[batch, heads].to(self.computed).flatten(0, 1) for each in (self.key, self.value))
+        length, seen = self.query.shape[3], keys.shape[1]
+        ends = [(row, min(row + rows, length)) for row in range(0, length, rows)]
+        blocks = [
+            _Block(batch, heads, slice(row, end), min(end, seen) if self.settings.causal else seen) for row, end in ends
+        ]
+        return _Part(batch, heads, keys, values, blocks)
+
+    def weights(self, part: _Part, block: _Block) -> tuple[Tensor, Tensor, torch.Size]:
+        """Scaled queries, probabilities, each (batch and key heads, group and queries, ...), and the scores' full shape."""
+        queries = block.of_queries(self.query)
+        rows = (queries.to(self.exact) * self.settings.scale).to(self.computed)
+        shape = torch.Size((*queries.shape[:-1], block.keys))
+        rows = rows.flatten(2, 3).flatten(0, 1)
+        scores = rows @ part.keys[:, : block.keys].mT
+        if self.settings.causal and block.keys > block.rows.start:
+            later = torch.ones(shape[3], block.keys - block.rows.start, dtype=torch.bool, device=scores.device).triu(1)
+            scores.view(shape)[..., block.rows.start :].masked_fill_(later, -torch.inf)
+        if self.mask is None:
+            return rows, torch.softmax(scores, -1), shape
+        return rows, self._masked(scores.view(shape), block.of_scores(self.mask)).view_as(scores), shape
+
+    @staticmethod
+    def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+        """Probabilities under a mask; a softmax over nothing is NaN, and so such rows are set to 0."""
+        if mask.dtype == torch.bool:
+            hidden = ~mask.any(-1, keepdim=True)
+            scores.masked_fill_(~mask, -torch.inf)
+        else:
+            hidden = mask.amax(-1, keepdim=True) == -torch.inf
+            scores.add_(mask)
+        return torch.softmax(scores, -1).masked_fill_(hidden, 0)
+
+
+class _BlockAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings, seed: int
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        with torch.autocast(query.device.type, enabled=False):
+            output, probabilities, kept, held = _forward(query, key, value, mask, settings, seed)
+        ctx.save_for_backward(query, key, value, mask, *held)
+        ctx.settings, ctx.seed = settings, seed
+        ctx.mark_non_differentiable(*(each for each in (probabilities, kept) if each is not None))
+        return output, probabilities, kept
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        query, key, value, mask, *held = ctx.saved_tensors
+        with torch.autocast(query.device.type, enabled=False):
+            scores = _Scores(query, key, value, mask, ctx.settings)
+            gradients = _Gradients(scores, ctx.seed, held, with_mask=ctx.needs_input_grad[3])
+            for part in scores.parts():
+                gradients.add(part, scores.by_key_head(grad))
+        grad_mask = None if gradients.mask is None else gradients.mask.view(mask.shape).to(mask.dtype)
+        return gradients.query.flatten(1, 2), gradients.key, gradients.value, grad_mask, None, None
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings, seed: int
+) -> tuple[Tensor, Tensor | None, Tensor | None, list[Tensor]]:
+    """Output, probabilities, what dropout kept, and what is held of it for the backward pass."""
+    scores = _Scores(query, key, value, mask, settings)
+    output = query.new_empty(*query.shape[:-1], value.shape[-1])
+    full = (*query.shape[:-1], key.shape[2])
+    probabilities = query.new_zeros(full) if settings.want_probabilities else None
+    kept = query.new_zeros(full, dtype=torch.bool) if settings.want_dropout else None
+    dropout = Dropout(settings.dropout_p, seed, query.device)
+    held: list[Tensor] = []
+    for part in scores.parts():
+        for block in part.blocks:
+            _, weights, shape = scores.weights(part, block)
+            if probabilities is not None:
+                block.of_scores(scores.by_key_head(probabilities)).copy_(weights.view(shape))
+            dropped = dropout.next(weights.shape) if settings.dropout_p else None
+            if dropped is not None:
+                dropout.apply_(weights, dropped)
+                if settings.keep_dropout:
+                    held.append(dropped)
+            if kept is not None:
+                block.of_scores(scores.by_key_head(kept)).copy_(
+                    torch.ones((), dtype=torch.bool) if dropped is None else ~dropped.view(shape)
+                )
+            rows = weights @ part.values[:, : block.keys]
+            block.of_queries(scores.by_key_head(output)).copy_(rows.view(*shape[:-1], rows.shape[-1]))
+    return output, probabilities, kept, held
+
+
+class _Gradients:
+    """Gradients of the inputs, filled part by part; `query` is (batch, key heads, group, queries, size)."""
+
+    def __init__(self, scores: _Scores, seed: int, held: list[Tensor], *, with_mask: bool) -> None:
+        self._scores = scores
+        self._dropout = Dropout(scores.settings.dropout_p, seed, scores.query.device)
+        self._held = iter(held) if held else None
+        self.query = torch.empty(scores.query.shape, dtype=scores.query.dtype, device=scores.query.device)
+        self.key, self.value = torch.empty_like(scores.key), torch.empty_like(scores.value)
+        mask = scores.mask
+        self.mask = torch.zeros_like(mask, dtype=scores.exact) if mask is not None and with_mask else None
+
+    def add(self, part: _Part, grad: Tensor) -> None:
+        """Fill the gradients of a part's queries, keys and values from the output's, shaped as the queries."""
+        key, value = (torch.zeros_like(each, dtype=self._scores.exact) for each in (part.keys, part.values))
+        for block in part.blocks:
+            rows, weights, shape = self._scores.weights(part, block)
+            seen = slice(block.keys)
+            grad_rows = block.of_queries(grad).to(rows.dtype).flatten(2, 3).flatten(0, 1)
+            grad_weights = grad_rows @ part.values[:, seen].mT
+            used = self._dropped(weights, grad_weights)
+            value[:, seen] += used.mT @ grad_rows
+            grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+            key[:, seen] += grad_scores.mT @ rows
+            grad_query = (grad_scores @ part.keys[:, seen]).mul_(self._scores.settings.scale)
+            block.of_queries(self.query).copy_(grad_query.view(*shape[:-1], grad_query.shape[-1]))
+            if self.mask is not None:
+                mask = block.of_scores(self.mask)
+                mask += grad_scores.view(shape).sum_to_size(mask.shape)
+        for whole, summed in ((self.key, key), (self.value, value)):
+            target = whole[part.batch, part.heads]
+            target.copy_(summed.view(target.shape))
+
+    def _dropped(self, weights: Tensor, grad_weights: Tensor) -> Tensor:
+        """The weights as they were used; their gradient is dropped in place as they were."""
+        if not self._scores.settings.dropout_p:
+            return weights
+        dropped = next(self._held) if self._held is not None else self._dropout.next(weights.shape)
+        self._dropout.apply_(grad_weights, dropped)
+        return self._dropout.apply_(weights.clone(), dropped)

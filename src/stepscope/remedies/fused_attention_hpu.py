@@ -1,0 +1,71 @@
+"""Attention by the fused kernel of Intel's Gaudi software, which is imported only where tensors are on an HPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from stepscope.remedies.fused_attention_lengths import zero_padding
+
+_SOFTMAX_MODES: Final = {"exact": "None", "fast": "fast"}
+"""Our words for the softmax -> the vendor's."""
+
+
+def vendor_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    softmax_mode: str,
+    recompute: bool,
+    valid_seq_len: Tensor | Sequence[int] | None,
+    seq_padding: str,
+    return_dropout_mask: bool,
+    return_attn_probs: bool,
+) -> Any:
+    """`FusedSDPA.apply` with its arguments in the documented order.
+
+    Source: Intel Gaudi documentation, "Using Fused Scaled Dot Product Attention (FusedSDPA)".
+
+    Raises:
+        RuntimeError: the vendor's package is not installed.
+    """
+    try:
+        kernel = import_module("habana_frameworks.torch.hpex.kernels").FusedSDPA
+    except ImportError as error:
+        raise RuntimeError(
+            "attention on an HPU needs habana_frameworks of the Intel Gaudi software, which cannot be imported"
+        ) from error
+    group = query.shape[1] // key.shape[1]
+    if group > 1:  # the kernel wants the same number of heads
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    lengths = None
+    if valid_seq_len is not None:
+        lengths = torch.as_tensor(valid_seq_len, dtype=torch.int32).to(query.device)
+    results = kernel.apply(
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale,
+        _SOFTMAX_MODES[softmax_mode],
+        recompute,
+        lengths,
+        seq_padding,
+        return_dropout_mask,
+        return_attn_probs,
+    )
+    if lengths is None:
+        return results
+    if isinstance(results, Tensor):
+        return zero_padding(results, lengths, seq_padding)
+    return (zero_padding(results[0], lengths, seq_padding), *results[1:])
