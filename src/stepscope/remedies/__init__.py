@@ -19,12 +19,24 @@ if TYPE_CHECKING:
     from stepscope.remedies.fused_attention_modes import recompute_attention as recompute_attention
     from stepscope.remedies.fused_attention_modes import recompute_attention_enabled as recompute_attention_enabled
     from stepscope.remedies.fused_attention_modes import set_recompute_attention as set_recompute_attention
+    from stepscope.remedies.loop_values import LoopConstants as LoopConstants
+    from stepscope.remedies.optimizers import Fusion as Fusion
+    from stepscope.remedies.optimizers import fuse_optimizer as fuse_optimizer
+    from stepscope.remedies.step_capture import CapturedStep as CapturedStep
+    from stepscope.remedies.step_capture import capture_step as capture_step
+    from stepscope.remedies.step_marks import mark_step as mark_step
 
 _HOMES: Final[dict[str, str]] = {
+    "CapturedStep": "step_capture",
+    "Fusion": "optimizers",
+    "LoopConstants": "loop_values",
     "allocator_environment": "allocators",
     "attention": "fused_attention",
+    "capture_step": "step_capture",
     "find_allocator": "allocators",
+    "fuse_optimizer": "optimizers",
     "loaded_allocator": "allocators",
+    "mark_step": "step_marks",
     "recompute_attention": "fused_attention_modes",
     "recompute_attention_enabled": "fused_attention_modes",
     "set_recompute_attention": "fused_attention_modes",
