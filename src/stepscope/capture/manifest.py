@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepscope.capture.xla_profilers import xla_facts
+from stepscope.remedies.compile_caches import hit_counts
 
 SCHEMA: Final = 1
 
@@ -247,6 +248,7 @@ def process_facts(*, redact: bool = False) -> dict[str, Any]:
         "versions": {**versions, **xla_versions},
         "devices": _devices(torch) or xla_devices,
         "environment": speed_environment(os.environ, redact=redact),
+        "compile_caches": hit_counts(),
     }
 
 

@@ -1,4 +1,4 @@
-"""`stepscope cache`: the traces that were read once and are kept."""
+"""`stepscope cache`: the traces that were read once and are kept, and the caches of compilers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Final
 
-from stepscope.commands import _output
-from stepscope.commands._parser import CommandParser
+from stepscope.commands import _compile_caches, _output
+from stepscope.commands._parser import CommandParser, suggestion
 from stepscope.errors import UsageError
 from stepscope.report.format import count, size
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stepscope.trace.cache import TraceCache
 
 NAME: Final = "cache"
-HELP: Final = "List, clear or limit the traces that are kept for opening them again quickly."
+HELP: Final = "List, clear or limit the traces that are kept for opening them again, and compilers' caches."
 _EXAMPLES: Final = """\
 The cache lies in the user's cache folder, or where STEPSCOPE_CACHE_DIR says. The least recently used traces go first.
 
@@ -24,6 +24,9 @@ examples:
   stepscope cache clear                                      remove it all
   stepscope cache limit                                      how much is kept at most
   stepscope cache limit 2GiB                                 keep at most that much; 0 keeps nothing
+  stepscope cache compile                                    caches of torch.compile, Triton, XLA, Gaudi: size, age
+  stepscope cache compile prune --limit 10GiB                remove what was used longest ago
+  stepscope cache compile watch --limit 10GiB                the same after each write, until Ctrl-C
 """
 _UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS_OF_1024: Final = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -32,24 +35,39 @@ _UNITS_OF_1024: Final = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 def prepare_parser(parser: CommandParser) -> None:
     """Add this command's arguments."""
     parser.epilog = _EXAMPLES
-    parser.late = "size"
-    parser.add_argument("action", nargs="?", choices=("list", "clear", "limit"), default="list", help="default: list")
-    parser.add_argument("size", metavar="SIZE", nargs="?", help="with limit: the new limit, such as 2GiB")
+    parser.late = "what"
+    parser.add_argument(
+        "action", nargs="?", choices=("list", "clear", "limit", "compile"), default="list", help="default: list"
+    )
+    parser.add_argument(
+        "what", metavar="SIZE|VERB", nargs="?", help="with limit: the new limit; with compile: show, prune or watch"
+    )
+    _compile_caches.add_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Do what was asked for and say what came of it."""
     from stepscope.trace.cache import TraceCache
 
-    if arguments.size is not None and arguments.action != "limit":
-        raise UsageError(f"stepscope cache {arguments.action} takes no {arguments.size!r}")
+    if arguments.action == "compile":
+        verb = arguments.what or "show"
+        if verb not in _compile_caches.VERBS:
+            known = ", ".join(_compile_caches.VERBS)
+            raise UsageError(
+                f"stepscope cache compile knows {known}, not {verb!r}{suggestion(verb, _compile_caches.VERBS)}"
+            )
+        return _compile_caches.run(arguments, verb)
+    if any(value is not None for value in (arguments.limit, arguments.folder, arguments.json)):
+        raise UsageError("--limit, --folder and --json go with stepscope cache compile")
+    if arguments.what is not None and arguments.action != "limit":
+        raise UsageError(f"stepscope cache {arguments.action} takes no {arguments.what!r}")
     cache = TraceCache()
     match arguments.action:
         case "clear":
             _clear(cache)
         case "limit":
-            if arguments.size is not None:
-                cache.set_limit(parsed_size(arguments.size))
+            if arguments.what is not None:
+                cache.set_limit(parsed_size(arguments.what))
             _output.print_text(f"The cache keeps at most {size(cache.limit())}.\n")
         case _:
             _list(cache)

@@ -1,0 +1,32 @@
+"""The folders in which compilers keep what they made: how large they are, and keeping them below a limit.
+
+    from stepscope.remedies.compile_caches import find_caches, evict, evict_in_background
+
+    evict(find_caches()[0], limit_bytes=10 * 2**30)
+    with evict_in_background(10 * 2**30):      # beside the training: looks after each write
+        train()
+
+Knows torch.compile's (Inductor), Triton's, XLA's (JAX and PyTorch/XLA) and the recipes of Intel Gaudi. Needs neither of
+them, nor torch. What is evicted has to be compiled again when it is needed, and nothing else is lost.
+"""
+
+from __future__ import annotations
+
+from stepscope.remedies.compile_caches.background import BackgroundEviction, evict_in_background
+from stepscope.remedies.compile_caches.entries import Entry, entries_of
+from stepscope.remedies.compile_caches.eviction import Eviction, EvictionBusy, evict
+from stepscope.remedies.compile_caches.hits import hit_counts
+from stepscope.remedies.compile_caches.places import CompileCache, find_caches
+
+__all__ = [
+    "BackgroundEviction",
+    "CompileCache",
+    "Entry",
+    "Eviction",
+    "EvictionBusy",
+    "entries_of",
+    "evict",
+    "evict_in_background",
+    "find_caches",
+    "hit_counts",
+]
