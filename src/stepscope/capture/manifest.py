@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepscope.capture.xla_profilers import xla_facts
-from stepscope.remedies.compile_caches import hit_counts
 
 SCHEMA: Final = 1
 
@@ -232,6 +231,8 @@ def _in_one_line(stat: str) -> str:
 
 def process_facts(*, redact: bool = False) -> dict[str, Any]:
     """What only the program's own process knows: versions, devices, environment. Imports nothing, starts no device."""
+    from stepscope.remedies.compile_caches.hits import hit_counts
+
     versions = {"python": platform.python_version()}
     names = ("torch", "numpy", "lightning", "pytorch_lightning", "transformers", "accelerate", "deepspeed")
     for name in names:
