@@ -19,12 +19,19 @@ if TYPE_CHECKING:
     from stepscope.remedies.fused_attention_modes import recompute_attention as recompute_attention
     from stepscope.remedies.fused_attention_modes import recompute_attention_enabled as recompute_attention_enabled
     from stepscope.remedies.fused_attention_modes import set_recompute_attention as set_recompute_attention
+    from stepscope.remedies.gradient_norm import clip_grad_norm as clip_grad_norm
     from stepscope.remedies.loop_values import LoopConstants as LoopConstants
     from stepscope.remedies.optimizers import Fusion as Fusion
     from stepscope.remedies.optimizers import fuse_optimizer as fuse_optimizer
+    from stepscope.remedies.rewrites import rewrites_of as rewrites_of
+    from stepscope.remedies.rewrites import unified_diff as unified_diff
     from stepscope.remedies.step_capture import CapturedStep as CapturedStep
     from stepscope.remedies.step_capture import capture_step as capture_step
     from stepscope.remedies.step_marks import mark_step as mark_step
+    from stepscope.remedies.tied_weights import check_tied as check_tied
+    from stepscope.remedies.tied_weights import keeps_ties as keeps_ties
+    from stepscope.remedies.tied_weights import tie_again as tie_again
+    from stepscope.remedies.tied_weights import tied_parameters as tied_parameters
 
 _HOMES: Final[dict[str, str]] = {
     "CapturedStep": "step_capture",
@@ -33,13 +40,20 @@ _HOMES: Final[dict[str, str]] = {
     "allocator_environment": "allocators",
     "attention": "fused_attention",
     "capture_step": "step_capture",
+    "check_tied": "tied_weights",
+    "clip_grad_norm": "gradient_norm",
     "find_allocator": "allocators",
     "fuse_optimizer": "optimizers",
+    "keeps_ties": "tied_weights",
     "loaded_allocator": "allocators",
     "mark_step": "step_marks",
     "recompute_attention": "fused_attention_modes",
     "recompute_attention_enabled": "fused_attention_modes",
+    "rewrites_of": "rewrites",
     "set_recompute_attention": "fused_attention_modes",
+    "tie_again": "tied_weights",
+    "tied_parameters": "tied_weights",
+    "unified_diff": "rewrites",
 }
 """Public name -> the module of this folder that has it."""
 

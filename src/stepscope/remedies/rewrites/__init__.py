@@ -1,0 +1,82 @@
+"""Rewrites of the user's own source text: what makes a step slow and can be changed without knowing the program.
+
+    rewrites = rewrites_of(source)
+    print(unified_diff("train.py", source, rewrites))
+
+Pure text and syntax trees: neither torch nor the program is imported. What cannot be shown to be safe is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from stepscope.remedies.rewrites import batched_loss
+from stepscope.remedies.rewrites.context import Context
+from stepscope.remedies.rewrites.kinds import Edit, Expected, Rewrite, rewritten, unified_diff, without_overlaps
+from stepscope.remedies.rewrites.source_text import SourceText
+
+__all__ = ["REWRITES", "Edit", "Expected", "Kind", "Rewrite", "rewrites_of", "rewritten", "unified_diff"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of rewrite.
+
+    Attributes:
+        name: as a flag has it where `stepscope run --apply` can do the same.
+        rules: of the diagnosis, whose findings it answers.
+        find: all of them in a module.
+        anywhere: what it changes may stand elsewhere in the file than what it makes faster.
+    """
+
+    name: str
+    rules: tuple[str, ...]
+    find: Callable[[Context], Iterator[Rewrite]]
+    anywhere: bool = False
+
+
+REWRITES: Final[tuple[Kind, ...]] = (
+    Kind(batched_loss.NAME, ("loop-in-step", "launch-bound", "python-in-step"), batched_loss.find),
+)
+"""Every kind of rewrite."""
+
+
+def rewrites_of(
+    source: str,
+    *,
+    names: Collection[str] | None = None,
+    line: int | None = None,
+    function: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> list[Rewrite]:
+    """What can be rewritten in a module, in order of place; none overlaps another.
+
+    Args:
+        source: the module's text.
+        names: kinds of rewrites to look for; None for all.
+        line: only what changes the statement in this line.
+        function: only what stands in a function of this name, qualified or not.
+        settings: keywords for calls that take them, as source text, such as {"num_workers": "4"}.
+
+    Raises:
+        ValueError: the text is no Python or too long to be looked through, or there is no such kind.
+    """
+    unknown = sorted(set(names or ()) - {kind.name for kind in REWRITES})
+    if unknown:
+        raise ValueError(
+            f"no kind of rewrite is called {unknown[0]!r}: there are {', '.join(k.name for k in REWRITES)}"
+        )
+    context = Context(SourceText(source), dict(settings or {}))
+    try:
+        found = [each for kind in REWRITES if names is None or kind.name in names for each in kind.find(context)]
+    except RecursionError as error:
+        raise ValueError("the source nests too deep to be looked through") from error
+    chosen = [
+        each
+        for each in found
+        if (line is None or each.line <= line <= each.last_line)
+        and (function is None or function in (each.function, each.function.rpartition(".")[2]))
+    ]
+    return without_overlaps(chosen)

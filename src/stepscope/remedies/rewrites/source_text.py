@@ -1,0 +1,238 @@
+"""Source text with its syntax tree: where nodes stand in the text, and which statement is in which function."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+MOST_CHARACTERS: Final = 4 * 2**20
+"""Longer texts are refused: no module that people write is nearly as long."""
+LONGEST_LINE: Final = 20_000
+"""Longer lines are refused: they are data or made by a program, and may nest deeper than Python's parser can go."""
+
+ScopeNode: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_LINE_END: Final = re.compile("\r\n|\r|\n")
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """A module, class or function.
+
+    Attributes:
+        name: qualified, as in `__qualname__`; "" for the module.
+    """
+
+    node: ScopeNode
+    name: str
+    parent: Scope | None
+
+    @property
+    def chain(self) -> tuple[Scope, ...]:
+        """This scope and those around it, the innermost first."""
+        found: list[Scope] = []
+        each: Scope | None = self
+        while each is not None:
+            found.append(each)
+            each = each.parent
+        return tuple(found)
+
+    @property
+    def is_function(self) -> bool:
+        return isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A statement where it stands.
+
+    Attributes:
+        block: the statements that it is one of.
+        index: its position among them.
+        around: compound statements of the same scope that it is in, the outermost first.
+    """
+
+    statement: ast.stmt
+    block: Sequence[ast.stmt]
+    index: int
+    scope: Scope
+    around: tuple[ast.stmt, ...]
+
+
+class SourceText:
+    """A module's text, parsed.
+
+    Args:
+        text: of a Python module; line ends of every kind.
+
+    Raises:
+        ValueError: it is no Python, or too long to be looked through.
+    """
+
+    def __init__(self, text: str) -> None:
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(f"the source has {len(text):,} characters: at most {MOST_CHARACTERS:,} are looked through")
+        self.text = text
+        self._mark = 1 if text.startswith("\ufeff") else 0
+        bounds = [self._mark, *(match.end() for match in _LINE_END.finditer(text))]
+        self._starts = bounds
+        longest = max(end - start for start, end in zip(bounds, [*bounds[1:], len(text)], strict=True))
+        if longest > LONGEST_LINE:
+            raise ValueError(f"the source has a line of {longest:,} characters: at most {LONGEST_LINE:,} are read")
+        try:
+            self.tree = ast.parse(text[self._mark :])
+        except SyntaxError as error:
+            raise ValueError(f"the source is no Python: {error.msg} (line {error.lineno})") from error
+        except (RecursionError, MemoryError) as error:
+            raise ValueError("the source nests too deep to be parsed") from error
+        except ValueError as error:  # null characters, halves of surrogate pairs
+            raise ValueError(f"the source is no Python: {error}") from error
+
+    def span(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
+        """Where the node begins and ends, in characters of the text; a decorated definition without its decorators."""
+        end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+        return self._offset(node.lineno, node.col_offset), self._offset(end_line, end_column)
+
+    def of(self, node: ast.expr | ast.stmt | ast.keyword) -> str:
+        """The node's own text."""
+        start, end = self.span(node)
+        return self.text[start:end]
+
+    def indent(self, statement: ast.stmt) -> str | None:
+        """What stands before the statement in its line; None where that is more than blanks."""
+        start = self._starts[statement.lineno - 1]
+        before = self.text[start : self.span(statement)[0]]
+        return before if not before.strip(" \t\f") else None
+
+    def ends_its_line(self, statement: ast.stmt) -> bool:
+        """Whether nothing but a comment follows the statement in its last line."""
+        end = self.span(statement)[1]
+        rest = _LINE_END.split(self.text[end : end + LONGEST_LINE], maxsplit=1)[0].strip()
+        return not rest or rest.startswith("#")
+
+    def whole_lines(self, statement: ast.stmt) -> tuple[int, int]:
+        """From the start of the statement's first line to the start of the line after its last one."""
+        end_line = statement.end_lineno or statement.lineno
+        last = self._starts[end_line] if end_line < len(self._starts) else len(self.text)
+        return self._starts[statement.lineno - 1], last
+
+    def line_of(self, offset: int) -> int:
+        """The line, from 1 on, of a character of the text."""
+        from bisect import bisect_right
+
+        return max(bisect_right(self._starts, offset), 1)
+
+    @property
+    def line_end(self) -> str:
+        """What ends the first line: what new lines are to end in."""
+        match = _LINE_END.search(self.text)
+        return match.group() if match else "\n"
+
+    def comments(self, statement: ast.stmt) -> list[str]:
+        """The comments inside the statement, in order."""
+        lines = self.of(statement)
+        if "#" not in lines:
+            return []
+        try:
+            tokens = list(tokenize.generate_tokens(io.StringIO(f"({lines}\n)").readline))
+        except (tokenize.TokenError, SyntaxError, IndentationError):
+            return []
+        return [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+    def places(self) -> Iterator[Place]:
+        """Every statement of the module, those of nested functions and classes with them."""
+        whole = Scope(self.tree, "", None)
+        todo: list[tuple[Sequence[ast.stmt], Scope, tuple[ast.stmt, ...]]] = [(self.tree.body, whole, ())]
+        while todo:
+            block, scope, around = todo.pop()
+            for index, statement in enumerate(block):
+                yield Place(statement, block, index, scope, around)
+                inner = _scope_of(statement, scope)
+                for part in _blocks(statement):
+                    todo.append((part, inner or scope, () if inner else (*around, statement)))
+
+    def _offset(self, line: int, column: int) -> int:
+        """The tree counts bytes of UTF-8 from the start of the line; here characters of the whole text are counted."""
+        start = self._starts[line - 1]
+        end = self._starts[line] if line < len(self._starts) else len(self.text)
+        row = self.text[start:end]
+        return start + (column if row.isascii() else len(row.encode()[:column].decode("utf-8", "ignore")))
+
+
+def _scope_of(statement: ast.stmt, scope: Scope) -> Scope | None:
+    if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return None
+    before = f"{scope.name}.<locals>." if scope.is_function else f"{scope.name}." if scope.name else ""
+    return Scope(statement, before + statement.name, scope)
+
+
+def _blocks(statement: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(statement, name, None)
+        if isinstance(block, list) and block:
+            yield block
+    for part in [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]:
+        yield part.body
+
+
+def expressions_of(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Every node of the statement itself, and of no statement inside it."""
+    todo: list[ast.AST] = [statement]
+    while todo:
+        node = todo.pop()
+        yield node
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+                todo.append(child)
+
+
+def dotted(node: ast.AST | None) -> str | None:
+    """ "a.b.c" for a name or attributes of one; None for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    return ".".join([node.id, *reversed(parts)])
+
+
+def is_same(one: ast.AST, other: ast.AST) -> bool:
+    """Whether two expressions are the same but for their place."""
+    return ast.dump(one) == ast.dump(other)
+
+
+def whole_number(node: ast.AST | None) -> int | None:
+    """The value of a literal whole number, a negative one too; None for anything else."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = whole_number(node.operand)
+        return None if value is None else -value
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    return None
+
+
+def is_pure(node: ast.AST) -> bool:
+    """Whether reading the expression twice is as good as once: names, attributes, items, sizes and sums of them."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Call):
+            function = each.func
+            is_size = isinstance(function, ast.Attribute) and function.attr == "size"
+            if not (is_size or dotted(function) in ("len", "int", "min", "max")):
+                return False
+        elif not isinstance(
+            each,
+            ast.Name | ast.Attribute | ast.Subscript | ast.Constant | ast.BinOp | ast.UnaryOp | ast.operator
+            | ast.unaryop | ast.expr_context | ast.Tuple | ast.keyword,
+        ):  # fmt: skip
+            return False
+    return True
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Every name that the node reads or binds."""
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
