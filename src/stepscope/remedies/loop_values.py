@@ -76,8 +76,8 @@ class LoopConstants:
             return
         left = self._values
         for _ in range(len(self)):
-            yield left[0]
-            left = torch.roll(left, -1, 0)
+            now, left = left[0], torch.roll(left, -1, 0)  # before the iteration, so that all have the same graph
+            yield now
 
     def windows(self, size: int) -> Iterator[tuple[Tensor, ...]]:
         """Each value with the `size - 1` that follow it; as often as all of them exist.
@@ -90,8 +90,8 @@ class LoopConstants:
         left = self._values
         for first in range(len(self) - size + 1):
             if self._rolled:
-                yield tuple(left[place] for place in range(size))
-                left = torch.roll(left, -1, 0)
+                window, left = tuple(left[place] for place in range(size)), torch.roll(left, -1, 0)
+                yield window
             else:
                 yield self._views[first : first + size]
 
