@@ -100,7 +100,7 @@ def test_in_bf16_fifty_fused_steps_are_no_farther_from_fp32_than_the_loop(name: 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["SGD", "SGD, momentum", "AdamW", "Adagrad"])
 def test_a_fused_kernel_that_computes_something_else_is_not_used(name: str, dtype: Any) -> None:
-    """As fused SGD in bf16 and fp16 on a CPU with torch 2.13 (pytorch issue 191763): what is chosen follows the loop."""
+    """As fused SGD in bf16 and fp16 on a CPU with torch 2.13 (pytorch issue 191763): the choice follows it."""
     plain, other = (torch.nn.Parameter(torch.linspace(-1, 1, 200).to(dtype)) for _ in range(2))
     kind, options = OPTIMIZERS[name]
     reference, optimizer = (getattr(torch.optim, kind)([parameter], **options) for parameter in (plain, other))

@@ -1,0 +1,165 @@
+"""Weights that several modules share: which they are, whether they still are shared, and sharing them again.
+
+Sharing is lost where parameters are made anew one by one: by `.to()` onto a device whose tensors are of another kind
+(XLA, some accelerators), by `to_empty()` from the meta device, by `load_state_dict(assign=True)`. The copies then train
+apart, and take their memory twice.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+Ties: TypeAlias = tuple[tuple[str, ...], ...]
+"""Groups of the names of parameters that are one, in the model's order."""
+
+_WRAPPERS: Final = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Parts of names that wrappers put in: data parallel, torch.compile, FSDP, activation checkpointing."""
+
+
+def tied_parameters(model: torch.nn.Module) -> Ties:
+    """Names of parameters that are one and the same, or lie at the same place in memory.
+
+    Keep what it returns and hand it to `check_tied` and `tie_again` after the model was moved, wrapped or loaded. It
+    works on the meta device and with parametrized modules, whose names are those of `model.named_parameters()`.
+
+    Returns:
+        A tuple of groups of two or more names; empty where nothing is shared.
+
+    Raises:
+        TypeError: for something that is no module.
+    """
+    groups: dict[tuple[int, int], list[str]] = {}
+    for name, parameter in _parameters(model).items():
+        groups.setdefault(_place(parameter), []).append(name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+
+
+def check_tied(model: torch.nn.Module, before: Iterable[Iterable[str]]) -> Ties:
+    """Which groups of `before` are no longer one parameter; empty where all are.
+
+    Args:
+        before: what `tied_parameters` returned, or groups of names of your own. Names may lack or have the prefixes
+            that data parallel, torch.compile, FSDP and checkpointing put in.
+
+    Raises:
+        ValueError: where the model has no parameter of such a name.
+        TypeError: for something that is no module.
+    """
+    found = _Named(model)
+    return tuple(group for group in _groups(before) if len({_place(found.parameter(name)) for name in group}) > 1)
+
+
+def tie_again(model: torch.nn.Module, before: Iterable[Iterable[str]]) -> Ties:
+    """Let the names of each group of `before` be one parameter again: that of the group's first name.
+
+    Call it before the optimizer is made, for an optimizer keeps the parameters that it was given. Where the values have
+    become different a warning says so; the first name's are kept.
+
+    Args:
+        before: as `check_tied` takes it.
+
+    Returns:
+        The groups that had come apart.
+
+    Raises:
+        ValueError: where the model has no parameter of such a name, or those of a group have different shapes.
+        TypeError: for something that is no module.
+    """
+    found = _Named(model)
+    apart = check_tied(model, before)
+    for group in apart:
+        first, *others = ((name, found.parameter(name)) for name in group)
+        for name, parameter in others:
+            if parameter.shape != first[1].shape:
+                raise ValueError(
+                    f"{first[0]} of shape {tuple(first[1].shape)} and {name} of shape {tuple(parameter.shape)} cannot "
+                    "be one parameter; they shared memory through a view, which has to be made anew by hand"
+                )
+            if _differ(first[1], parameter):
+                warnings.warn(
+                    f"{first[0]} and {name} have different values; those of {first[0]} are kept", stacklevel=2
+                )
+            found.replace(name, first[1])
+    return apart
+
+
+@contextmanager
+def keeps_ties(model: torch.nn.Module) -> Iterator[Ties]:
+    """What is shared before the block is shared after it.
+
+        with keeps_ties(model):
+            model.to_empty(device="cuda")
+
+    Gives the groups that are kept. Where the block raises, nothing is done.
+    """
+    before = tied_parameters(model)
+    yield before
+    tie_again(model, before)
+
+
+def _parameters(model: torch.nn.Module) -> dict[str, Tensor]:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"tied weights are those of a torch.nn.Module, not of {type(model).__name__}")
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def _place(parameter: Tensor) -> tuple[int, int]:
+    """Equal for parameters that are one, or begin at the same number of the same memory."""
+    try:
+        storage = parameter.untyped_storage()
+        if not parameter.numel() or type(parameter) not in (Tensor, torch.nn.Parameter):
+            return (id(parameter), 0)
+    except (RuntimeError, NotImplementedError, ValueError):  # lazy parameters, and tensors of devices without memory
+        return (id(parameter), 0)
+    return (storage._cdata, int(parameter.storage_offset()))
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    if "meta" in (one.device.type, other.device.type):
+        return False
+    return not torch.equal(one.detach(), other.detach().to(device=one.device, dtype=one.dtype))
+
+
+def _groups(before: Iterable[Iterable[str]]) -> Iterator[tuple[str, ...]]:
+    for group in before:
+        if isinstance(group, str):
+            raise TypeError(
+                f"groups of names are expected, as tied_parameters(model) gives them, not the name {group!r}"
+            )
+        yield tuple(group)
+
+
+def _plain(name: str) -> str:
+    """A name without what wrappers put in."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+class _Named:
+    """A model's parameters by name, found also where a wrapper has changed the names."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._found = _parameters(model)
+        self._plain = {_plain(name): name for name in self._found}
+
+    def _name(self, name: str) -> str:
+        known = name if name in self._found else self._plain.get(_plain(name))
+        if known is None:
+            raise ValueError(
+                f"the model ({type(self._model).__name__}) has no parameter {name!r}; "
+                "hand over what tied_parameters gave for the same model"
+            )
+        return known
+
+    def parameter(self, name: str) -> Tensor:
+        return self._found[self._name(name)]
+
+    def replace(self, name: str, parameter: Tensor) -> None:
+        path, _, attribute = self._name(name).rpartition(".")
+        setattr(self._model.get_submodule(path), attribute, parameter)
