@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stepscope.capture.applying import host, loaders, optimizers
+from stepscope.capture.applying import (
+    compilation,
+    copies,
+    data_parallel,
+    debugging,
+    host,
+    loaders,
+    optimizers,
+    precision,
+    progress,
+)
 from stepscope.capture.applying.flags import Flag, Value, values_of, words_of
 from stepscope.capture.applying.outcomes import Outcome, applied_records, outcomes
 from stepscope.capture.applying.patching import Applying
@@ -33,7 +43,13 @@ __all__ = [
 APPLICATIONS: Final[tuple[Any, ...]] = (
     optimizers,
     loaders,
+    copies,
+    compilation,
+    precision,
     host,
+    progress,
+    debugging,
+    data_parallel,
 )
 """The families of flags; patches are put in place in this order."""
 

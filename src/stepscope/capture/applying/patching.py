@@ -29,10 +29,14 @@ class Applying:
         chosen: the flags that were asked for, with their values.
         unseen: of each of them, why nothing came of it where the program never did what it changes.
         folder: of the run, into which the process writes what came of them; None keeps it in memory alone.
+
+    Attributes:
+        shared: what several families use together, by its class.
     """
 
     def __init__(self, chosen: Mapping[str, str], unseen: Mapping[str, str], folder: RunFolder | None) -> None:
         self.chosen = dict(chosen)
+        self.shared: dict[type, Any] = {}
         self._unseen = dict(unseen)
         self._folder = folder
         self._said: dict[bool, dict[tuple[str, str], None]] = {True: {}, False: {}}
