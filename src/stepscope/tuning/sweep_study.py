@@ -1,0 +1,292 @@
+"""The trials of a sweep in a database that several processes share: taking one, telling how it went, repeating.
+
+A trial that a process has begun carries that process's name and, every half minute, the time. Where the process is
+gone (on the same machine at once, from another one after some minutes of silence), another one marks the trial as
+abandoned and puts one with the same values in the queue. What was interrupted is repeated in the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import platform
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stepscope.errors import UsageError
+from stepscope.tuning.locks import held
+from stepscope.tuning.storage import import_optuna, open_study
+from stepscope.tuning.sweep_file import Sweep
+from stepscope.tuning.sweep_search import ABANDONED, make_grid, make_pruner, make_sampler
+
+if TYPE_CHECKING:
+    import optuna
+
+SWEEP: Final = "stepscope sweep"
+VALUES: Final = "values"
+REASON: Final = "reason"
+FOLDER: Final = "folder"
+COUNT: Final = "iterations"
+_OWNER: Final = "owner"
+_BEAT: Final = "beat"
+_REPEATS: Final = "repeats"
+BEAT_S: Final = 30.0
+SILENT_S: Final = 300.0
+"""A process of another machine that was silent for so long is dead; its clock may differ by a part of that."""
+MOST_REPEATS: Final = 3
+
+
+class SweepStudy:
+    """The study of a sweep.
+
+    Args:
+        place: the database, as of `stepscope.tuning.storage`.
+        folder: of the sweep, with the lock of the processes that share it.
+
+    Raises:
+        UsageError: it cannot be opened, or was begun with other parameters or for another metric.
+    """
+
+    def __init__(self, sweep: Sweep, place: str | Path, folder: Path) -> None:
+        self.sweep = sweep
+        self._lock = folder / "sweep.lock"
+        self._grid = make_grid(sweep) if sweep.method == "grid" else None
+        direction: Any = sweep.metric.goal
+        with held(self._lock), _quietly():
+            self.study = open_study(
+                place,
+                sweep.name,
+                direction=direction,
+                sampler=make_sampler(sweep, 0),
+                pruner=make_pruner(sweep),
+            )
+            self.earlier_command = self._agree()
+        self._owner = process_name()
+
+    def trials(self) -> list[optuna.trial.FrozenTrial]:
+        """All of them."""
+        return self.study.get_trials(deepcopy=False)
+
+    def begin(self) -> optuna.Trial | None:
+        """Take the next trial, one to be repeated first; None where as many as were asked for have begun."""
+        with held(self._lock), _quietly():
+            trials = self.trials()
+            if not self._may_begin(trials):
+                return None
+            if self.sweep.seed is not None:
+                self.study.sampler = make_sampler(self.sweep, len(trials)) if self._grid is None else self._grid
+            distributions = {each.name: each.optuna_distribution() for each in self.sweep.searched}
+            trial: optuna.Trial = self.study.ask(fixed_distributions=distributions)
+            trial.set_user_attr(_OWNER, self._owner)
+            self.beat(trial)
+            trial.set_user_attr(VALUES, self.values_of(trial.params))
+            return trial
+
+    def values_of(self, drawn: dict[str, Any]) -> dict[str, Any]:
+        """What the program is given: every parameter's value, in the file's order."""
+        return {
+            each.name: each.values[0] if each.is_constant else each.value_of(drawn[each.name])
+            for each in self.sweep.parameters
+        }
+
+    def beat(self, trial: optuna.Trial) -> None:
+        """Say that this process is alive."""
+        trial.set_user_attr(_BEAT, time.time())
+
+    def is_behind(self, trial: optuna.Trial, iteration: int, value: float) -> bool:
+        """Tell an intermediate value; whether the trial is to be ended for it."""
+        with _quietly():
+            trial.report(value, iteration)
+            return bool(trial.should_prune())
+
+    def complete(self, trial: optuna.Trial, value: float, iterations: int) -> None:
+        """The trial is done; `iterations` values led to this one."""
+        with _quietly():
+            if iterations not in self.study.get_trials(deepcopy=False)[trial.number].intermediate_values:
+                trial.report(value, iterations)
+            trial.set_user_attr(COUNT, iterations)
+            self.study.tell(trial, value)
+
+    def prune(self, trial: optuna.Trial, iterations: int) -> None:
+        """The trial was ended because others were better."""
+        package = import_optuna()
+        with _quietly():
+            trial.set_user_attr(COUNT, iterations)
+            self.study.tell(trial, state=package.trial.TrialState.PRUNED)
+
+    def fail(self, trial: optuna.Trial, reason: str) -> None:
+        """The trial has no value, for that reason."""
+        package = import_optuna()
+        with _quietly():
+            trial.set_user_attr(REASON, reason[:1000])
+            self.study.tell(trial, state=package.trial.TrialState.FAIL)
+
+    def give_back(self, trial: optuna.Trial, reason: str) -> None:
+        """The trial was interrupted: the next process that looks repeats it."""
+        with held(self._lock), _quietly():
+            self._abandon(self.trials()[trial.number], reason, counts=False)
+
+    def take_from_the_dead(self) -> list[int]:
+        """Have those trials repeated whose process is gone; returns their numbers."""
+        package = import_optuna()
+        with held(self._lock), _quietly():
+            found = []
+            for trial in self.trials():
+                if trial.state is package.trial.TrialState.RUNNING and self._is_dead(trial):
+                    self._abandon(trial, "the process that ran it is gone", counts=True)
+                    found.append(trial.number)
+            return found
+
+    def has_reached_target(self) -> bool:
+        """Whether a trial's value is as good as the target of the metric."""
+        target = self.sweep.metric.target
+        package = import_optuna()
+        if target is None:
+            return False
+        states = (package.trial.TrialState.COMPLETE,)
+        values = [trial.value for trial in self.study.get_trials(deepcopy=False, states=states)]
+        return any(value is not None and not self.sweep.metric.better(target, value) for value in values)
+
+    def _may_begin(self, trials: list[optuna.trial.FrozenTrial]) -> bool:
+        package = import_optuna()
+        if any(trial.state is package.trial.TrialState.WAITING for trial in trials):
+            return True
+        if self.sweep.trials is not None and len(counted(trials)) >= self.sweep.trials:
+            return False
+        return self._grid is None or bool(self._grid.left(self.study))
+
+    def _agree(self) -> str:
+        """Keep the sweep in the study, or see that it is the same; returns the command it had before where it differs.
+
+        Raises:
+            UsageError: it is another one.
+        """
+        known = self.study.user_attrs.get(SWEEP)
+        if known is None:
+            if self.study.get_trials(deepcopy=False):
+                raise UsageError(f"the study {self.sweep.name} is none of stepscope sweep; choose another name")
+            self.study.set_user_attr(SWEEP, self.sweep.to_json())
+            return ""
+        try:
+            before = Sweep.from_json(known)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"the study {self.sweep.name} was written by another stepscope: {error}") from error
+        change = _difference(before, self.sweep)
+        if change:
+            raise UsageError(
+                f"the study {self.sweep.name} was begun {change}; take another --folder or name for a new one"
+            )
+        self.study.set_user_attr(SWEEP, self.sweep.to_json())
+        return before.command.shown if before.command != self.sweep.command else ""
+
+    def _abandon(self, trial: optuna.trial.FrozenTrial, reason: str, *, counts: bool) -> None:
+        """Mark it, and queue one with the same values; first the latter, so that no kill in between loses it."""
+        package = import_optuna()
+        waiting, failed = package.trial.TrialState.WAITING, package.trial.TrialState.FAIL
+        repeats = int(trial.user_attrs.get("deaths", 0)) + counts
+        storage = self.study._storage
+        if repeats > MOST_REPEATS:
+            storage.set_trial_user_attr(trial._trial_id, REASON, f"{reason}; it was repeated {MOST_REPEATS} times")
+            storage.set_trial_state_values(trial._trial_id, state=failed)
+            return
+        if VALUES in trial.user_attrs and not any(
+            each.user_attrs.get(_REPEATS) == trial.number for each in self.trials()
+        ):
+            kept = {
+                name: trial.system_attrs[name] for name in ("grid_id", "search_space") if name in trial.system_attrs
+            }
+            self.study.add_trial(
+                package.create_trial(
+                    state=waiting,
+                    params=trial.params,
+                    distributions=trial.distributions,
+                    user_attrs={_REPEATS: trial.number, "deaths": repeats},
+                    system_attrs=kept,
+                )
+            )
+        storage.set_trial_user_attr(trial._trial_id, ABANDONED, reason)
+        storage.set_trial_state_values(trial._trial_id, state=failed)
+
+    def _is_dead(self, trial: optuna.trial.FrozenTrial) -> bool:
+        owner = trial.user_attrs.get(_OWNER)
+        if not isinstance(owner, dict):  # it was taken a moment ago, or its process died then
+            begun = trial.datetime_start
+            return begun is None or time.time() - begun.timestamp() > SILENT_S
+        if owner.get("machine") == self._owner["machine"]:
+            return owner != self._owner and not is_alive(owner)
+        beat = trial.user_attrs.get(_BEAT)
+        return not isinstance(beat, (int, float)) or time.time() - beat > SILENT_S
+
+
+def counted(trials: list[optuna.trial.FrozenTrial]) -> list[optuna.trial.FrozenTrial]:
+    """Those trials that count towards the number asked for."""
+    return [trial for trial in trials if ABANDONED not in trial.user_attrs]
+
+
+def process_name() -> dict[str, Any]:
+    """What tells this process from every other one of every machine."""
+    return {"machine": _machine(), "process": os.getpid(), "started": _started(os.getpid())}
+
+
+def is_alive(owner: dict[str, Any]) -> bool:
+    """Whether that process of this machine still runs."""
+    process = owner.get("process")
+    if type(process) is not int or process <= 0:
+        return False
+    started = _started(process)
+    if started is not None or os.path.isdir("/proc/self"):
+        return started is not None and started == owner.get("started")
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            os.kill(process, 0)
+        except PermissionError:
+            return True
+        return True
+    return False
+
+
+def _started(process: int) -> str | None:
+    """When it was started, in the system's own measure; None where the system does not say, or it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()[19]
+    return None
+
+
+def _machine() -> str:
+    """The machine and, in a container, its space of process numbers."""
+    parts = [platform.node()]
+    with contextlib.suppress(OSError, ValueError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
+
+
+def _difference(before: Sweep, now: Sweep) -> str:
+    """In words, what keeps the trials of the two from being compared; empty where nothing does."""
+    if before.metric.name != now.metric.name or before.metric.goal != now.metric.goal:
+        goal = f"to {before.metric.goal} {before.metric.name}"
+        return f"{goal}, not to {now.metric.goal} {now.metric.name}"
+    one, other = ({each.name: each for each in sweep.parameters} for sweep in (before, now))
+    differ = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+    if differ:
+        return f"with another {', '.join(differ)}"
+    if before.method != now.method and "grid" in (before.method, now.method):
+        return f"by method {before.method}, not {now.method}"
+    return ""
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without Optuna's notes that something is experimental."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def is_number(value: float | None) -> bool:
+    """Whether there is a value and it is finite."""
+    return value is not None and math.isfinite(value)
