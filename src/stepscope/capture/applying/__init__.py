@@ -18,6 +18,7 @@ from stepscope.capture.applying import (
     host,
     loaders,
     optimizers,
+    own_lines,
     precision,
     progress,
 )
@@ -50,6 +51,7 @@ APPLICATIONS: Final[tuple[Any, ...]] = (
     progress,
     debugging,
     data_parallel,
+    own_lines,
 )
 """The families of flags; patches are put in place in this order."""
 

@@ -150,11 +150,15 @@ def users_place() -> str:
     """Where the user's code is now, such as "train.py:31"; "" where no frame is the user's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not (file.startswith(("<", _PACKAGE, _STANDARD_LIBRARY)) or any(folder in file for folder in _INSTALLED)):
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        if is_users_file(frame.f_code.co_filename):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def is_users_file(file: str) -> bool:
+    """Whether code of that file is the user's own: no library's, no part of Python, and not made at run time."""
+    return not (file.startswith(("<", _PACKAGE, _STANDARD_LIBRARY)) or any(folder in file for folder in _INSTALLED))
 
 
 def made_here(kind: str) -> str:

@@ -1,0 +1,142 @@
+"""Giving functions of a running program the code that their source has after a rewrite.
+
+The new code runs from the function's next call on. Lines keep their numbers, so that tracebacks and profiles name the
+places of the user's file. A function is left alone wherever its file is not what it was compiled from.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import io
+import os
+import tokenize
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from types import CodeType, FunctionType
+from typing import Final
+
+from stepscope.remedies.rewrites import Edit, Rewrite, rewrites_of, rewritten
+
+_LARGEST_BYTES: Final = 4 * 2**20
+
+
+class NotSwapped(Exception):
+    """Why a function keeps its code, as the end of a sentence."""
+
+
+@lru_cache(maxsize=256)
+def source_of(file: str) -> str | None:
+    """The text of a source file; None for what is no file of reasonable size, or no text."""
+    path = os.path.abspath(file)
+    if file.startswith("<") or not os.path.isfile(path):
+        return None
+    try:
+        with open(path, "rb") as opened:
+            data = opened.read(_LARGEST_BYTES + 1)
+        if len(data) > _LARGEST_BYTES:
+            return None
+        encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+        return io.TextIOWrapper(io.BytesIO(data), encoding).read()
+    except (OSError, SyntaxError, UnicodeError):
+        return None
+
+
+@lru_cache(maxsize=256)
+def rewrites_in(file: str, kind: str) -> tuple[Rewrite, ...]:
+    """The rewrites of one kind in a file; none where it cannot be read."""
+    source = source_of(file)
+    if source is None:
+        return ()
+    try:
+        return tuple(rewrites_of(source, names=[kind]))
+    except ValueError:
+        return ()
+
+
+def swap(code: CodeType, rewrites: Sequence[Rewrite]) -> CodeType:
+    """Have all live functions of that code run what their source says after the rewrites; returns the new code.
+
+    Raises:
+        NotSwapped: they keep their code.
+    """
+    new = rewritten_code(code, rewrites)
+    functions = [each for each in gc.get_referrers(code) if isinstance(each, FunctionType) and each.__code__ is code]
+    if not functions:
+        raise NotSwapped("no function that runs this code was found")
+    for function in functions:
+        function.__code__ = new
+    return new
+
+
+def rewritten_code(code: CodeType, rewrites: Sequence[Rewrite]) -> CodeType:
+    """What the code's source compiles to after the rewrites.
+
+    Raises:
+        NotSwapped: its file is another than it was compiled from, or the new code would not fit the function.
+    """
+    source = source_of(code.co_filename)
+    if source is None:
+        raise NotSwapped("its file cannot be read")
+    before = _same_place(compile(source, code.co_filename, "exec", dont_inherit=True), code)
+    if before != code:
+        raise NotSwapped("its file is not the one that runs")
+    tree = ast.parse(rewritten(source, rewrites))
+    _keep_lines(tree, _old_lines(source, [edit for rewrite in rewrites for edit in rewrite.edits]))
+    new = _same_place(compile(tree, code.co_filename, "exec", dont_inherit=True), code)
+    for name in ("co_freevars", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"):
+        if new is None or getattr(new, name) != getattr(code, name):
+            raise NotSwapped("its new code would need other variables around it")
+    assert new is not None
+    count = code.co_argcount + code.co_kwonlyargcount
+    if new.co_varnames[:count] != code.co_varnames[:count] or (new.co_flags ^ code.co_flags) & ~_NESTED:
+        raise NotSwapped("its new code would be called in another way")
+    return new
+
+
+_NESTED: Final = 0x10
+
+
+def _same_place(module: CodeType, code: CodeType) -> CodeType | None:
+    """The code object of the same name and first line in a module; None where there is none, or several."""
+    found = [
+        each for each in _codes(module) if (each.co_name, each.co_firstlineno) == (code.co_name, code.co_firstlineno)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _codes(module: CodeType) -> Iterator[CodeType]:
+    todo = [module]
+    while todo:
+        code = todo.pop()
+        yield code
+        todo += [each for each in code.co_consts if isinstance(each, CodeType)]
+
+
+def _old_lines(source: str, edits: Sequence[Edit]) -> list[int]:
+    """The line before the edits of each line after them, both from 1 on; the first entry is of no line."""
+    lines, old, position = [0, 1], 1, 0
+    for edit in sorted(edits):
+        for _ in range(source.count("\n", position, edit.start)):
+            old += 1
+            lines.append(old)
+        last = old + source.count("\n", edit.start, edit.end)
+        for number in range(1, edit.text.count("\n") + 1):
+            lines.append(min(old + number, last))
+        old, position = last, edit.end
+        lines[-1] = max(lines[-1], min(old, last)) if edit.end == edit.start else lines[-1]
+    for _ in range(source.count("\n", position)):
+        old += 1
+        lines.append(old)
+    return lines
+
+
+def _keep_lines(tree: ast.AST, lines: Sequence[int]) -> None:
+    """Give every node of the rewritten source the line that it, or what it replaced, had."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr | ast.stmt | ast.excepthandler | ast.arg | ast.keyword | ast.alias | ast.pattern):
+            node.lineno = lines[min(node.lineno, len(lines) - 1)]
+            if node.end_lineno is not None:
+                node.end_lineno = max(lines[min(node.end_lineno, len(lines) - 1)], node.lineno)
+                if node.end_lineno == node.lineno and node.end_col_offset is not None:
+                    node.end_col_offset = max(node.end_col_offset, node.col_offset)
