@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from stepscope.remedies.fused_attention_modes import recompute_attention_enabled as recompute_attention_enabled
     from stepscope.remedies.fused_attention_modes import set_recompute_attention as set_recompute_attention
     from stepscope.remedies.gradient_norm import clip_grad_norm as clip_grad_norm
+    from stepscope.remedies.loader_trials import LoaderChoice as LoaderChoice
+    from stepscope.remedies.loader_trials import tune_loader as tune_loader
     from stepscope.remedies.loop_values import LoopConstants as LoopConstants
+    from stepscope.remedies.losses import chunked_cross_entropy as chunked_cross_entropy
+    from stepscope.remedies.losses import linear_cross_entropy as linear_cross_entropy
     from stepscope.remedies.optimizers import Fusion as Fusion
     from stepscope.remedies.optimizers import fuse_optimizer as fuse_optimizer
     from stepscope.remedies.rewrites import rewrites_of as rewrites_of
@@ -36,15 +40,18 @@ if TYPE_CHECKING:
 _HOMES: Final[dict[str, str]] = {
     "CapturedStep": "step_capture",
     "Fusion": "optimizers",
+    "LoaderChoice": "loader_trials",
     "LoopConstants": "loop_values",
     "allocator_environment": "allocators",
     "attention": "fused_attention",
     "capture_step": "step_capture",
     "check_tied": "tied_weights",
+    "chunked_cross_entropy": "losses",
     "clip_grad_norm": "gradient_norm",
     "find_allocator": "allocators",
     "fuse_optimizer": "optimizers",
     "keeps_ties": "tied_weights",
+    "linear_cross_entropy": "losses",
     "loaded_allocator": "allocators",
     "mark_step": "step_marks",
     "recompute_attention": "fused_attention_modes",
@@ -53,6 +60,7 @@ _HOMES: Final[dict[str, str]] = {
     "set_recompute_attention": "fused_attention_modes",
     "tie_again": "tied_weights",
     "tied_parameters": "tied_weights",
+    "tune_loader": "loader_trials",
     "unified_diff": "rewrites",
 }
 """Public name -> the module of this folder that has it."""
