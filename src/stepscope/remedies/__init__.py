@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stepscope.remedies.losses import linear_cross_entropy as linear_cross_entropy
     from stepscope.remedies.optimizers import Fusion as Fusion
     from stepscope.remedies.optimizers import fuse_optimizer as fuse_optimizer
+    from stepscope.remedies.parallel_settings import DataParallelSettings as DataParallelSettings
     from stepscope.remedies.rewrites import rewrites_of as rewrites_of
     from stepscope.remedies.rewrites import unified_diff as unified_diff
     from stepscope.remedies.step_capture import CapturedStep as CapturedStep
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _HOMES: Final[dict[str, str]] = {
     "CapturedStep": "step_capture",
+    "DataParallelSettings": "parallel_settings",
     "Fusion": "optimizers",
     "LoaderChoice": "loader_trials",
     "LoopConstants": "loop_values",
