@@ -166,6 +166,8 @@ def _write(arguments: argparse.Namespace, results: SweepResults, folder: Path) -
 
         _output.write_output(arguments.json, json_bytes(sweep_json(results)))
     if arguments.html:
+        from stepscope.report.html_sweep import html_sweep
+
         _output.write_output(arguments.html, html_sweep(results))
     if "-" not in (arguments.json, arguments.html):
         from stepscope.report.sweep_text import sweep_text

@@ -62,7 +62,7 @@ _DEVICE_COLOURS: Final = {
     "idle": "var(--idle)",
 }
 _BUSY: Final = {"colour": "var(--busy)", "ink": "var(--ink)", "hatched": False}
-_SCRIPTS: Final = ("picture.js", "flame.js", "telemetry.js", "report.js")
+_SCRIPTS: Final = ("picture.js", "flame.js", "telemetry.js", "sweep.js", "report.js")
 
 
 def html_report(
@@ -265,6 +265,7 @@ def _finding(finding: Finding, diagnosis: Diagnosis, picture: StepPicture | None
         "remedy": printable(finding.remedy.text),
         "code": "\n".join(printable(line) for line in finding.remedy.code.expandtabs(4).splitlines()),
         "trial": trial(finding.remedy),
+        "diff": "\n".join(diff_lines(finding.remedy)),
         "figures": [_figure(figure) for figure in finding.evidence.figures],
         "intervals": [_interval(interval, picture) for interval in finding.evidence.intervals],
     }
