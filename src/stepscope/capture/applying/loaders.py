@@ -42,6 +42,15 @@ FLAGS: Final = (
     ),
 )
 
+_AS_MADE: Final = (
+    "has as many workers as it was made with",
+    "has as many batches prepared ahead as it was made with",
+    "keeps its workers as it was made to",
+    "pins its batches as it was made to",
+)
+_DEFAULT_PREFETCH: Final = 2
+"""Batches that a worker of torch's prepares ahead where nothing is given (documented for DataLoader)."""
+
 
 def install(applying: Applying, chosen: Mapping[str, str]) -> None:
     """Have the loaders that are made from now on be as the flags say; subclasses and libraries' loaders too."""
@@ -50,6 +59,7 @@ def install(applying: Applying, chosen: Mapping[str, str]) -> None:
     original = DataLoader.__init__
     signature = inspect.signature(original)
     rescue = _Rescue(applying)
+    kept: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.wraps(original)
     def made(self: Any, *positional: Any, **named: Any) -> None:
@@ -64,13 +74,18 @@ def install(applying: Applying, chosen: Mapping[str, str]) -> None:
             return
         name = made_here(type(self).__name__)
         for flag, sentence in plan.done:
-            applying.did(flag, f"{name} {sentence}")
+            if sentence not in _AS_MADE or not applying.said_about(flag):  # as where a library makes a loader anew
+                applying.did(flag, f"{name} {sentence}")
         for flag, sentence in plan.refused:
             applying.could_not(flag, f"{name}: {sentence}")
         if plan.has_new_workers:
             rescue.watch(self)
+        if plan.keeps_workers:
+            kept.add(self)
 
     applying.replace(DataLoader, "__init__", made)
+    if "persistent-workers" in chosen:
+        _draw_seeds_as_before(applying, kept)
     if "pin-memory" in chosen:
         _leave_device_tensors(applying)
 
@@ -81,6 +96,7 @@ class _Plan:
     Attributes:
         done, refused: flags, each with the end of a sentence that begins with the loader.
         has_new_workers: whether it had no workers before, and has some now.
+        keeps_workers: whether it was made to end its workers with each epoch, and keeps them now.
     """
 
     def __init__(self, arguments: dict[str, Any], chosen: Mapping[str, str]) -> None:
@@ -88,6 +104,7 @@ class _Plan:
         self.done: list[tuple[str, str]] = []
         self.refused: list[tuple[str, str]] = []
         self.has_new_workers = False
+        self.keeps_workers = False
         if "workers" in chosen:
             self._workers(int(chosen["workers"]))
         if "prefetch" in chosen:
@@ -107,7 +124,7 @@ class _Plan:
             wanted = before or 1
         if wanted == before:
             if not self.refused:
-                self.done.append(("workers", f"has {_count(before)} as it was made"))
+                self.done.append(("workers", _AS_MADE[0]))
             return
         self._arguments["num_workers"] = wanted
         if not wanted:
@@ -120,24 +137,25 @@ class _Plan:
         if not self._arguments.get("num_workers"):
             self.refused.append(("prefetch", "it has no workers that could prepare batches ahead"))
             return
-        before = self._arguments.get("prefetch_factor") or 2
+        before = self._arguments.get("prefetch_factor") or _DEFAULT_PREFETCH
         self._arguments["prefetch_factor"] = wanted
-        self.done.append(("prefetch", f"has each worker prepare {wanted} batches ahead instead of {before}"))
+        ahead = f"has each worker prepare {wanted} batch{'es' if wanted > 1 else ''} ahead instead of {before}"
+        self.done.append(("prefetch", _AS_MADE[1] if wanted == before else ahead))
 
     def _persistent(self) -> None:
         if not self._arguments.get("num_workers"):
             self.refused.append(("persistent-workers", "it has no workers to keep"))
         elif self._arguments.get("persistent_workers"):
-            self.done.append(("persistent-workers", "keeps its workers as it was made"))
+            self.done.append(("persistent-workers", _AS_MADE[2]))
         else:
-            self._arguments["persistent_workers"] = True
+            self._arguments["persistent_workers"] = self.keeps_workers = True
             self.done.append(("persistent-workers", "keeps its workers from epoch to epoch"))
 
     def _pin_memory(self) -> None:
         if not _has_accelerator():
             self.refused.append(("pin-memory", "there is no accelerator to pin for"))
         elif self._arguments.get("pin_memory"):
-            self.done.append(("pin-memory", "pins its batches as it was made"))
+            self.done.append(("pin-memory", _AS_MADE[3]))
         else:
             self._arguments["pin_memory"] = True
             self.done.append(("pin-memory", "pins its batches"))
@@ -202,6 +220,22 @@ class _Rescue:
         vars(loader)["persistent_workers"] = False  # may not be set any more, says the loader
         self._loaders.discard(loader)
         self._applying.could_not("workers", f"a DataLoader goes on without, since they fail: {in_a_line(error)}")
+
+
+def _draw_seeds_as_before(applying: Applying, kept: weakref.WeakSet[Any]) -> None:
+    """Have each epoch draw the random number that new workers would have been given a seed by.
+
+    Otherwise all that the program draws later, such as the order of the next epoch, would be another.
+    """
+    import torch
+    from torch.utils.data import dataloader
+
+    def reset(original: Any, iterator: Any, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter and loader in kept:
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        original(iterator, loader, first_iter)
+
+    applying.wrap(dataloader._MultiProcessingDataLoaderIter, "_reset", reset)
 
 
 def _leave_device_tensors(applying: Applying) -> None:
