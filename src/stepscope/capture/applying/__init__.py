@@ -17,8 +17,8 @@ from stepscope.capture.applying import (
     debugging,
     host,
     loaders,
+    losses,
     optimizers,
-    own_lines,
     precision,
     progress,
 )
@@ -47,6 +47,7 @@ APPLICATIONS: Final[tuple[Any, ...]] = (
     copies,
     compilation,
     precision,
+    losses,
     host,
     progress,
     debugging,
