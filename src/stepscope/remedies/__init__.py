@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stepscope.remedies.allocators import allocator_environment as allocator_environment
     from stepscope.remedies.allocators import find_allocator as find_allocator
     from stepscope.remedies.allocators import loaded_allocator as loaded_allocator
+    from stepscope.remedies.device_prefetch import prefetch_to_device as prefetch_to_device
     from stepscope.remedies.fused_attention import attention as attention
     from stepscope.remedies.fused_attention_modes import recompute_attention as recompute_attention
     from stepscope.remedies.fused_attention_modes import recompute_attention_enabled as recompute_attention_enabled
@@ -56,6 +57,7 @@ _HOMES: Final[dict[str, str]] = {
     "linear_cross_entropy": "losses",
     "loaded_allocator": "allocators",
     "mark_step": "step_marks",
+    "prefetch_to_device": "device_prefetch",
     "recompute_attention": "fused_attention_modes",
     "recompute_attention_enabled": "fused_attention_modes",
     "rewrites_of": "rewrites",

@@ -201,7 +201,7 @@ def _of_the_machine(error: BaseException, arguments: dict[str, Any]) -> str | No
         why = (
             "memory or /dev/shm may be short"
             if method == "fork"
-            else f"workers are started by {method}: a script then needs `if __name__ == '__main__':`, and what the data "
+            else f"workers are started by {method}: a script needs `if __name__ == '__main__':`, and what the data "
             "set holds must be importable"
         )
         return f"a worker ended ({text.splitlines()[0].rstrip('.')}): {why}"

@@ -1,0 +1,180 @@
+"""Batches that are on the device already when the step asks for them.
+
+loader = DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True)
+for images, labels in prefetch_to_device(loader):       # in place of images.to("cuda"), labels.to("cuda")
+    ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from stepscope.remedies.accelerators import default_device, streams_of
+from stepscope.remedies.loading_thread import ThreadedIterator
+from stepscope.remedies.nested_batches import mapped, moved, tensors_of
+
+
+def prefetch_to_device(
+    loader: Iterable[Any],
+    device: torch.device | str | int | None = None,
+    ahead: int = 2,
+    *,
+    in_thread: bool = False,
+) -> DevicePrefetcher:
+    """A loader with the same batches, on the device, the next ones copied while the step computes.
+
+    On CUDA (and XPU) the copies run from pinned memory on a stream of their own; the step's stream waits for its batch
+    on the device, and the host does not wait. On XLA this is torch_xla's MpDeviceLoader, which also ends a step with
+    each batch. On other accelerators copies are issued ahead without waiting for them. On the CPU batches pass as they
+    are.
+
+    Batches may be tensors, mappings, lists, tuples, named tuples, dataclasses, objects with a `to` method, and these in
+    each other. Values and order are the loader's.
+
+    Args:
+        loader: any iterable of batches; `len`, `set_epoch`, `dataset`, `batch_sampler` and so on stay those of it.
+        device: by default the current accelerator, or the CPU.
+        ahead: how many batches wait on the device besides the one in use: so many times its memory.
+        in_thread: take batches from the loader (and pin them) in a thread, which helps one without workers. Random
+            numbers that the data set draws from the process's generators then interleave with the model's.
+
+    Raises:
+        ValueError: `ahead` is below 1.
+        TypeError: the loader is not iterable.
+    """
+    if not isinstance(ahead, int) or ahead < 1:
+        raise ValueError(f"ahead is {ahead!r}; it takes a whole number from 1 on")
+    if not hasattr(loader, "__iter__"):
+        raise TypeError(
+            f"prefetch_to_device takes something iterable, such as a DataLoader, not {type(loader).__name__}"
+        )
+    place = default_device() if device is None else torch.device(device)
+    return DevicePrefetcher(loader, place, ahead, in_thread)
+
+
+class DevicePrefetcher:
+    """What `prefetch_to_device` returns: the loader, with its batches on the device.
+
+    Attributes:
+        loader: the one that was given.
+        device: where the batches are.
+    """
+
+    def __init__(self, loader: Iterable[Any], device: torch.device, ahead: int, in_thread: bool) -> None:
+        self.loader, self.device = loader, device
+        self._ahead, self._in_thread = ahead, in_thread
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("loader", "device"):
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the epoch to whatever of loader, sampler, batch sampler and data set wants to know it."""
+        owners: list[Any] = [self.loader]
+        if not hasattr(self.loader, "set_epoch"):  # else it tells its own parts
+            batches = getattr(self.loader, "batch_sampler", None)
+            owners = [getattr(self.loader, "sampler", None), batches, getattr(batches, "sampler", None)]
+            owners.append(getattr(self.loader, "dataset", None))
+        for owner in {id(owner): owner for owner in owners}.values():
+            tell = getattr(owner, "set_epoch", None)
+            if tell is not None:
+                tell(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.device.type == "xla":
+            return iter(import_module("torch_xla.distributed.parallel_loader").MpDeviceLoader(self.loader, self.device))
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        prepare = _same if self.device.type in ("cpu", "mps") else self._pinned
+        source = iter(self.loader)
+        thread = ThreadedIterator(source, self._ahead, prepare) if self._in_thread else None
+        batches: Iterator[Any] = thread or map(prepare, source)
+        try:
+            if self.device.type == "cpu":
+                yield from batches
+            else:
+                yield from _copied_ahead(batches, self.device, self._ahead)
+        finally:
+            if thread is not None:
+                thread.close()
+
+    def _pinned(self, batch: Any) -> Any:
+        """The batch in memory that a device can copy from while the host goes on."""
+        streams = streams_of(self.device)
+        # A thread begins with the first device, which may be another process's.
+        with streams.device(self.device) if streams is not None else contextlib.nullcontext():
+            return mapped(batch, self._pin)
+
+    def _pin(self, item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            if item.device.type != "cpu" or item.is_pinned():
+                return item
+            return item.pin_memory() if self.device.type == "cuda" else _pinned_for(item, self.device)
+        pin = getattr(item, "pin_memory", None)
+        return pin() if callable(pin) else item
+
+
+def _pinned_for(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Pinned for an accelerator other than CUDA, where this torch can do it."""
+    try:
+        return tensor.pin_memory() if hasattr(torch, "accelerator") else tensor.pin_memory(device.type)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return tensor
+
+
+def _same(batch: Any) -> Any:
+    return batch
+
+
+def _copied_ahead(batches: Iterator[Any], device: torch.device, ahead: int) -> Iterator[Any]:
+    """The batches on the device; so many of the next ones are being copied there already."""
+    streams = streams_of(device)
+    side = streams.Stream(device=device) if streams is not None else None
+    copying: deque[tuple[Any, Any, list[torch.Tensor]]] = deque()
+    more, error = True, None
+    while True:
+        # A batch that is on the device does not wait for one that is still being loaded.
+        while more and len(copying) <= ahead and (not copying or getattr(batches, "is_ready", True)):
+            try:
+                copying.append(_begun(next(batches), device, streams, side))
+            except StopIteration:
+                more = False
+            except Exception as raised:  # comes at its place, after the batches before it
+                more, error = False, raised
+        if not copying:
+            if error is not None:
+                raise error
+            return
+        copy, done, new = copying.popleft()
+        if done is not None and streams is not None:
+            current = streams.current_stream(device)
+            current.wait_event(done)
+            for tensor in new:
+                # Its memory belongs to the side stream: it must not be given away while the step still reads it.
+                tensor.record_stream(current)
+        del new
+        yield copy
+        del copy
+
+
+def _begun(batch: Any, device: torch.device, streams: Any, side: Any) -> tuple[Any, Any, list[torch.Tensor]]:
+    """Issue a batch's copy: what it becomes, the event after it, and the tensors that are new on the device."""
+    if streams is None:
+        return moved(batch, device, non_blocking=True), None, []
+    with streams.stream(side):
+        copy = moved(batch, device, non_blocking=True)
+        done = streams.Event()
+        done.record(side)
+    before = {id(tensor) for tensor in tensors_of(batch)}
+    return copy, done, [tensor for tensor in tensors_of(copy) if id(tensor) not in before]
