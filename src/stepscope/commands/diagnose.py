@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.telemetry_plots import TelemetryPicture
     from stepscope.cost.energy_parts import TraceEnergy
     from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
+    from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.ranks import RankRecord
     from stepscope.diagnosis.view import View
@@ -39,6 +40,7 @@ examples:
   stepscope diagnose trace.json.gz
   stepscope diagnose traces/                                 every rank's trace in a folder
   stepscope diagnose trace.json --html report.html           a report to share; --redact hides who and where
+  stepscope diagnose trace.json --diff - | git apply         the changes of your own lines that are safe to make
   stepscope diagnose trace.json --steps 10:20                only these steps
   stepscope diagnose trace.json --fail-on 10%                in CI: exit 1 where a finding would save 10 % or more
   stepscope diagnose trace.json --json - | jq .findings      for programs
@@ -75,6 +77,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=_output.target,
         help="one page that needs nothing else, with a picture of a step",
     )
+    reports.add_argument(
+        "--diff", metavar="FILE", type=_output.target, help="changes of your own files, for git apply or patch -p1"
+    )
     reports.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
     what = parser.add_argument_group("what is shown")
     what.add_argument(
@@ -96,17 +101,23 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Diagnose every trace, write the reports, and judge by --fail-on."""
-    targets = [target for target in (arguments.json, arguments.markdown, arguments.html) if target == "-"]
+    targets = [each for each in (arguments.json, arguments.markdown, arguments.html, arguments.diff) if each == "-"]
     if len(targets) > 1:
         raise UsageError("only one report can go to standard output")
+    if arguments.diff and arguments.redact:
+        raise UsageError("a diff is made of your own files, which --redact leaves out: ask for one of them")
     for name in arguments.rule or []:
         rule_named(name)
+    from stepscope.commands._user_sources import UserSources
+    from stepscope.diagnosis.diffs import Diffs
+
     settings = dict(parsed_setting(text) for text in arguments.set)
     unreadable: list[Unreadable] = []
     files = side_files(arguments)
     several = len(arguments.paths) > 1 or os.path.isdir(arguments.paths[0])
     traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
-    results = [_diagnosed(arguments, trace, settings) for trace in traces]
+    diffs = Diffs(UserSources(Path.cwd()).read)
+    results = [_diagnosed(arguments, trace, settings, diffs) for trace in traces]
     results.sort(key=lambda result: _order(result[0]))
     diagnoses = _without_answered([result[0] for result in results])
     pictures, plots = [result[1] for result in results], [result[2] for result in results]
@@ -115,6 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
     across = _across(arguments, [result[5] for result in results if result[5] is not None])
     without = _redacted(unreadable, arguments)
     _write_reports(arguments, diagnoses, pictures, plots, flames, memories, across, without, energies)
+    if arguments.diff:
+        _write_diff(arguments.diff, diffs)
     return _judged(arguments.fail_on, [*across, *(each for diagnosis in diagnoses for each in diagnosis.findings)])
 
 
@@ -144,7 +157,7 @@ def parsed_setting(text: str) -> tuple[str, float]:
 
 
 def _diagnosed(
-    arguments: argparse.Namespace, trace: Trace, settings: dict[str, float]
+    arguments: argparse.Namespace, trace: Trace, settings: dict[str, float], diffs: Diffs
 ) -> tuple[
     Diagnosis,
     StepPicture | None,
@@ -181,6 +194,7 @@ def _diagnosed(
         memory = tuple(redactor.redact(each) for each in memory)
         drawn = redactor.redact(picture), redactor.redact(plots), redactor.redact(flame), memory
         return redactor.redact(diagnosis), *drawn, redactor.redact(record), redactor.redact(energy)
+    diagnosis = diffs.filled(diagnosis)
     return diagnosis, picture, plots, flame, memory, record, energy
 
 
@@ -321,7 +335,7 @@ def _write_reports(
 
         page = html_report(diagnoses, pictures, plots, flames, memories, across, unreadable, **measured)
         _output.write_output(arguments.html, page)
-    if "-" not in (arguments.json, arguments.markdown, arguments.html):
+    if "-" not in (arguments.json, arguments.markdown, arguments.html, arguments.diff):
         from stepscope.report.text import text_reports
 
         width, colour = _output.width(), _output.colour()
@@ -340,6 +354,17 @@ def _write_reports(
     else:
         for each in unreadable:
             print(f"stepscope: passed over: {printable(each.reason)}", file=sys.stderr)
+
+
+def _write_diff(target: str, diffs: Diffs) -> None:
+    """Write all changes as one patch, an empty one where there are none, and say what it leaves out."""
+    patch = diffs.patch()
+    for path in diffs.outside():
+        why = "it is not below this folder: call stepscope diagnose in one that it is below"
+        print(f"stepscope: /{printable(path)} is not in the patch: {why}", file=sys.stderr)
+    if not patch and not diffs.outside():
+        print("stepscope: no finding has a change of your files that can be made safely", file=sys.stderr)
+    _output.write_output(target, patch)
 
 
 def _judged(limit: float | None, findings: Sequence[Finding]) -> int:

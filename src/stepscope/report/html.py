@@ -34,6 +34,7 @@ from stepscope.report.html_telemetry import pictures_or_none, telemetry_view
 from stepscope.report.sentences import (
     afterwards_sentence,
     basis_sentence,
+    diff_lines,
     headline,
     hidden_sentence,
     nothing_sentence,

@@ -17,6 +17,7 @@ from stepscope.report.glance import glances
 from stepscope.report.sentences import (
     afterwards_sentence,
     basis_sentence,
+    diff_lines,
     headline,
     hidden_sentence,
     idle_by_cause,
@@ -135,11 +136,14 @@ def _finding(number: int, finding: Finding, diagnosis: Diagnosis) -> Iterator[st
     if finding.remedy.code:
         yield from _block(finding.remedy.code)
         yield ""
+    if finding.remedy.diff:
+        yield from _block("\n".join(diff_lines(finding.remedy)), "diff")
+        yield ""
 
 
-def _block(text: str) -> list[str]:
+def _block(text: str, language: str = "python") -> list[str]:
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    return [f"{fence}python", *(printable(line) for line in text.expandtabs(4).splitlines()), fence]
+    return [f"{fence}{language}", *(printable(line) for line in text.expandtabs(4).splitlines()), fence]
 
 
 def _times(diagnosis: Diagnosis) -> Iterator[str]:

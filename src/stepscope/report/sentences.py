@@ -66,6 +66,21 @@ def basis_sentence(finding: Finding) -> str:
     return "; ".join([*parts, f"confidence {finding.confidence}"])
 
 
+MOST_DIFF_LINES: Final = 60
+"""Of one finding's diff in a report; `stepscope diagnose --diff` writes all of it."""
+
+
+def diff_lines(remedy: Remedy) -> list[str]:
+    """The change of the user's own lines as it is to be read, with a last line that says what is left out."""
+    if not remedy.diff:
+        return []
+    lines = [printable(line.rstrip("\r").expandtabs(4)) for line in remedy.diff.rstrip().split("\n")]
+    if len(lines) <= MOST_DIFF_LINES:
+        return lines
+    left = len(lines) - MOST_DIFF_LINES
+    return [*lines[:MOST_DIFF_LINES], f"({left} more lines; stepscope diagnose --diff FILE writes all)"]
+
+
 def trial(remedy: Remedy) -> str:
     """The command that runs the program with the remedy, without a change in it; empty where there is none."""
     return f"stepscope run --apply {','.join(remedy.apply)} PROGRAM" if remedy.apply else ""

@@ -24,6 +24,7 @@ from stepscope.report.sentences import (
     afterwards_sentence,
     basis_sentence,
     device_table,
+    diff_lines,
     headline,
     hidden_sentence,
     idle_by_cause,
@@ -149,6 +150,10 @@ def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         if finding.remedy.code:
             yield ""
             yield from _plain(_code_lines(finding.remedy.code, indent=10))
+        if finding.remedy.diff:
+            yield ""
+            yield Text("   your lines (stepscope diagnose --diff FILE writes a patch)", style="dim")
+            yield from _plain(f"          {line}" for line in diff_lines(finding.remedy))
         yield ""
     if diagnosis.together is not None:
         yield Text(together_sentence(diagnosis))
