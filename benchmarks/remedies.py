@@ -27,7 +27,7 @@ from remedy_measurements import PRELUDE, Measurement
 
 from stepscope.compare import compare_samples
 
-MODULES: tuple[str, ...] = ()
+MODULES: tuple[str, ...] = ("horizontal",)
 """Modules of remedy_measurements, in the order in which they are printed."""
 
 

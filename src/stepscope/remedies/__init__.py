@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stepscope.remedies.fused_attention_modes import recompute_attention_enabled as recompute_attention_enabled
     from stepscope.remedies.fused_attention_modes import set_recompute_attention as set_recompute_attention
     from stepscope.remedies.gradient_norm import clip_grad_norm as clip_grad_norm
+    from stepscope.remedies.horizontal_trainer import HorizontalTrainer as HorizontalTrainer
     from stepscope.remedies.loader_trials import LoaderChoice as LoaderChoice
     from stepscope.remedies.loader_trials import tune_loader as tune_loader
     from stepscope.remedies.loop_values import LoopConstants as LoopConstants
@@ -43,6 +44,7 @@ _HOMES: Final[dict[str, str]] = {
     "CapturedStep": "step_capture",
     "DataParallelSettings": "parallel_settings",
     "Fusion": "optimizers",
+    "HorizontalTrainer": "horizontal_trainer",
     "LoaderChoice": "loader_trials",
     "LoopConstants": "loop_values",
     "allocator_environment": "allocators",
