@@ -19,6 +19,7 @@ from stepscope.capture.applying import (
     loaders,
     losses,
     optimizers,
+    own_lines,
     precision,
     progress,
 )
