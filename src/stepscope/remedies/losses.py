@@ -1,0 +1,276 @@
+"""Cross entropy in blocks of positions, so that no second tensor is as large as all scores; without the scores, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from stepscope.remedies.class_losses import LossSettings, Reduction, applied, computed_in
+from stepscope.remedies.linear_losses import linear_loss
+
+_BLOCK_ON_A_CPU: Final = 2**18
+"""Scores in a block that stay in a core's cache while they are worked on."""
+_BLOCK: Final = 2**24
+"""Scores in a block that keep a large device busy."""
+
+
+def chunked_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    chunk_size: int | None = None,
+    keep_logits: bool = False,
+) -> Tensor:
+    """Cross entropy whose backward pass writes the gradient over the logits, block by block.
+
+    `torch.nn.functional.cross_entropy` holds the logarithms of all probabilities from the forward to the backward pass,
+    then their gradient: two more tensors of the logits' size, and a third in FP32 where the logits are narrower. This
+    holds only the logits. **After `backward()` the logits hold their gradient**: read predictions from them before, or
+    pass `keep_logits=True`, which costs a tensor of their size. Something else that needs them for its own backward
+    pass makes torch raise an error.
+
+    Computed in FP32 (float64 for float64). Loss and gradients are those of torch to 1e-6 in FP32, and to the type's
+    rounding in bf16 and fp16.
+
+    Args:
+        logits: of shape (..., classes): the classes are the last dimension.
+        target: class numbers, of shape (...).
+        weight: of shape (classes,): each class's weight.
+        ignore_index: positions with this target count neither in the loss nor in its mean.
+        reduction: "mean" (divided by the weights of the positions that count), "sum" or "none".
+        label_smoothing: 0 to 1.
+        z_loss: this, times the square of log sum exp of a position's logits, is added to its loss.
+        chunk_size: positions in a block; by default as many as keep the device busy.
+        keep_logits: leave the logits as they are in the backward pass.
+
+    Returns:
+        The loss, in FP32 or wider; of target's shape for "none".
+
+    Raises:
+        TypeError: for targets that are no class numbers; probabilities are not taken.
+        ValueError: for shapes that do not fit, or options outside of their range.
+    """
+    target = _checked_target(target, logits.shape[:-1], "logits")
+    settings = _settings(logits.shape[-1], logits, weight, ignore_index, reduction, label_smoothing, z_loss)
+    keep = keep_logits or logits.is_leaf or any(stride == 0 for stride in logits.stride())
+    rows = chunk_size or max(1, (_BLOCK_ON_A_CPU if logits.device.type == "cpu" else _BLOCK) // settings.classes)
+    _check_chunk(chunk_size)
+    with torch.autocast(logits.device.type, enabled=False):
+        losses = applied(_ChunkedLoss, logits, target, settings, rows, keep)
+    return _reduced(losses, target, settings)
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    chunk_size: int | None = None,
+    classes: int | None = None,
+) -> Tensor:
+    """`cross_entropy(linear(hidden, weight, bias), target)` that never holds the scores of all positions.
+
+    Scores are made for a block of positions, turned into their gradient at once, and forgotten: with "mean" and "sum"
+    the gradients of `hidden`, `weight` and `bias` are made in the forward pass, with as many matrix products as usual;
+    with "none", or for a second backward pass, the scores are made twice. Gradients of the weight are summed in FP32.
+    Such a loss has one backward pass ("none": any number), and no second derivative.
+
+    Loss and gradients are those of torch to 1e-5 in FP32; in bf16 and fp16, scores are rounded as `linear` rounds them,
+    everything after is FP32. Under autocast `hidden` and `weight` are converted as `linear` would convert them.
+
+    Args:
+        hidden: of shape (..., width).
+        weight: of shape (classes, width), such as `model.lm_head.weight`.
+        target: class numbers, of shape (...).
+        bias: of shape (classes,).
+        class_weight: of shape (classes,): each class's weight in the loss.
+        classes: rows of `weight` that are classes; later ones, with which it was padded, are left out of the loss.
+        chunk_size: positions in a block; by default so many that a block's scores are as large as `hidden`, 128 at
+            least.
+        ignore_index, reduction, label_smoothing, z_loss: as of `chunked_cross_entropy`.
+
+    Returns:
+        The loss, in FP32 or wider; of target's shape for "none".
+
+    Raises:
+        TypeError: for targets that are no class numbers; probabilities are not taken.
+        ValueError: for shapes or types that do not fit, or options outside of their range.
+    """
+    target = _checked_target(target, hidden.shape[:-1], "hidden")
+    _check_linear(hidden, weight, bias, classes)
+    _check_chunk(chunk_size)
+    autocast_type = _autocast_type(hidden.device.type)
+    if autocast_type is not None:
+        hidden, weight = hidden.to(autocast_type), weight.to(autocast_type)
+        bias = None if bias is None else bias.to(autocast_type)
+    if len({tensor.dtype for tensor in (hidden, weight, bias) if tensor is not None}) > 1:
+        raise ValueError(
+            f"hidden is {hidden.dtype}, weight {weight.dtype}{f', bias {bias.dtype}' if bias is not None else ''}; "
+            "convert them to one type, or call this under torch.autocast"
+        )
+    rows = weight.shape[0] if classes is None else classes
+    settings = _settings(rows, hidden, class_weight, ignore_index, reduction, label_smoothing, z_loss)
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    with torch.autocast(hidden.device.type, enabled=False):
+        return linear_loss(flat, weight, bias, target, settings, chunk_size)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Losses of shape (...) of logits of shape (..., classes)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, settings: LossSettings, rows: int, keep: bool) -> Tensor:
+        dtype = computed_in(logits.dtype)
+        losses = torch.empty(target.shape, dtype=dtype, device=logits.device)
+        logarithms = torch.empty_like(losses)
+        for scores, wanted, loss, logarithm in _blocks(rows, logits, target, losses, logarithms):
+            found = settings.losses(scores.to(dtype), wanted)
+            loss.copy_(found[0])
+            logarithm.copy_(found[1])
+        ctx.save_for_backward(logits, target, logarithms)
+        ctx.settings, ctx.rows, ctx.keep = settings, rows, keep
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        try:
+            logits, target, logarithms = ctx.saved_tensors
+        except RuntimeError as error:
+            raise RuntimeError(
+                "the logits of chunked_cross_entropy were written over before its backward pass, by a second backward "
+                "pass or something else in place; pass keep_logits=True, and change them in place nowhere"
+            ) from error
+        settings: LossSettings = ctx.settings
+        gradient = torch.empty_like(logits) if ctx.keep else logits.detach()
+        scale = torch.where(target == settings.ignore_index, 0.0, upstream)
+        for parts in _blocks(ctx.rows, logits.detach(), gradient, target, logarithms, scale):
+            scores, written, wanted, logarithm, scales = parts
+            exact = scores.to(logarithms.dtype)
+            if ctx.keep and exact.data_ptr() == scores.data_ptr():
+                exact = written.copy_(scores)
+            settings.gradient_(exact, wanted, logarithm, scales)
+            if exact.data_ptr() != written.data_ptr():
+                written.copy_(exact)
+        return gradient, None, None, None, None
+
+
+def _blocks(rows: int, first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Views of at most so many positions of all tensors; copies nothing, however they lie in memory.
+
+    Args:
+        first: of shape (..., classes); all others have the same leading dimensions.
+    """
+    leading = first.dim() - 1
+    if leading == 0:
+        yield tuple(tensor.unsqueeze(0) for tensor in (first, *others))
+    elif leading == 1:
+        for begin in range(0, first.shape[0], rows):
+            yield tuple(tensor[begin : begin + rows] for tensor in (first, *others))
+    else:
+        for index in range(first.shape[0]):
+            yield from _blocks(rows, first[index], *(tensor[index] for tensor in others))
+
+
+def _reduced(losses: Tensor, target: Tensor, settings: LossSettings) -> Tensor:
+    if settings.reduction == "none":
+        return losses
+    total = losses.sum()
+    if settings.reduction == "sum":
+        return total
+    divisor = settings.weights_of(target, losses.dtype).sum()
+    return applied(_Mean, total, divisor)
+
+
+class _Mean(torch.autograd.Function):
+    """A sum over its divisor; where that is 0 the mean is no number and its gradient 0, as in torch."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, divisor: Tensor) -> Tensor:
+        ctx.save_for_backward(divisor)
+        return total / divisor
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        (divisor,) = ctx.saved_tensors
+        return torch.where(divisor == 0, 0.0, upstream / divisor), None
+
+
+def _settings(
+    classes: int,
+    scores: Tensor,
+    class_weight: Tensor | None,
+    ignore_index: int,
+    reduction: Reduction,
+    label_smoothing: float,
+    z_loss: float,
+) -> LossSettings:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction has to be 'mean', 'sum' or 'none', not {reduction!r}")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing has to be from 0 to 1, not {label_smoothing}")
+    if not z_loss >= 0:
+        raise ValueError(f"z_loss has to be 0 or more, not {z_loss}")
+    if class_weight is not None:
+        if tuple(class_weight.shape) != (classes,):
+            raise ValueError(f"class weights of shape {tuple(class_weight.shape)} for {classes} classes")
+        class_weight = class_weight.detach().to(device=scores.device, dtype=computed_in(scores.dtype))
+    return LossSettings(classes, ignore_index, label_smoothing, z_loss, reduction, class_weight)
+
+
+def _checked_target(target: Tensor, shape: torch.Size, name: str) -> Tensor:
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise TypeError(
+            f"target has to hold class numbers, not {target.dtype}; for probabilities of classes there is "
+            "torch.nn.functional.cross_entropy"
+        )
+    if target.shape != shape:
+        raise ValueError(
+            f"target of shape {tuple(target.shape)} does not fit {name} of {tuple(shape)} positions, which are all "
+            "dimensions but the last one; for classes in dimension 1 pass logits.movedim(1, -1)"
+        )
+    return target.long()
+
+
+def _check_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, classes: int | None) -> None:
+    if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
+        raise ValueError(
+            f"weight of shape {tuple(weight.shape)} does not fit hidden of shape {tuple(hidden.shape)}; it has to be "
+            f"(classes, {hidden.shape[-1]}), as torch.nn.Linear holds it"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias of shape {tuple(bias.shape)} for {weight.shape[0]} classes")
+    if classes is not None and not 0 < classes <= weight.shape[0]:
+        raise ValueError(f"classes has to be from 1 to the {weight.shape[0]} rows of weight, not {classes}")
+
+
+def _check_chunk(chunk_size: int | None) -> None:
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size has to be 1 or more, not {chunk_size}")
+
+
+def _autocast_type(device: str) -> torch.dtype | None:
+    """What autocast computes products in on the device; None where it is off."""
+    try:
+        enabled = torch.is_autocast_enabled(device)
+    except TypeError:  # torch before 2.4 has a function for each device
+        enabled = torch.is_autocast_cpu_enabled() if device == "cpu" else torch.is_autocast_enabled()
+        return (
+            (torch.get_autocast_cpu_dtype() if device == "cpu" else torch.get_autocast_gpu_dtype()) if enabled else None
+        )
+    return torch.get_autocast_dtype(device) if enabled else None
