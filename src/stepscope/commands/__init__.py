@@ -43,6 +43,7 @@ from stepscope.commands import (
     session,
     steps,
     telemetry,
+    tune,
     whatif,
 )
 from stepscope.commands._output import discard_standard_output
@@ -55,6 +56,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS: Final[tuple[ModuleType, ...]] = (
     run,
     bench,
+    tune,
     diagnose,
     whatif,
     predict,

@@ -19,10 +19,13 @@ class CommandParser(argparse.ArgumentParser):
         late: the last positional argument where it may be left out; argparse does not find it behind options.
         program: the argument that gets another program's command line, which begins with the first word that is no
             option, or with -m, and which argparse must not see.
+        of_program: an option whose value is an option of that program, such as --knob --fused; argparse would not take
+            what begins with a dash for a value.
     """
 
     late: str = ""
     program: str = ""
+    of_program: str = ""
 
     def __init__(self, **settings: Any) -> None:
         settings = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **settings}
@@ -33,6 +36,20 @@ class CommandParser(argparse.ArgumentParser):
         wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         guess = suggestion(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
         raise UsageError(f"{message}{guess} (see {self.prog} --help)")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it, with `of_program` and its value in one word."""
+        if args is not None and self.of_program:
+            args = self._joined(list(args))
+        return super().parse_known_args(args, namespace)
+
+    def _joined(self, words: list[str]) -> list[str]:
+        found = []
+        following = iter(words)
+        for word in following:
+            value = next(following, None) if word == self.of_program else None
+            found.append(word if value is None else f"{word}={value}")
+        return found
 
     def options(self) -> list[str]:
         """Every option this parser knows, such as "--top"."""

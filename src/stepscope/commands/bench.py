@@ -67,7 +67,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--budget",
         metavar="TIME",
-        type=_time,
+        type=time_of,
         default=600.0,
         help="begin no further round after it: 90s, 10m, 1h (10m)",
     )
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("only one of --json and --markdown can be -")
     bench = _new_bench(arguments)
     _say(f"{len(bench.commands)} commands in turn; logs in {bench.folder}")
-    with _ended_by_signals():
+    with ended_by_signals():
         measure(bench, lambda run: _say(_progress(bench, run)))
         if bench.failure is not None:
             _show_failure(bench.failure)
@@ -247,7 +247,7 @@ def _failure(bench: Bench, failure: BenchFailure) -> str:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """Take the signals that end a process as Ctrl-C, so that no program is left behind."""
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in numbers}
@@ -279,7 +279,7 @@ def share_of_step(text: str) -> float:
     return value
 
 
-def _time(text: str) -> float:
+def time_of(text: str) -> float:
     """Seconds from "90s", "10m" or "1h"."""
     match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(s|m|min|h|)\s*", text, re.ASCII)
     value = float(match[1]) * _TIMES[match[2]] if match else 0.0

@@ -1,0 +1,196 @@
+"""What a search came to, in sentences and as a table."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import polars as pl
+
+from stepscope.capture.manifest import without_secrets
+from stepscope.report.comparison_text import share_of
+from stepscope.report.format import count, duration, share
+from stepscope.tuning.tune import TuneResult
+from stepscope.tuning.tune_code import code_of
+from stepscope.tuning.tune_knobs import Configuration, Knob
+from stepscope.tuning.tune_losses import LossCheck
+from stepscope.tuning.tune_trials import Measured, Trial
+
+_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "tried": pl.String,
+    "on_top_of": pl.String,
+    "step_ns": pl.Float64,
+    "times_faster": pl.String,
+    "interval": pl.String,
+    "losses": pl.String,
+    "outcome": pl.String,
+}
+
+
+def outcome_sentence(result: TuneResult) -> str:
+    """The result in one sentence: what helps by how much, or that nothing does."""
+    if result.proof is not None and result.proof.measured is not None and result.is_proven:
+        return proof_sentence(result.proof.measured)
+    if result.proof is not None:
+        why = result.proof.reason or _not_shown(result.proof.measured)
+        return f"{result.space.shown(result.best)} looked faster in the search, but fresh runs do not show it: {why}"
+    if result.best.settings:
+        return (
+            f"{result.space.shown(result.best)} is faster as far as was searched; fresh runs that prove it are missing"
+        )
+    if not any(trial.state == "measured" for trial in result.trials):
+        return "nothing was measured"
+    return "nothing that was tried makes the step shorter by more than chance may"
+
+
+def proof_sentence(measured: Measured) -> str:
+    """Such as "step 48.2 ms -> 20.1 ms: 2.40 times faster (95 % interval 2.31 to 2.49), losses equal within 1e-4"."""
+    if measured.before_ns is None or measured.after_ns is None:
+        return "no steps were measured"
+    times = f"step {duration(measured.before_ns)} -> {duration(measured.after_ns)}: {faster(measured)}"
+    interval = times_interval(measured)
+    shown = f" ({share_of(measured.confidence)} interval {interval})" if interval else ""
+    return f"{times}{shown}, {loss_words(measured.losses)}"
+
+
+def faster(measured: Measured) -> str:
+    """Such as "2.40 times faster", or "1.05 times slower"."""
+    if not measured.before_ns or not measured.after_ns:
+        return ""
+    ratio = measured.before_ns / measured.after_ns
+    return f"{ratio:.2f} times faster" if ratio >= 1 else f"{1 / ratio:.2f} times slower"
+
+
+def times_interval(measured: Measured) -> str:
+    """The interval of how many times faster it is, such as "2.31 to 2.49"; "" where there is none."""
+    low, high = measured.change_low, measured.change_high
+    if low is None or high is None or low <= -1:
+        return ""
+    return f"{1 / (1 + high):.2f} to {1 / (1 + low):.2f}"
+
+
+def loss_words(losses: LossCheck) -> str:
+    """How the losses compare, such as "losses equal within 1e-4 (largest difference 3.1e-07 of 50)"."""
+    if losses.equal is None:
+        return "losses not compared: no backward pass was seen"
+    if losses.largest is None:
+        return losses.sentence
+    difference = f"largest difference {losses.largest:.1e} of {count(losses.compared)} losses"
+    if not losses.equal:
+        return f"losses differ by more than {losses.allowed:.0e} allows ({difference})"
+    if losses.basis == "runs":
+        return f"losses as near as runs of the unchanged program are to each other ({difference})"
+    if losses.basis == "seed":
+        return f"losses nearer than another seed's ({difference}, another seed's {losses.allowed:.1e})"
+    return f"losses equal within {losses.allowed:.0e} ({difference})"
+
+
+def _not_shown(measured: Measured | None) -> str:
+    if measured is None:
+        return "nothing was measured"
+    if measured.losses.equal is False:
+        return loss_words(measured.losses)
+    interval = times_interval(measured)
+    return f"{faster(measured)}{f', interval {interval}' if interval else ''}"
+
+
+def trial_table(result: TuneResult) -> pl.DataFrame:
+    """One row for each trial: what was tried on top of what, and what came of it."""
+    rows = [trial_row(result, trial) for trial in result.trials if trial.state != "running"]
+    return pl.DataFrame(rows, schema=dict(_SCHEMA), orient="row")
+
+
+def trial_row(result: TuneResult, trial: Trial) -> tuple[object, ...]:
+    """What the table says of a trial."""
+    reference, configuration = trial.proposal.reference, trial.proposal.configuration
+    added = Configuration(tuple(pair for pair in configuration.settings if pair not in reference.settings))
+    left = [name for name, _ in reference.settings if configuration.value(name) is None]
+    tried = result.space.shown(added) if added.settings or not left else f"without {', '.join(left)}"
+    on_top = result.space.shown(reference) if reference.settings else ""
+    if trial.proposal.purpose == "proof":
+        tried, on_top = f"proof: {tried}", ""
+    measured = trial.measured
+    if measured is None:
+        return (tried, on_top, None, "", "", "", outcome_words(result, trial))
+    ratio = f"{measured.before_ns / measured.after_ns:.2f}" if measured.before_ns and measured.after_ns else ""
+    largest = measured.losses.largest
+    losses = "" if largest is None else f"{largest:.0e}"
+    return (tried, on_top, measured.after_ns, ratio, times_interval(measured), losses, outcome_words(result, trial))
+
+
+def outcome_words(result: TuneResult, trial: Trial) -> str:
+    """What came of a trial in a few words."""
+    if trial.measured is None or trial.reason:
+        return trial.reason
+    if trial.proposal.purpose == "proof":
+        return "proven" if trial.is_shown else "not shown"
+    is_kept = set(trial.proposal.configuration.settings) <= set(result.best.settings)
+    if trial.is_shown:
+        return "kept" if is_kept else "helps, but not in the best"
+    if trial.is_promising:
+        return "may help, not shown"
+    return "slower" if trial.measured.verdict == "slower" else "no help"
+
+
+def command_line(result: TuneResult, command: Sequence[str]) -> str:
+    """The command by which the best configuration is used, without secrets; needs a best configuration."""
+    apply = result.space.apply_words(result.best)
+    variables = [f"{name}={shlex.quote(value)}" for name, value in result.space.variables(result.best).items()]
+    words = [*without_secrets(command), *result.space.arguments(result.best)]
+    shown = " ".join(word if "***" in word else shlex.quote(word) for word in words)
+    if apply:
+        shown = f"stepscope run --apply {','.join(apply)} {shown}"
+    elif _is_script(command):
+        shown = f"python {shown}"
+    return " ".join([*variables, shown])
+
+
+def _is_script(command: Sequence[str]) -> bool:
+    return bool(command) and (command[0].endswith(".py") or command[0] == "-m")
+
+
+def remedies(result: TuneResult) -> Iterator[tuple[Knob, str, str, str]]:
+    """Each setting of the best: its knob, in words, as code and as a diff of the user's lines."""
+    for name, value in result.best.settings:
+        knob = result.space.knob(name)
+        code = "" if knob.kind != "apply" else knob.code or code_of(name, value)
+        yield knob, knob.shown(value), code, knob.diff
+
+
+def how(result: TuneResult) -> Iterator[str]:
+    """How it was searched and measured, a sentence each."""
+    ended = [trial for trial in result.trials if trial.state != "running"]
+    machines = {trial.machine for trial in ended if trial.machine}
+    where = f" on {len(machines)} machines" if len(machines) > 1 else ""
+    took = duration(result.seconds * 1e9)
+    yield f"{len(ended)} comparisons were measured{where}, each with both sides in turn; this process took {took}."
+    if result.proof is not None and result.proof.measured is not None:
+        proof = result.proof.measured
+        yield (
+            f"The proof are {proof.rounds} fresh runs of each side after the search, {count(proof.steps)} steps of the "
+            "best that count: what was measured while choosing is not part of it."
+        )
+        yield from (f"{caveat.rstrip('.')}." for caveat in proof.caveats)
+    if result.stop == "budget":
+        yield "The budget ended before everything was tried: the same command with --study goes on."
+    if result.stop == "interrupted":
+        yield "The search was interrupted: the same command with --study goes on where it was."
+    yield from (f"{sentence}." for sentence in result.space.said)
+
+
+def gain_words(trial: Trial) -> str:
+    """What a trial measured, for a line of progress: "54.0 ms -> 18.2 ms, 2.97 times faster (2.80 to 3.11)"."""
+    measured = trial.measured
+    if measured is None or measured.before_ns is None or measured.after_ns is None:
+        return trial.reason
+    interval = times_interval(measured)
+    shown = f" ({interval})" if interval else ""
+    reason = f"; {loss_words(measured.losses)}" if measured.losses.equal is False else ""
+    saved = f"{duration(measured.before_ns)} -> {duration(measured.after_ns)}, {faster(measured)}{shown}"
+    return f"{saved}{reason}"
+
+
+def share_saved(measured: Measured) -> str:
+    """The share of a step that is saved, such as "58.3 %"."""
+    return "" if measured.change is None else share(-measured.change)

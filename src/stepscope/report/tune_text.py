@@ -1,0 +1,82 @@
+"""What `stepscope tune` found, for the terminal and for a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from stepscope.report.format import duration, printable
+from stepscope.report.markdown import code, escape
+from stepscope.report.tables import table_lines
+from stepscope.report.tune_sentences import command_line, how, outcome_sentence, remedies, trial_table
+from stepscope.report.wrapping import filled
+from stepscope.tuning.tune import TuneResult
+
+_INDENT: Final = "    "
+
+
+def tune_text(result: TuneResult, command: Sequence[str], *, width: int) -> str:
+    """The result, how to use it, the remedies as code, what was tried, and how it was measured."""
+    sentence = outcome_sentence(result)
+    lines = []
+    if result.best.settings:
+        lines += [*filled(f"Best: {printable(result.space.shown(result.best))}", width), ""]
+    lines += [*filled(f"{sentence[0].upper()}{sentence[1:]}.", width), ""]
+    if result.best.settings:
+        lines += ["To use it:", f"{_INDENT}{printable(command_line(result, command))}", ""]
+        lines += _remedies(result, width)
+    lines += ["What was tried:", ""]
+    lines += table_lines(trial_table(result), width=width, whole="--json FILE")
+    lines.append("")
+    for said in how(result):
+        lines += filled(printable(said), width)
+    return "\n".join(lines) + "\n"
+
+
+def _remedies(result: TuneResult, width: int) -> Iterator[str]:
+    for knob, shown, as_code, diff in remedies(result):
+        yield from filled(printable(f"{shown}: {knob.why}"), width)
+        for line in (diff or as_code).splitlines():
+            yield f"{_INDENT}{printable(line)}"
+        yield ""
+
+
+def tune_markdown(result: TuneResult, command: Sequence[str]) -> str:
+    """The same for a pull request."""
+    sentence = outcome_sentence(result)
+    lines = [f"**{escape(sentence[0].upper() + sentence[1:])}.**", ""]
+    if result.best.settings:
+        lines += [
+            f"- Best: {code(result.space.shown(result.best))}",
+            f"- To use it: {code(command_line(result, command))}",
+        ]
+        lines.append("")
+        for knob, shown, as_code, diff in remedies(result):
+            lines += [f"{code(shown)}: {escape(knob.why)}", ""]
+            lines += [*_fenced(diff or as_code, "diff" if diff else "python"), ""]
+    rows = [
+        "| tried | on top of | step | times faster | interval | losses | outcome |",
+        "|---|---|---:|---:|---|---|---|",
+    ]
+    for row in trial_table(result).iter_rows(named=True):
+        step = "" if row["step_ns"] is None else duration(row["step_ns"])
+        words = [
+            row["tried"],
+            row["on_top_of"],
+            step,
+            row["times_faster"],
+            row["interval"],
+            row["losses"],
+            row["outcome"],
+        ]
+        rows.append("| " + " | ".join(escape(str(word)) for word in words) + " |")
+    return "\n".join([*lines, *rows, "", *(f"- {escape(said)}" for said in how(result))]) + "\n"
+
+
+def _fenced(text: str, language: str) -> list[str]:
+    if not text:
+        return []
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return [f"{fence}{language}", *(printable(line) for line in text.expandtabs(4).splitlines()), fence]
