@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from stepscope.remedies.allocators import find_allocator as find_allocator
     from stepscope.remedies.allocators import loaded_allocator as loaded_allocator
     from stepscope.remedies.device_prefetch import prefetch_to_device as prefetch_to_device
+    from stepscope.remedies.float32_products import allow_tf32 as allow_tf32
     from stepscope.remedies.fused_attention import attention as attention
     from stepscope.remedies.fused_attention_modes import recompute_attention as recompute_attention
     from stepscope.remedies.fused_attention_modes import recompute_attention_enabled as recompute_attention_enabled
     from stepscope.remedies.fused_attention_modes import set_recompute_attention as set_recompute_attention
     from stepscope.remedies.gradient_norm import clip_grad_norm as clip_grad_norm
     from stepscope.remedies.horizontal_trainer import HorizontalTrainer as HorizontalTrainer
+    from stepscope.remedies.length_buckets import LengthBucketSampler as LengthBucketSampler
+    from stepscope.remedies.length_padding import PadCollate as PadCollate
+    from stepscope.remedies.length_padding import pad_to_lengths as pad_to_lengths
     from stepscope.remedies.loader_trials import LoaderChoice as LoaderChoice
     from stepscope.remedies.loader_trials import tune_loader as tune_loader
     from stepscope.remedies.loop_values import LoopConstants as LoopConstants
@@ -29,7 +33,13 @@ if TYPE_CHECKING:
     from stepscope.remedies.losses import linear_cross_entropy as linear_cross_entropy
     from stepscope.remedies.optimizers import Fusion as Fusion
     from stepscope.remedies.optimizers import fuse_optimizer as fuse_optimizer
+    from stepscope.remedies.padded_dimensions import pad_dimension as pad_dimension
+    from stepscope.remedies.padded_dimensions import pad_vocabulary as pad_vocabulary
+    from stepscope.remedies.padded_dimensions import padded_size as padded_size
     from stepscope.remedies.parallel_settings import DataParallelSettings as DataParallelSettings
+    from stepscope.remedies.precision import MixedPrecision as MixedPrecision
+    from stepscope.remedies.precision import PrecisionDrift as PrecisionDrift
+    from stepscope.remedies.precision import mixed_precision as mixed_precision
     from stepscope.remedies.rewrites import rewrites_of as rewrites_of
     from stepscope.remedies.rewrites import unified_diff as unified_diff
     from stepscope.remedies.step_capture import CapturedStep as CapturedStep
@@ -45,9 +55,14 @@ _HOMES: Final[dict[str, str]] = {
     "DataParallelSettings": "parallel_settings",
     "Fusion": "optimizers",
     "HorizontalTrainer": "horizontal_trainer",
+    "LengthBucketSampler": "length_buckets",
     "LoaderChoice": "loader_trials",
     "LoopConstants": "loop_values",
+    "MixedPrecision": "precision",
+    "PadCollate": "length_padding",
+    "PrecisionDrift": "precision",
     "allocator_environment": "allocators",
+    "allow_tf32": "float32_products",
     "attention": "fused_attention",
     "capture_step": "step_capture",
     "check_tied": "tied_weights",
@@ -59,6 +74,11 @@ _HOMES: Final[dict[str, str]] = {
     "linear_cross_entropy": "losses",
     "loaded_allocator": "allocators",
     "mark_step": "step_marks",
+    "mixed_precision": "precision",
+    "pad_dimension": "padded_dimensions",
+    "pad_to_lengths": "length_padding",
+    "pad_vocabulary": "padded_dimensions",
+    "padded_size": "padded_dimensions",
     "prefetch_to_device": "device_prefetch",
     "recompute_attention": "fused_attention_modes",
     "recompute_attention_enabled": "fused_attention_modes",
