@@ -102,12 +102,12 @@ class StackedAdam(StackedUpdate):
             if self.amsgrad:
                 state["max_exp_avg_sq"] = torch.zeros_like(parameter)
         first, second = state["exp_avg"], state["exp_avg_sq"]
-        first.add_((gradient - first) * (1 - beta1))
-        second.mul_(beta2).add_((1 - beta2) * gradient * gradient)
+        first.lerp_(gradient, 1 - beta1)
+        second.lerp_(gradient * gradient, 1 - beta2)
         if self.amsgrad:
             second = torch.maximum(state["max_exp_avg_sq"], second, out=state["max_exp_avg_sq"])
-        divisor = second.sqrt() / (1 - beta2**self.steps).sqrt() + numbers["eps"]
-        parameter.sub_(numbers["lr"] / (1 - beta1**self.steps) * first / divisor)
+        divisor = second.sqrt().mul_((1 - beta2**self.steps).rsqrt()).add_(numbers["eps"])
+        parameter.addcdiv_(first * (-numbers["lr"] / (1 - beta1**self.steps)), divisor)
 
 
 class StackedAdamW(StackedAdam):
