@@ -209,7 +209,7 @@ def _how_it_ended(stop: Stop, sweep: Sweep, results: SweepResults, here: int) ->
     again = "the same command again goes on"
     match stop:
         case "budget":
-            return f"the budget is used up after {here} trials; {again}"
+            return f"the budget is used up after {here} trial{'s' if here != 1 else ''}; {again}"
         case "target":
             return f"the target {sweep.metric.target:g} of {sweep.metric.name} is reached"
         case "interrupted":
@@ -218,7 +218,7 @@ def _how_it_ended(stop: Stop, sweep: Sweep, results: SweepResults, here: int) ->
             return f"the first {here} trials all failed, so no more were begun; {again}"
     if not here and results.trials:
         return f"all {len(results.trials)} trials are there already; --trials asks for more"
-    return f"{here} trials here, {len(results.trials)} in the study"
+    return f"{here} trial{'s' if here != 1 else ''} here, {len(results.trials)} in the study"
 
 
 def _say(sentence: str) -> None:

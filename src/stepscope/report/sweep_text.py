@@ -57,7 +57,7 @@ def head_sentence(results: SweepResults) -> str:
         if found
     ]
     seconds = sum(trial.seconds or 0.0 for trial in results.trials)
-    of = f" of {sweep.trials}" if sweep.trials is not None else ""
+    of = f" of {sweep.trials}" if sweep.trials is not None and len(results.trials) <= sweep.trials else ""
     counts = f": {', '.join(words)}" if words else ""
     spent = f"; {duration_words(seconds)} of running programs" if seconds else ""
     return printable(
@@ -115,12 +115,15 @@ def effect_sentences(results: SweepResults) -> Iterator[str]:
     if any(each.importance is not None for each in results.effects):
         yield (
             f"Importance: PED-ANOVA, how much a parameter tells the best {BEST_SHARE:.0%} of the trials from all of "
-            "them; the shares sum to 100 %."
+            "them; the shares sum to 1."
         )
     elif complete < FEWEST_FOR_IMPORTANCE:
         yield f"Importance takes at least {FEWEST_FOR_IMPORTANCE} complete trials."
     else:
         yield "Importance: none can be told, for the best trials have the same values as all of them."
+    pruned = len(results.of_state("pruned"))
+    if pruned:
+        yield f"{_count(pruned, 'pruned trial')} {'count' if pruned > 1 else 'counts'} for neither: what came of them is not known."
     yield (
         f"Correlation: Spearman's, of ranks; positive where a larger value goes with a larger "
         f"{printable(results.sweep.metric.name)}. - stands for values without an order."

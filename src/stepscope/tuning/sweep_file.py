@@ -171,9 +171,15 @@ def read_sweep(path: Path, changes: Mapping[str, Any] | None = None) -> Sweep:
         known = content.get("metric")
         if "metric" in given and isinstance(known, dict) and known.get("name") == given["metric"]:
             del given["metric"]  # its goal and where it is from stand in the file
-        return parse_sweep({**content, **given}, default_name=path.stem)
+        both = {**content, **given}
+        without_end = given.get("metric") in MEASURED and both.pop("early_terminate", None) is not None
+        sweep = parse_sweep(both, default_name=path.stem)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
+    if without_end:
+        said = f"no trial is ended early: {sweep.metric.name} is known only at the end of one"
+        return replace(sweep, warnings=(*sweep.warnings, said))
+    return sweep
 
 
 def parse_sweep(content: dict[Any, Any], *, default_name: str) -> Sweep:
