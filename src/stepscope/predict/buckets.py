@@ -108,6 +108,8 @@ def gradients_of(experiment: Experiment) -> Gradients:
         )
     kinds = np.array([each[1] for each in sized], np.str_)
     passes = _passes(step[kept], size[kept])
+    if passes > 1 and int(size[kept].sum()) == (_told(experiment) or 0) * len(np.unique(step[kept])):
+        passes = 1  # equal blocks of layers
     if passes > 1:
         kept = np.concatenate([_last_pass(kept[step[kept] == each], passes) for each in np.unique(step[kept])])
     kept = kept[size[kept] > 0]
@@ -141,9 +143,13 @@ def _sum_of_gradients(experiment: Experiment) -> int:
     for shapes, step in zip(calls["input_shapes"].to_list(), steps.tolist(), strict=True):
         if step == steps.max(initial=0):
             found += sum(elements(shape) for shape in listed_shapes(shapes)) * _USUAL_BYTES
+    return _told(experiment) or found
+
+
+def _told(experiment: Experiment) -> int | None:
+    """Bytes of all gradients, as the program told; None where it did not."""
     program = experiment.trace.metadata.program
-    told = program.model.gradient_bytes if program is not None and program.model is not None else None
-    return told or found
+    return program.model.gradient_bytes if program is not None and program.model is not None else None
 
 
 def place_of_step(experiment: Experiment, times: Times) -> Rows:

@@ -143,7 +143,8 @@ _TYPED: Final = re.compile(
     r"(\d{1,15}(?:\.\d{1,9})?)([kMGT]?)(B|b|bit)(?:/s|ps)(?:\+(\d{1,9}(?:\.\d{1,9})?)(ns|us|ms))?"
 )
 _FACTORS: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "ns": 1.0, "us": 1e3, "ms": 1e6}
-_FASTEST: Final = 1e15
+FASTEST: Final = 1e15
+"""More than any link carries: of one that is this fast the rate could not be told."""
 
 
 def named_link(text: str) -> Link:
@@ -161,7 +162,7 @@ def named_link(text: str) -> Link:
     typed = _TYPED.fullmatch(re.sub(r"\s+", "", text))
     if typed is not None:
         bandwidth = float(typed[1]) * _FACTORS[typed[2]] / (1 if typed[3] == "B" else 8)
-        if 0 < bandwidth <= _FASTEST:
+        if 0 < bandwidth <= FASTEST:
             hop = float(typed[4]) * _FACTORS[typed[5]] if typed[4] else 0.0
             return Link(text.strip(), bandwidth, (Protocol(0.0, hop),), source="as given")
     names = ", ".join(link.name for link in link_table())
@@ -195,7 +196,7 @@ def fitted_link(
     several = len(np.unique(carried)) > 2
     return Link(
         name,
-        1e9 / byte_ns if byte_ns > 0 else _FASTEST,
+        1e9 / byte_ns if byte_ns > 0 else FASTEST,
         (Protocol(0.0, hop_ns),),
         error=float(np.median(off)) if several else TABLE_ERROR,
         fitted=True,

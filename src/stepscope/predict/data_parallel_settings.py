@@ -1,0 +1,257 @@
+"""Settings of DistributedDataParallel that follow from a recording of ranks, each with the measured reason for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.communication import collectives
+from stepscope.diagnosis.view import View
+from stepscope.errors import UsageError
+from stepscope.predict.buckets import BUCKET_BYTES, Gradients, gradients_of
+from stepscope.predict.exchanges import RecordedExchange, recorded_exchange
+from stepscope.predict.exposed_buckets import BucketSize, bucket_sizes
+from stepscope.predict.links import FASTEST
+from stepscope.program_facts import DataParallelFacts
+from stepscope.remedies.parallel_settings import DataParallelSettings
+from stepscope.whatif import Experiment
+
+WORTH: Final = 0.01
+"""Share of the step that another size of buckets must hide more than torch's own to be named."""
+MOST_OFF: Final = 0.5
+"""Share by which the messages may differ from latency and bandwidth in the median for these to mean something."""
+COPY: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+SEARCH: Final = "torch.distributed.ddp.reducer::search_unused_parameters"
+_DDP: Final = "DistributedDataParallel.forward"
+HOW_TO_RECORD: Final = (
+    "record some steps of training on several ranks, such as stepscope run torchrun --nproc-per-node 2 train.py"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a setting is as it is.
+
+    Attributes:
+        setting: its name.
+        value: what is recommended; None to leave it to torch.
+        why: what was measured, in a sentence.
+        known: whether the recording could tell; otherwise `why` says what is missing.
+    """
+
+    setting: str
+    value: float | bool | None
+    why: str
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsFromTrace:
+    """What a recording says about the settings.
+
+    Attributes:
+        settings: to use.
+        reasons: one for each setting.
+        sizes: sizes of buckets that were tried, torch's own first; none where that could not be answered.
+        step_ns: the mean recorded step.
+        ranks: among how many messages were recorded; None where the trace does not tell.
+        recorded_ranks: of how many of them there is a trace.
+        latency_ns, bandwidth_bytes_s: of a message among these ranks and over each rank's link, as fitted; None
+            where they were not.
+    """
+
+    settings: DataParallelSettings
+    reasons: tuple[Reason, ...]
+    sizes: tuple[BucketSize, ...]
+    step_ns: int
+    ranks: int | None = None
+    recorded_ranks: int = 1
+    latency_ns: float | None = None
+    bandwidth_bytes_s: float | None = None
+
+
+def data_parallel_settings(view: View, others: Sequence[Experiment] = ()) -> SettingsFromTrace:
+    """The settings for the program whose rank was recorded.
+
+    Args:
+        view: of one rank's trace.
+        others: the same steps of other ranks, which tell transfers from waiting.
+
+    Raises:
+        UsageError: the trace has no communication between ranks.
+    """
+    facts = next((each for each in view.program.data_parallel if each.kind == "DistributedDataParallel"), None)
+    if facts is None and collectives(view.trace).is_empty():
+        raise UsageError(
+            f"the trace has no communication between ranks, from which settings would follow: {HOW_TO_RECORD}"
+        )
+    experiment = view.experiment
+    exchange = recorded_exchange(experiment, others)
+    try:
+        gradients = gradients_of(experiment)
+    except UsageError:
+        gradients = None
+    sizes, bucket = _bucket(view, exchange, gradients, facts)
+    view_reason = _views(view, facts)
+    static, unused = _unused(view, facts, gradients)
+    link = exchange.link if exchange is not None else None
+    return SettingsFromTrace(
+        DataParallelSettings(
+            bucket_cap_mb=None if bucket.value is None else float(bucket.value),
+            gradient_as_bucket_view=_flag(view_reason),
+            static_graph=_flag(static),
+            find_unused_parameters=_flag(unused),
+        ),
+        (bucket, view_reason, static, unused),
+        sizes,
+        view.step_ns,
+        None if exchange is None else exchange.ranks,
+        1 + len(others),
+        None if link is None or exchange is None else link.transfer_ns("all_reduce", 0, exchange.ranks),
+        None if link is None else link.bandwidth_bytes_s,
+    )
+
+
+def _flag(reason: Reason) -> bool | None:
+    return None if reason.value is None else bool(reason.value)
+
+
+def _bucket(
+    view: View, exchange: RecordedExchange | None, gradients: Gradients | None, facts: DataParallelFacts | None
+) -> tuple[tuple[BucketSize, ...], Reason]:
+    """The size with the least exposed communication, if it is worth naming one."""
+    name = "bucket_cap_mb"
+    if exchange is None:
+        why = "the recording does not tell which collectives of several ranks its steps had"
+        return (), Reason(name, None, why, known=False)
+    if gradients is None or gradients.at_once:
+        why = "the recording does not tell how large each gradient is and when it is there: record shapes"
+        return (), Reason(name, None, why, known=False)
+    link = exchange.link
+    if link is None:
+        why = "the recording does not tell how large the messages were: record shapes"
+        return (), Reason(name, None, why, known=False)
+    if not link.has_latency:
+        why = (
+            "the recorded messages do not tell what each costs whatever its size: record some steps with another "
+            "bucket_cap_mb, so that there are messages of several sizes"
+        )
+        return (), Reason(name, None, why, known=False)
+    if link.error > MOST_OFF or link.bandwidth_bytes_s >= FASTEST:
+        why = (
+            "what the recorded messages took does not follow from their sizes, as where ranks wait for each other or "
+            "for processors, or messages wait in a queue: record every rank, on a machine that does nothing else, with "
+            "larger buckets"
+        )
+        return (), Reason(name, None, why, known=False)
+    sizes = bucket_sizes(view.experiment, gradients, link, exchange.ranks)
+    own, best = sizes[0], min(sizes, key=lambda each: each.exposed_ns)
+    worth = WORTH * view.step_ns
+    near = [each for each in sizes[1:] if each.exposed_ns <= best.exposed_ns + worth / 10 and each.megabytes]
+    size = min(near, key=lambda each: abs(np.log((each.megabytes or 1) / (BUCKET_BYTES >> 20))), default=own)
+    if own.exposed_ns - size.exposed_ns <= worth:
+        size = own
+    return sizes, Reason(name, size.megabytes, _why_size(view, sizes, size, facts))
+
+
+def _why_size(view: View, sizes: tuple[BucketSize, ...], size: BucketSize, facts: DataParallelFacts | None) -> str:
+    own, worst = sizes[0], max(sizes, key=lambda each: each.exposed_ns)
+    if size is own:
+        why = (
+            f"torch's own buckets leave {_ms(own)} of {_ms(own, whole=True)} of messages exposed, and no other size "
+            f"more than {WORTH:.0%} of the step less; the worst tried, {worst.megabytes or 25} MiB, leaves {_ms(worst)}"
+        )
+    else:
+        why = (
+            f"buckets of {size.megabytes} MiB leave {_ms(size)} of {_ms(size, whole=True)} of messages exposed in "
+            f"{size.messages:.0f} messages; torch's own leave {_ms(own)} in {own.messages:.0f}"
+        )
+    recorded = facts.bucket_bytes if facts is not None else None
+    if recorded and recorded != BUCKET_BYTES and (size.megabytes or 0) << 20 != recorded:
+        why += f". Recorded were buckets of {recorded / 2**20:g} MiB"
+    return why
+
+
+def _ms(size: BucketSize, *, whole: bool = False) -> str:
+    return f"{(size.communication_ns if whole else size.exposed_ns) / 1e6:.2f} ms"
+
+
+def _views(view: View, facts: DataParallelFacts | None) -> Reason:
+    """Views where copies out of buckets were seen."""
+    name = "gradient_as_bucket_view"
+    if facts is not None and facts.gradient_as_bucket_view:
+        return Reason(name, True, "the recorded program has it on already")
+    copies = view.operators.filter(pl.col("name") == COPY)
+    if copies.is_empty():
+        why = "no copy of gradients out of buckets was recorded; older versions of torch do not record them"
+        return Reason(name, None, why, known=facts is not None)
+    cost = view.cost_ns(copies["row"].to_numpy())
+    held = facts.gradient_bytes if facts is not None else None
+    memory = f", and {held / 1e6:,.1f} MB of gradients are held twice" if held else ", and gradients are held twice"
+    why = (
+        f"{copies.height / view.step_count:,.0f} gradients a step are copied out of their buckets, "
+        f"{view.share(cost):.1%} of the step{memory}"
+    )
+    return Reason(name, True, why)
+
+
+def _unused(view: View, facts: DataParallelFacts | None, gradients: Gradients | None) -> tuple[Reason, Reason]:
+    """Whether the graph is the same in all steps, and whether unused parameters have to be looked for."""
+    static, unused = "static_graph", "find_unused_parameters"
+    looks = facts.find_unused_parameters if facts is not None else _searches(view)
+    if facts is not None and facts.static_graph:
+        why = "the recorded program says that its graph stays the same"
+        return Reason(static, True, why), Reason(unused, False, f"{why}, so that nothing has to be looked for")
+    if looks is None:
+        why = "the recording does not say whether unused parameters are looked for: record with stepscope run"
+        return Reason(static, None, why, known=False), Reason(unused, None, why, known=False)
+    if not looks:
+        why = "unused parameters are not looked for"
+        return Reason(static, None, f"{why}: it would spare nothing"), Reason(unused, False, f"{why} already")
+    without = facts.unused_parameters if facts is not None else None
+    if without is None:
+        why = "the recording does not say which parameters got no gradient: record with stepscope run"
+        return Reason(static, None, why, known=False), Reason(unused, None, why, known=False)
+    if without == 0:
+        why = "they are looked for in every step, and every parameter had a gradient"
+        return Reason(static, None, "without looking for unused parameters it spares nothing"), Reason(
+            unused, False, why
+        )
+    return _static(view, without, gradients)
+
+
+def _static(view: View, without: int, gradients: Gradients | None) -> tuple[Reason, Reason]:
+    """Where some parameters are unused: whether they are the same in every step."""
+    static, unused = "static_graph", "find_unused_parameters"
+    some = f"{without:,} parameters got no gradient" if without > 1 else "1 parameter got no gradient"
+    if gradients is None or gradients.at_once or not _are_the_same(gradients):
+        why = f"{some}, and not the same gradients came in every recorded step"
+        if gradients is None or gradients.at_once:
+            why = f"{some}, and nothing tells whether it is the same in every step: record shapes"
+        return Reason(static, False, why), Reason(unused, True, why)
+    steps = len(np.unique(gradients.step))
+    why = (
+        f"{some}, and the same gradients came in all {steps} recorded steps: torch then notes what is unused in the "
+        "first step. Only where no step differs"
+    )
+    if steps < 2:
+        why = f"{some}; one recorded step does not tell whether others are the same"
+        return Reason(static, None, why, known=False), Reason(unused, True, why)
+    return Reason(static, True, why), Reason(unused, False, "static_graph makes looking for them unnecessary")
+
+
+def _are_the_same(gradients: Gradients) -> bool:
+    sizes = [gradients.bytes[gradients.step == each].tolist() for each in np.unique(gradients.step)]
+    return all(sorted(each) == sorted(sizes[0]) for each in sizes)
+
+
+def _searches(view: View) -> bool | None:
+    """Whether unused parameters are looked for, by the reducer's own marks; None where it left none."""
+    names = view.operators["name"]
+    if (names == SEARCH).any():
+        return True
+    return False if (names == COPY).any() else None
