@@ -123,7 +123,7 @@ def effect_sentences(results: SweepResults) -> Iterator[str]:
         yield "Importance: none can be told, for the best trials have the same values as all of them."
     pruned = len(results.of_state("pruned"))
     if pruned:
-        yield f"{_count(pruned, 'pruned trial')} {'count' if pruned > 1 else 'counts'} for neither: what came of them is not known."
+        yield f"{_count(pruned, 'pruned trial')} left out: what would have come of them is not known."
     yield (
         f"Correlation: Spearman's, of ranks; positive where a larger value goes with a larger "
         f"{printable(results.sweep.metric.name)}. - stands for values without an order."
