@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from functools import cache
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stepscope.remedies.rewrites import rewrites_of, rewritten
+from stepscope.remedies.rewrites import rewrites_of, rewritten, unified_diff
 
 IMPORTS = """\
 import torch
@@ -195,7 +197,7 @@ def loss_and_gradient(source: str, logits: Tensor, targets: Tensor) -> tuple[Ten
 
 
 @pytest.mark.parametrize("form", LOSSES)
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(data=st.data())
 def test_losses_and_gradients_stay(form: str, data: st.DataObject) -> None:
     """To 1e-12 relative in FP64, whatever is ignored where; a position that is ignored as a whole is NaN in both."""
@@ -253,3 +255,346 @@ def test_a_list_of_losses_becomes_a_tensor() -> None:
             return losses.mean()
         """
     )
+
+
+TRAINING = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+
+
+def train(model, data, device):
+    loader = DataLoader(
+        data,
+        batch_size=8,
+        num_workers=0,  # for now
+    )
+    model = DDP(model, device_ids=[0], find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.autograd.set_detect_anomaly(mode=True)
+    running = 0.0
+    history = []
+    for epoch in range(3):
+        for number, (x, y) in enumerate(loader):
+            x, y = x.to(device), y.cuda()
+            mask = torch.zeros(8, 8).to(device)
+            for p in model.parameters():
+                if p.grad is not None:
+                    p.grad.zero_()
+            loss = model(x, y, mask)
+            with torch.autograd.detect_anomaly():
+                loss.backward()
+            optimizer.zero_grad(set_to_none=False)
+            running += loss.item()
+            history.append(loss.item())
+            if number % 100 == 99:
+                print(epoch, running / 100)
+                running = 0.0
+    return history
+"""
+TRAINED = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+
+
+def train(model, data, device):
+    loader = DataLoader(
+        data,
+        batch_size=8,
+        persistent_workers=True,
+        pin_memory=True,
+        num_workers=4,  # for now
+    )
+    model = DDP(model, device_ids=[0], find_unused_parameters=False, gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    torch.autograd.set_detect_anomaly(mode=False)
+    running = 0.0
+    history = []
+    for epoch in range(3):
+        for number, (x, y) in enumerate(loader):
+            x, y = x.to(device, non_blocking=True), y.cuda(non_blocking=True)
+            mask = torch.zeros(8, 8, device=device)
+            model.zero_grad()
+            loss = model(x, y, mask)
+            with torch.autograd.set_detect_anomaly(False):
+                loss.backward()
+            optimizer.zero_grad()
+            running += loss.detach().float()
+            history.append(loss.detach())
+            if number % 100 == 99:
+                print(epoch, float(running) / 100)
+                running = 0.0
+    history = [number.item() for number in history]
+    return history
+"""
+SETTINGS = {
+    "num_workers": "4",
+    "persistent_workers": "True",
+    "pin_memory": "True",
+    "find_unused_parameters": "False",
+    "gradient_as_bucket_view": "True",
+}
+
+
+def test_a_training_loop_with_every_other_rewrite() -> None:
+    assert rewritten(TRAINING, rewrites_of(TRAINING, settings=SETTINGS)) == TRAINED
+
+
+def test_what_is_rewritten_is_not_rewritten_again() -> None:
+    again = [each for each in rewrites_of(TRAINED, settings=SETTINGS) if each.name != "non-blocking"]
+
+    assert again == []
+    for body in LOSSES.values():
+        now = both_forms(body)[1]
+        assert rewrites_of(now) == []
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_line_ends_stay(line_end: str) -> None:
+    source = TRAINING.replace("\n", line_end)
+    assert rewritten(source, rewrites_of(source, settings=SETTINGS)) == TRAINED.replace("\n", line_end)
+
+
+REFUSED = {
+    "something else in the loop": """
+        for t in range(LENGTH):
+            loss = loss + F.cross_entropy(logits[:, t], targets[:, t])
+            print(t)
+    """,
+    "the position is used afterwards": """
+        for t in range(LENGTH):
+            loss = loss + F.cross_entropy(logits[:, t], targets[:, t])
+        print(t)
+    """,
+    "positions from the end": """
+        for t in range(LENGTH):
+            loss = loss + F.cross_entropy(logits[:, t - 1], targets[:, t])
+    """,
+    "steps of two": """
+        for t in range(0, LENGTH, 2):
+            loss = loss + F.cross_entropy(logits[:, t], targets[:, t])
+    """,
+    "weights of classes": """
+        for t in range(LENGTH):
+            loss = loss + F.cross_entropy(logits[:, t], targets[:, t], weight=weight)
+    """,
+    "an early end": """
+        for t in range(LENGTH):
+            loss = loss + F.cross_entropy(logits[:, t], targets[:, t])
+        else:
+            loss = 0
+    """,
+    "what is indexed changes": """
+        for t in range(LENGTH):
+            logits = logits + F.cross_entropy(logits[:, t], targets[:, t])
+    """,
+    "a factor for each position": """
+        for t in range(LENGTH):
+            loss = loss + F.cross_entropy(logits[:, t], targets[:, t]) * factor[t]
+    """,
+    "a criterion that nobody knows": """
+        for t in range(LENGTH):
+            loss = loss + criterion(logits[:, t], targets[:, t])
+    """,
+    "a list of tensors": """
+        steps = [step(x) for x in inputs]
+        for t in range(LENGTH):
+            loss = loss + F.cross_entropy(steps[t], targets[:, t])
+    """,
+    "the last of them counts": """
+        for t in range(LENGTH):
+            loss = F.cross_entropy(logits[:, t], targets[:, t])
+    """,
+    "a filter": """
+        loss = sum(F.cross_entropy(logits[:, t], targets[:, t]) for t in range(LENGTH) if t % 2)
+    """,
+    "another function of that name": """
+        def cross_entropy(a, b):
+            return a
+        for t in range(LENGTH):
+            loss = loss + cross_entropy(logits[:, t], targets[:, t])
+    """,
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_cannot_be_shown_to_be_safe_is_left_alone(why: str) -> None:
+    body = dedent(REFUSED[why]).replace("\n", "\n    ")
+    source = f"{IMPORTS}def loss_of(logits, targets, loss, factor, weight, criterion, inputs):{body}return loss\n"
+    compile(source, "module.py", "exec")
+    assert rewrites_of(source) == []
+
+
+KEPT = {
+    "read every n steps": """
+        history = []
+        for step in range(9):
+            loss = work()
+            if step % 3 == 0:
+                history.append(loss.item())
+    """,
+    "a list of somebody else's": """
+        for step in range(9):
+            loss = work()
+            log.history.append(loss.item())
+    """,
+    "looked at in every step": """
+        history = []
+        for step in range(9):
+            loss = work()
+            history.append(loss.item())
+            print(history[-1])
+    """,
+    "left inside the loop": """
+        history = []
+        for step in range(9):
+            loss = work()
+            history.append(loss.item())
+            if step == 5:
+                return history
+    """,
+    "seen by a function inside": """
+        history = []
+        def last():
+            return history[-1]
+        for step in range(9):
+            loss = work()
+            history.append(loss.item())
+            last()
+    """,
+    "a sum that is shown in every step": """
+        running = 0
+        for step in range(9):
+            loss = work()
+            running += loss.item()
+            bar.set_postfix(running)
+    """,
+    "printed in every step": """
+        for step in range(9):
+            loss = work()
+            print(step, loss.item())
+    """,
+    "copied to the host": """
+        for x in loader:
+            x = x.to("cpu")
+            y = x.to(dtype)
+    """,
+    "no batch": """
+        for x in range(9):
+            y = model.to(device)
+    """,
+    "arguments from a dictionary": """
+        optimizer = torch.optim.AdamW(parameters, **options)
+    """,
+    "an optimizer that is to be differentiated": """
+        optimizer = torch.optim.AdamW(parameters, differentiable=True)
+    """,
+    "clipped gradients among others": """
+        for p in model.parameters():
+            p.grad.zero_()
+            p.data.clamp_(0, 1)
+    """,
+    "random numbers": """
+        noise = torch.randn(8).to(device)
+    """,
+}
+
+
+@pytest.mark.parametrize("why", KEPT)
+def test_loops_are_left_alone(why: str) -> None:
+    body = dedent(KEPT[why]).replace("\n", "\n    ")
+    source = (
+        f"import torch\n\ndef train(work, log, bar, loader, dtype, device, model, parameters, options):{body}pass\n"
+    )
+    compile(source, "module.py", "exec")
+    assert rewrites_of(source, settings=SETTINGS) == []
+
+
+def test_an_iterable_dataset_gets_no_workers() -> None:
+    source = "from torch.utils.data import DataLoader, IterableDataset\nloader = DataLoader(data)\nIterableDataset\n"
+    assert rewrites_of(source, settings={"num_workers": "4"}) == []
+
+
+def test_a_history_keeps_its_values() -> None:
+    names: dict[str, object] = {"torch": torch}
+    source = dedent(
+        """\
+        def train(steps):
+            history = []
+            running = 0.0
+            said = []
+            for step in range(steps):
+                loss = torch.tensor(step, dtype=torch.bfloat16).sqrt()
+                history.append(loss.item())
+                running += loss.item()
+                if step % 2:
+                    said.append(running)
+            return history, said
+        """
+    )
+    now = after(source, "deferred-logging")
+    assert now != source
+    exec(source, names)
+    expected = names["train"](5)  # type: ignore[operator]
+    exec(now, names)
+    history, said = names["train"](5)  # type: ignore[operator]
+    assert history == expected[0]
+    assert said == pytest.approx(expected[1], rel=1e-6)
+
+
+HOSTILE = {
+    "nothing": "",
+    "no Python": "for in loss:",
+    "a null": "loss = 1\0\n",
+    "half a surrogate pair": "loss = '\ud800'\n",
+    "deep brackets": "loss = " + "(" * 5000 + ")" * 5000,
+    "deep signs": "loss = " + "-" * 15000 + "1",
+    "deep attributes": "loss = a" + "\\\n.b" * 3000,
+    "deep blocks": "".join(" " * depth + "if a:\n" for depth in range(90)) + " " * 90 + "pass\n",
+    "a long line": "loss = '" + "x" * 100_000 + "'",
+    "huge": "loss = 1\n" * 600_000,
+    "many branches": "if a: pass\n" + "elif a: pass\n" * 900,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_text_is_refused_in_a_sentence_or_left_alone(kind: str) -> None:
+    found: object = None
+    try:
+        found = rewrites_of(HOSTILE[kind])
+    except ValueError as error:
+        found = str(error)
+
+    assert found == [] or str(found).startswith("the source")
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="no kind of rewrite is called 'faster'"):
+        rewrites_of("", names=["faster"])
+
+
+def test_a_line_or_a_function_can_be_asked_for() -> None:
+    source = both_forms(LOSSES["as in the example"])[0]
+    line = source.splitlines().index("    for position in range(LENGTH):") + 1
+
+    assert len(rewrites_of(source, line=line + 1, function="loss_of")) == 1
+    assert rewrites_of(source, line=line - 1) == []
+    assert rewrites_of(source, function="another") == []
+
+
+@pytest.mark.parametrize("ending", ["", "\n"])
+@pytest.mark.parametrize("name", ["train.py", "my train.py", 'a"b.py', "sürprise.py"])
+def test_git_applies_the_diff(tmp_path: Path, name: str, ending: str) -> None:
+    source = "import torch\n\nloss = 1\ntorch.autograd.set_detect_anomaly(True)" + ending
+    (tmp_path / name).write_bytes(source.encode())
+    patch = unified_diff(name, source, rewrites_of(source))
+
+    subprocess.run(["git", "apply", "-"], input=patch.encode(), cwd=tmp_path, check=True)
+
+    assert (tmp_path / name).read_text() == source.replace("True", "False")
+
+
+def test_a_mark_at_the_beginning_and_other_letters_are_counted_right() -> None:
+    source = "\ufeffimport torch\nläuft = 'ja 🚂'; torch.autograd.set_detect_anomaly(True)  # später\n"
+    assert after(source, "no-debug") == source.replace("True", "False")

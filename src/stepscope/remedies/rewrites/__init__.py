@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from stepscope.remedies.rewrites import batched_loss
+from stepscope.remedies.rewrites import batched_loss, constructors, deferred_logging, training_loops
 from stepscope.remedies.rewrites.context import Context
 from stepscope.remedies.rewrites.kinds import Edit, Expected, Rewrite, rewritten, unified_diff, without_overlaps
 from stepscope.remedies.rewrites.source_text import SourceText
@@ -38,7 +38,25 @@ class Kind:
 
 
 REWRITES: Final[tuple[Kind, ...]] = (
-    Kind(batched_loss.NAME, ("loop-in-step", "launch-bound", "python-in-step"), batched_loss.find),
+    Kind(batched_loss.NAME, ("loop-in-step",), batched_loss.find),
+    Kind(deferred_logging.NAME, ("host-synchronisation", "frequent-logging"), deferred_logging.find),
+    Kind(
+        constructors.LOADER,
+        ("input-bound", "exposed-copy", "loader-restart", "loader-contention", "step-variance", "device-tail"),
+        constructors.find_loaders,
+        anywhere=True,
+    ),
+    Kind(constructors.OPTIMIZER, ("single-tensor-optimizer",), constructors.find_optimizers, anywhere=True),
+    Kind(
+        constructors.DATA_PARALLEL,
+        ("small-buckets", "gradient-copies", "unused-parameters", "exposed-communication"),
+        constructors.find_data_parallel,
+        anywhere=True,
+    ),
+    Kind(training_loops.NON_BLOCKING, ("exposed-copy", "host-synchronisation"), training_loops.find_copies),
+    Kind(training_loops.ZERO_GRAD, ("zero-grad",), training_loops.find_zeroed, anywhere=True),
+    Kind(training_loops.NO_DEBUG, ("debug-mode",), training_loops.find_debugging, anywhere=True),
+    Kind(training_loops.ON_DEVICE, ("host-created-tensor",), training_loops.find_host_made),
 )
 """Every kind of rewrite."""
 

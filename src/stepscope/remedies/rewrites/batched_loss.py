@@ -15,7 +15,15 @@ from stepscope.remedies.rewrites.context import Context
 from stepscope.remedies.rewrites.kinds import Edit, Expected, Rewrite
 from stepscope.remedies.rewrites.loss_calls import LossCall, loss_call
 from stepscope.remedies.rewrites.positions import Loop, is_list, loop_of, sliced
-from stepscope.remedies.rewrites.source_text import Place, dotted, expressions_of, is_pure, names_in, whole_number
+from stepscope.remedies.rewrites.source_text import (
+    Place,
+    dotted,
+    expressions_of,
+    is_pure,
+    is_unplaced,
+    names_in,
+    whole_number,
+)
 
 NAME: Final = "batched-loss"
 _EXPLANATION: Final = "Computes the loss of all positions at once: the same means, added up as before."
@@ -328,6 +336,8 @@ def _empty_list(context: Context, place: Place, name: str) -> ast.stmt | None:
 
 def _uses(context: Context, place: Place, loop: ast.For, name: str) -> list[tuple[ast.expr, str]] | None:
     """What else the function does with the list, and how it does that with a tensor; None where it cannot be done."""
+    if is_unplaced(place.scope.node, name):
+        return None
     stores, loads, replaced = 0, 0, list[tuple[ast.expr, str]]()
     inside = {id(node) for node in ast.walk(loop)}
     for node in ast.walk(place.scope.node):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ MOST_CHARACTERS: Final = 4 * 2**20
 LONGEST_LINE: Final = 20_000
 """Longer lines are refused: they are data or made by a program, and may nest deeper than Python's parser can go."""
 
+STRINGS_HAVE_PLACES: Final = sys.version_info >= (3, 12)
+"""Whether this Python tells where an expression inside an f-string stands; older ones tell a wrong place."""
 ScopeNode: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _LINE_END: Final = re.compile("\r\n|\r|\n")
 
@@ -104,9 +107,12 @@ class SourceText:
 
     def indent(self, statement: ast.stmt) -> str | None:
         """What stands before the statement in its line; None where that is more than blanks."""
-        start = self._starts[statement.lineno - 1]
-        before = self.text[start : self.span(statement)[0]]
+        before = self.before(statement)
         return before if not before.strip(" \t\f") else None
+
+    def before(self, node: ast.expr | ast.stmt | ast.keyword) -> str:
+        """What stands before the node in its line."""
+        return self.text[self._starts[node.lineno - 1] : self.span(node)[0]]
 
     def ends_its_line(self, statement: ast.stmt) -> bool:
         """Whether nothing but a comment follows the statement in its last line."""
@@ -119,12 +125,6 @@ class SourceText:
         end_line = statement.end_lineno or statement.lineno
         last = self._starts[end_line] if end_line < len(self._starts) else len(self.text)
         return self._starts[statement.lineno - 1], last
-
-    def line_of(self, offset: int) -> int:
-        """The line, from 1 on, of a character of the text."""
-        from bisect import bisect_right
-
-        return max(bisect_right(self._starts, offset), 1)
 
     @property
     def line_end(self) -> str:
@@ -180,13 +180,14 @@ def _blocks(statement: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
 
 
 def expressions_of(statement: ast.stmt) -> Iterator[ast.AST]:
-    """Every node of the statement itself, and of no statement inside it."""
+    """Every node of the statement itself whose place is known, and of no statement inside it."""
     todo: list[ast.AST] = [statement]
     while todo:
         node = todo.pop()
         yield node
         for child in ast.iter_child_nodes(node):
-            if not isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            unplaced = isinstance(child, ast.JoinedStr) and not STRINGS_HAVE_PLACES
+            if not (unplaced or isinstance(child, ast.stmt | ast.excepthandler | ast.match_case)):
                 todo.append(child)
 
 
@@ -231,6 +232,12 @@ def is_pure(node: ast.AST) -> bool:
         ):  # fmt: skip
             return False
     return True
+
+
+def is_unplaced(node: ast.AST, name: str) -> bool:
+    """Whether a name is read inside an f-string somewhere in the node, in a Python that does not tell where."""
+    strings = [] if STRINGS_HAVE_PLACES else [each for each in ast.walk(node) if isinstance(each, ast.JoinedStr)]
+    return any(name in names_in(each) for each in strings)
 
 
 def names_in(node: ast.AST) -> set[str]:

@@ -1,0 +1,190 @@
+"""Numbers read from the device in every step for a history or a sum, read when they are needed instead."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from stepscope.remedies.rewrites.context import Context, bindings
+from stepscope.remedies.rewrites.kinds import Edit, Rewrite
+from stepscope.remedies.rewrites.source_text import Place, dotted, is_unplaced, names_in
+
+NAME: Final = "deferred-logging"
+
+
+def find(context: Context) -> Iterator[Rewrite]:
+    """`history.append(loss.item())` and `running += loss.item()` in a loop of a function."""
+    for place in context.places:
+        outermost = next((each for each in place.around if isinstance(each, ast.For | ast.While)), None)
+        if outermost is None or not place.scope.is_function or _is_conditional(place):
+            continue
+        for found in (_history(context, place, outermost), _sum(context, place)):
+            if found is not None:
+                yield found
+
+
+def _history(context: Context, place: Place, outermost: ast.stmt) -> Rewrite | None:
+    """A list that the loop only appends to, and that is read after it."""
+    statement = place.statement
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append"):
+        return None
+    name = call.func.value
+    value = _read(call.args[0]) if len(call.args) == 1 and not call.keywords else None
+    indent = context.source.indent(outermost)
+    if value is None or indent is None or not isinstance(name, ast.Name) or _leaves(outermost):
+        return None
+    uses = [node for node in ast.walk(outermost) if isinstance(node, ast.Name) and node.id == name.id]
+    filled = [
+        each.func.value
+        for each in ast.walk(outermost)
+        if isinstance(each, ast.Call)
+        and isinstance(each.func, ast.Attribute)
+        and each.func.attr in ("append", "extend")
+    ]
+    if not all(any(use is each for each in filled) for use in uses) or not _is_own_list(place, name.id, outermost):
+        return None
+    end = context.source.whole_lines(outermost)[1]
+    line_end = context.source.line_end
+    before = "" if end == 0 or context.source.text[end - 1] in "\r\n" else line_end
+    number = "number.item()" if len(uses) == 1 else "float(number)"  # what else is put there may be read already
+    reading = f"{before}{indent}{name.id} = [{number} for number in {name.id}]{line_end}"
+    edits = [context.replaced(call.args[0], f"{value}.detach()"), Edit(end, end, reading)]
+    return context.rewrite(
+        NAME,
+        statement,
+        place.scope,
+        "Keeps the numbers on the device in the loop, and reads them all after it.",
+        edits,
+        [
+            "Each step's number stays in the device's memory until the loop ends, 512 bytes of it.",
+            f"`{value}` is not changed in place afterwards.",
+        ],
+    )
+
+
+def _sum(context: Context, place: Place) -> Rewrite | None:
+    """A number that every step adds to, and that is read in some of them or after the loop."""
+    statement = place.statement
+    if not (isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add)):
+        return None
+    value = _read(statement.value)
+    target = statement.target
+    if value is None or not isinstance(target, ast.Name):
+        return None
+    starts = _assignments(place, target.id)
+    if not starts or not all(_is_zero(each.value) for each in starts):
+        return None
+    if len(bindings(place.scope, target.id)) != len(starts) + 1:
+        return None  # something else writes to it
+    reads = _reads(place, target.id)
+    if reads is None:
+        return None
+    edits = [context.replaced(statement.value, f"{value}.detach().float()")]
+    edits += [context.replaced(each, f"float({target.id})") for each in reads]
+    return context.rewrite(
+        NAME,
+        statement,
+        place.scope,
+        "Adds up on the device, and reads the sum where it is used.",
+        edits,
+        [f"`{target.id}` is added up in 32 bits: Python's numbers have 64."],
+    )
+
+
+def _read(value: ast.expr) -> str | None:
+    """The name whose number is read by .item(); None for anything else."""
+    if isinstance(value, ast.Call) and not value.args and not value.keywords and isinstance(value.func, ast.Attribute):
+        name = dotted(value.func.value)
+        return name if value.func.attr == "item" else None
+    return None
+
+
+def _is_conditional(place: Place) -> bool:
+    """Whether the statement is done in some repetitions of the innermost loop around it, and not in others."""
+    inside: list[ast.stmt] = []
+    for each in reversed(place.around):
+        if isinstance(each, ast.For | ast.While):
+            written = {node.id for node in ast.walk(each) if isinstance(node, ast.Name) and _is_written(node)}
+            return any(
+                not isinstance(one, ast.With) and not (isinstance(one, ast.If) and _is_constant(one.test, written))
+                for one in inside
+            )
+        inside.append(each)
+    return True
+
+
+def _is_written(node: ast.Name) -> bool:
+    return not isinstance(node.ctx, ast.Load)
+
+
+def _is_constant(test: ast.expr, written: set[str]) -> bool:
+    """Whether a condition is a name or attribute that the loop does not write, such as an option of the program."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test = test.operand
+    name = dotted(test)
+    return name is not None and name.split(".")[0] not in written
+
+
+def _leaves(loop: ast.stmt) -> bool:
+    """Whether the function may be left inside the loop, before what stands behind it is done."""
+    return any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in ast.walk(loop))
+
+
+def _assignments(place: Place, name: str) -> list[ast.Assign | ast.AnnAssign]:
+    """The plain assignments of a name in the function."""
+    found: list[ast.Assign | ast.AnnAssign] = []
+    for node in ast.walk(place.scope.node):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if len(targets) == 1 and dotted(targets[0]) == name:
+                found.append(node)
+    return found
+
+
+def _is_own_list(place: Place, name: str, outermost: ast.stmt) -> bool:
+    """Whether the name is a list that the function makes empty before the loop, and nobody else can see until then."""
+    made = _assignments(place, name)
+    if len(made) != 1 or len(bindings(place.scope, name)) != 1 or _is_seen_elsewhere(place, name):
+        return False
+    value = made[0].value
+    if not isinstance(value, ast.List) or value.elts or made[0].lineno >= outermost.lineno:
+        return False
+    return not any(
+        isinstance(node, ast.Name) and node.id == name and made[0].lineno < node.lineno < outermost.lineno
+        for node in ast.walk(place.scope.node)
+    )
+
+
+def _is_seen_elsewhere(place: Place, name: str) -> bool:
+    """Whether a function inside the function reads the name, or it is no variable of the function at all."""
+    for node in ast.walk(place.scope.node):
+        inner = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda)
+        if inner and node is not place.scope.node and name in names_in(node):
+            return True
+        if isinstance(node, ast.Global | ast.Nonlocal) and name in node.names:
+            return True
+    return False
+
+
+def _is_zero(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and type(value.value) in (int, float) and value.value == 0
+
+
+def _reads(place: Place, name: str) -> list[ast.expr] | None:
+    """Where the sum is read; None where that is in every step, or out of the function's own sight."""
+    if _is_seen_elsewhere(place, name) or is_unplaced(place.scope.node, name):
+        return None
+    found = [
+        node
+        for node in ast.walk(place.scope.node)
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+    ]
+    innermost = next(each for each in reversed(place.around) if isinstance(each, ast.For | ast.While))
+    in_step = {id(node) for node in ast.walk(innermost)}
+    rarely: set[int] = set()
+    for each in ast.walk(innermost):
+        if isinstance(each, ast.If):
+            rarely |= {id(node) for statement in [*each.body, *each.orelse] for node in ast.walk(statement)}
+    return None if any(id(node) in in_step and id(node) not in rarely for node in found) else list(found)
