@@ -85,45 +85,26 @@ def attention(
     check_mask(attn_mask, query, key, is_causal)
     check_lengths(valid_seq_len, query, key, attn_mask, is_causal)
     recompute = recompute_attention_enabled() if recompute is None else recompute
-    inputs = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
-    training = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
-    check_modes(
-        query,
-        training=training,
-        recompute=recompute,
-        is_causal=is_causal,
-        fast=softmax_mode == "fast",
-        dropout_mask=return_dropout_mask,
-        probs=return_attn_probs,
-    )
-    if query.device.type == "hpu":
-        return vendor_attention(
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale,
-            softmax_mode,
-            recompute,
-            valid_seq_len,
-            seq_padding,
-            return_dropout_mask,
-            return_attn_probs,
-        )
+    training = _needs_gradients(query, key, value, attn_mask)
     settings = Settings(
         scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale),
         causal=is_causal,
         dropout_p=dropout_p,
-        fast=softmax_mode == "fast" and query.device.type == "cpu",
+        fast=softmax_mode == "fast",
         keep_dropout=training and not recompute,
         want_dropout=return_dropout_mask,
         want_probabilities=return_attn_probs,
     )
+    check_modes(query, settings, training, recompute)
+    if query.device.type == "hpu":
+        return vendor_attention(query, key, value, attn_mask, settings, scale, recompute, valid_seq_len, seq_padding)
     if valid_seq_len is None:
         return _asked_for(_attend(query, key, value, attn_mask, settings, training and recompute))
     return _asked_for(_attend_valid(query, key, value, valid_seq_len, seq_padding, settings))
+
+
+def _needs_gradients(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
 
 def _asked_for(results: Results) -> Any:
@@ -175,7 +156,7 @@ def _attend(
 ) -> Results:
     """By one of PyTorch's kernels where it has one for this, else in blocks."""
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
-    wants = settings.want_dropout or settings.want_probabilities or settings.fast
+    wants = settings.want_dropout or settings.want_probabilities or (settings.fast and query.device.type == "cpu")
     if wants or _copies(mask, query, key, recomputes) or not _has_kernel(query, key, value, mask, settings):
         return block_attention(query, key, value, mask, settings)
     group = query.shape[1] // key.shape[1]
@@ -201,7 +182,7 @@ def _has_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
     """Whether PyTorch has a kernel for this that does not write the scores out."""
     if query.device.type not in ("cpu", "cuda", "xpu"):
         return True  # whatever such a device has is its own attention
-    if torch.compiler.is_compiling():  # the question below would break the graph
+    if _is_compiling():  # the question below would break the graph
         learns = mask is not None and mask.requires_grad
         return query.device.type != "cpu" or not (settings.dropout_p or learns or query.shape[-1] != value.shape[-1])
     more = {"enable_gqa": query.shape[1] != key.shape[1]} if _HAS_GROUPS else {}
@@ -209,3 +190,8 @@ def _has_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
         query, key, value, mask, settings.dropout_p, settings.causal, scale=settings.scale, **more
     )
     return int(choice) > _MATH
+
+
+def _is_compiling() -> bool:
+    asked = getattr(torch.compiler, "is_compiling", None)  # PyTorch 2.3 and later
+    return asked is not None and bool(asked())

@@ -9,6 +9,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from stepscope.remedies.fused_attention_blocks import Settings
+
 SOFTMAX_MODES: Final = ("exact", "fast")
 PADDINGS: Final = ("left", "right")
 
@@ -72,21 +74,21 @@ def check_options(dropout_p: float, scale: float | None, softmax_mode: str, seq_
         raise ValueError(f'seq_padding is "left" or "right", not {seq_padding!r}')
 
 
-def check_modes(
-    query: Tensor, *, training: bool, recompute: bool, is_causal: bool, fast: bool, dropout_mask: bool, probs: bool
-) -> None:
-    """Raise ValueError for a combination that the fused kernels do not have."""
-    if fast and query.dtype != torch.bfloat16:
+def check_modes(query: Tensor, settings: Settings, training: bool, recompute: bool) -> None:
+    """Raise TypeError or ValueError for a combination that the fused kernels do not have."""
+    if not isinstance(recompute, bool):
+        raise TypeError(f"recompute must be True, False or None, not {recompute!r}")
+    if settings.fast and query.dtype != torch.bfloat16:
         raise ValueError(f'softmax_mode="fast" is for bfloat16, not {query.dtype}: use "exact"')
-    if fast and training and recompute and not is_causal:
+    if settings.fast and training and recompute and not settings.causal:
         raise ValueError(
             'softmax_mode="fast" cannot train in recompute mode with is_causal=False: use "exact", or recompute=False'
         )
-    if dropout_mask and recompute:
+    if settings.want_dropout and recompute:
         raise ValueError("return_dropout_mask=True needs recompute=False: in recompute mode no dropout mask is kept")
-    if probs and training:
+    if settings.want_probabilities and training:
         raise ValueError("return_attn_probs=True is for inference: use torch.no_grad(), or inputs without gradients")
-    if probs and query.dtype not in (torch.float32, torch.bfloat16):
+    if settings.want_probabilities and query.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"return_attn_probs=True is for float32 and bfloat16, not {query.dtype}")
 
 

@@ -32,16 +32,19 @@ class Dropout:
         return int(torch.randint(2**62, (), device="cpu"))
 
     def next(self, shape: torch.Size) -> Tensor:
-        """The next part: True where a value is dropped."""
+        """The next part: 1 where a value is kept, 0 where it is dropped, as int16.
+
+        Integers, because comparing and masking booleans is several times slower on a CPU than arithmetic.
+        """
         assert self._generator is not None
-        if self._chance >= 1:
-            return torch.ones(shape, dtype=torch.bool, device=self._generator.device)
         count = shape.numel()
+        if self._chance >= 1:
+            return torch.zeros(shape, dtype=torch.int16, device=self._generator.device)
         bits = torch.empty(-(-count * _BITS // 64), dtype=torch.int64, device=self._generator.device)
         bits.random_(-(2**63), None, generator=self._generator)
-        return bits.view(torch.int16)[:count].view(shape) < self._threshold
+        return bits.view(torch.int16)[:count].view(shape).ge_(self._threshold)
 
-    def apply_(self, values: Tensor, dropped: Tensor) -> Tensor:
-        """Drop in place, and divide the others by the chance to stay."""
-        values.masked_fill_(dropped, 0)
-        return values if self._chance >= 1 else values.mul_(1 / (1 - self._chance))
+    def factors(self, kept: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the values are multiplied by: 0 where dropped, else 1 over the chance to stay."""
+        factors = kept.to(dtype)
+        return factors if self._chance >= 1 else factors.mul_(1 / (1 - self._chance))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from stepscope.remedies.fused_attention_blocks import Settings
 from stepscope.remedies.fused_attention_lengths import zero_padding
-
-_SOFTMAX_MODES: Final = {"exact": "None", "fast": "fast"}
-"""Our words for the softmax -> the vendor's."""
 
 
 def vendor_attention(
@@ -20,15 +18,11 @@ def vendor_attention(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
+    settings: Settings,
     scale: float | None,
-    softmax_mode: str,
     recompute: bool,
     valid_seq_len: Tensor | Sequence[int] | None,
     seq_padding: str,
-    return_dropout_mask: bool,
-    return_attn_probs: bool,
 ) -> Any:
     """`FusedSDPA.apply` with its arguments in the documented order.
 
@@ -54,15 +48,15 @@ def vendor_attention(
         key,
         value,
         attn_mask,
-        dropout_p,
-        is_causal,
+        settings.dropout_p,
+        settings.causal,
         scale,
-        _SOFTMAX_MODES[softmax_mode],
+        "fast" if settings.fast else "None",
         recompute,
         lengths,
         seq_padding,
-        return_dropout_mask,
-        return_attn_probs,
+        settings.want_dropout,
+        settings.want_probabilities,
     )
     if lengths is None:
         return results
