@@ -27,7 +27,7 @@ from remedy_measurements import PRELUDE, Measurement
 
 from stepscope.compare import compare_samples
 
-MODULES: tuple[str, ...] = ("horizontal",)
+MODULES: tuple[str, ...] = ("data_parallel", "graphs", "horizontal")
 """Modules of remedy_measurements, in the order in which they are printed."""
 
 
