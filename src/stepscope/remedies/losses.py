@@ -28,6 +28,7 @@ def chunked_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     chunk_size: int | None = None,
+    classes: int | None = None,
     keep_logits: bool = False,
 ) -> Tensor:
     """Cross entropy whose backward pass writes the gradient over the logits, block by block.
@@ -50,6 +51,7 @@ def chunked_cross_entropy(
         label_smoothing: 0 to 1.
         z_loss: this, times the square of log sum exp of a position's logits, is added to its loss.
         chunk_size: positions in a block; by default as many as keep the device busy.
+        classes: logits that are classes; later ones, with which they were padded, are left out of the loss.
         keep_logits: leave the logits as they are in the backward pass.
 
     Returns:
@@ -60,10 +62,12 @@ def chunked_cross_entropy(
         ValueError: for shapes that do not fit, or options outside of their range.
     """
     target = _checked_target(target, logits.shape[:-1], "logits")
-    settings = _settings(logits.shape[-1], logits, weight, ignore_index, reduction, label_smoothing, z_loss)
-    keep = keep_logits or logits.is_leaf or any(stride == 0 for stride in logits.stride())
-    rows = chunk_size or max(1, (_BLOCK_ON_A_CPU if logits.device.type == "cpu" else _BLOCK) // settings.classes)
+    _check_classes(classes, logits.shape[-1], "logits")
     _check_chunk(chunk_size)
+    counted = logits.shape[-1] if classes is None else classes
+    settings = _settings(counted, logits, weight, ignore_index, reduction, label_smoothing, z_loss)
+    keep = keep_logits or logits.is_leaf or any(stride == 0 for stride in logits.stride())
+    rows = chunk_size or max(1, (_BLOCK_ON_A_CPU if logits.device.type == "cpu" else _BLOCK) // logits.shape[-1])
     with torch.autocast(logits.device.type, enabled=False):
         losses = applied(_ChunkedLoss, logits, target, settings, rows, keep)
     return _reduced(losses, target, settings)
@@ -139,7 +143,7 @@ class _ChunkedLoss(torch.autograd.Function):
         losses = torch.empty(target.shape, dtype=dtype, device=logits.device)
         logarithms = torch.empty_like(losses)
         for scores, wanted, loss, logarithm in _blocks(rows, logits, target, losses, logarithms):
-            found = settings.losses(scores.to(dtype), wanted)
+            found = settings.losses(scores[..., : settings.classes].to(dtype), wanted)
             loss.copy_(found[0])
             logarithm.copy_(found[1])
         ctx.save_for_backward(logits, target, logarithms)
@@ -164,7 +168,8 @@ class _ChunkedLoss(torch.autograd.Function):
             exact = scores.to(logarithms.dtype)
             if ctx.keep and exact.data_ptr() == scores.data_ptr():
                 exact = written.copy_(scores)
-            settings.gradient_(exact, wanted, logarithm, scales)
+            exact[..., settings.classes :] = 0
+            settings.gradient_(exact[..., : settings.classes], wanted, logarithm, scales)
             if exact.data_ptr() != written.data_ptr():
                 written.copy_(exact)
         return gradient, None, None, None, None
@@ -255,8 +260,12 @@ def _check_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, classes: 
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias of shape {tuple(bias.shape)} for {weight.shape[0]} classes")
-    if classes is not None and not 0 < classes <= weight.shape[0]:
-        raise ValueError(f"classes has to be from 1 to the {weight.shape[0]} rows of weight, not {classes}")
+    _check_classes(classes, weight.shape[0], "rows of weight")
+
+
+def _check_classes(classes: int | None, size: int, name: str) -> None:
+    if classes is not None and not 0 < classes <= size:
+        raise ValueError(f"classes has to be from 1 to the {size} {name}, not {classes}")
 
 
 def _check_chunk(chunk_size: int | None) -> None:

@@ -252,6 +252,13 @@ def test_padded_rows_of_the_weight_count_for_nothing() -> None:
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(padded.grad[:CLASSES], weight.grad)
     assert float(padded.grad[CLASSES:].abs().max()) == 0.0
+    for keep in (False, True):
+        logits = linear(hidden.detach(), padded.detach()).requires_grad_()
+        loss = chunked_cross_entropy(logits * 1.0, target, classes=CLASSES, label_smoothing=0.1, keep_logits=keep)
+        loss.backward()
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(logits.grad[:, :CLASSES].t() @ hidden.detach(), weight.grad)
+        assert float(logits.grad[:, CLASSES:].abs().max()) == 0.0
 
 
 def test_under_autocast_products_are_narrow_and_parameters_get_gradients_in_their_own_type() -> None:
