@@ -149,8 +149,8 @@ def _is_distributed(module: Any) -> bool:
 def _install_cudnn_benchmark(applying: Applying) -> None:
     import torch
 
-    def allow(module: Any = None) -> None:
-        torch.backends.cudnn.benchmark = True
+    def allow(module: Any = None, benchmark: bool = True) -> None:
+        torch.backends.cudnn.benchmark = benchmark
 
     def judge() -> None:
         if uses_cuda():
@@ -158,6 +158,8 @@ def _install_cudnn_benchmark(applying: Applying) -> None:
         else:
             applying.could_not("cudnn-benchmark", "the program uses no CUDA device")
 
+    before = torch.backends.cudnn.benchmark
+    applying.on_remove(lambda: allow(None, before))
     allow()
     OutermostCalls.of(applying).on_new("cudnn-benchmark", allow)
     applying.at_end(judge)

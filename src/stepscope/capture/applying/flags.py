@@ -79,6 +79,12 @@ def words_of(text: str, flags: Iterable[Flag]) -> tuple[str, ...]:
     return tuple(name if value in ("", _default(known[name])) else f"{name}={value}" for name, value in found.items())
 
 
+def flag_rows(flags: Iterable[Flag]) -> str:
+    """The flags as rows of a Markdown table, for the page about them."""
+    cells = ([f"`{flag.shown}`", flag.help, flag.limits] for flag in flags)
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in cells)
+
+
 def values_of(words: Iterable[str], flags: Iterable[Flag]) -> dict[str, str]:
     """The value of each flag in such words, "" where it has none; a word that no flag has is passed over."""
     known = {flag.name: flag for flag in flags}

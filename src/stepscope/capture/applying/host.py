@@ -61,7 +61,7 @@ def _set_threads(applying: Applying, wanted: int) -> None:
     """Have the process use so many threads, whatever the program asks for later."""
     import torch
 
-    original = torch.set_num_threads
+    original, before = torch.set_num_threads, torch.get_num_threads()
 
     def set_num_threads(asked: Any) -> None:
         if sys._getframe(1).f_globals.get("__name__") == _WORKER:
@@ -70,6 +70,7 @@ def _set_threads(applying: Applying, wanted: int) -> None:
             applying.did("threads", f"the program asks for {asked} and keeps {wanted}")
 
     original(wanted)
+    applying.on_remove(lambda: original(before))
     applying.replace(torch, "set_num_threads", set_num_threads)
     applying.did("threads", f"PyTorch computes with {wanted} thread{'s' if wanted > 1 else ''}")
 

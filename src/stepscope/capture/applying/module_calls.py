@@ -36,6 +36,7 @@ class OutermostCalls:
         self._thread = threading.local()
         self._calls = 0
         self._is_watching = False
+        self._unwatch: Callable[[], None] = lambda: None
 
     @classmethod
     def of(cls, applying: Applying) -> OutermostCalls:
@@ -67,12 +68,6 @@ class OutermostCalls:
         def called(self_: Any, *positional: Any, **named: Any) -> Any:
             if is_compiling() or not self._is_watching or getattr(self._thread, "is_inside", False):
                 return original(self_, *positional, **named)
-            self._calls += 1
-            if self._calls >= _ENOUGH_CALLS:
-                self._is_watching = False
-                restore()
-            if self_ not in self._around and _is_the_programs(self_):
-                self._adopt(self_)
             return self._run(self_, functools.partial(original, self_), positional, named)
 
         def restore() -> None:
@@ -80,6 +75,7 @@ class OutermostCalls:
                 module.__call__ = original
 
         module.__call__ = called
+        self._unwatch = restore
         self._applying.on_remove(restore)
 
     def _adopt(self, module: Any) -> None:
@@ -96,13 +92,13 @@ class OutermostCalls:
             self._follow(type(module))
 
     def _follow(self, kind: Any) -> None:
-        """See the calls of a class's modules also when nothing else is watched any more."""
+        """See the calls of a class's modules, later ones too, also when nothing else is watched any more."""
         original = kind.__call__
         is_compiling = compiling()
 
         @functools.wraps(original)
         def called(self_: Any, *positional: Any, **named: Any) -> Any:
-            if is_compiling() or getattr(self._thread, "is_inside", False) or self_ not in self._around:
+            if is_compiling() or getattr(self._thread, "is_inside", False):
                 return original(self_, *positional, **named)
             return self._run(self_, functools.partial(original, self_), positional, named)
 
@@ -110,6 +106,12 @@ class OutermostCalls:
 
     def _run(self, module: Any, call: Callable[..., Any], positional: Any, named: Any) -> Any:
         """The module's call with all that stands around it, what came first innermost."""
+        self._calls += 1
+        if self._is_watching and self._calls >= _ENOUGH_CALLS:
+            self._is_watching = False
+            self._unwatch()
+        if module not in self._around and _is_the_programs(module):
+            self._adopt(module)
         self._thread.is_inside = True
         try:
             for around in self._around.get(module, ()):

@@ -69,7 +69,7 @@ class Applying:
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute until `remove`."""
-        own, before = name in vars(owner), getattr(owner, name)
+        own, before = name in vars(owner), vars(owner).get(name)  # a method's descriptor, not what it gives
         setattr(owner, name, value)
 
         def restore() -> None:
