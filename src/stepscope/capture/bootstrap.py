@@ -28,7 +28,7 @@ def was_imported(module: str) -> None:
     """Have this process recorded as the environment says; does nothing where it says nothing.
 
     Args:
-        module: what was imported just now: torch, jax or torch_xla.debug.profiler.
+        module: what was imported just now: torch, jax, torch_xla.debug.profiler, or a tracker's.
     """
     path = os.environ.get(RUN, "")
     if not is_run_folder(path):
@@ -36,6 +36,11 @@ def was_imported(module: str) -> None:
     folder = RunFolder(Path(path))
     options = RunOptions.parse(os.environ.get(RUN_OPTIONS, ""))
     folder.sign(module.partition(".")[0])
+    if options.trackers:
+        from stepscope.capture.tracked_values import keep_values
+
+        keep_values(module)
+        return
     if options.apply and module == "torch":
         _apply(folder, options)
     if options.measure:

@@ -56,6 +56,7 @@ class RunOptions:
             program is ended.
         apply: remedies to apply to the program as it starts, such as "fuse-optimizer" or "workers=4".
         losses: with `measure`, also keep the value that each backward pass begins with.
+        trackers: record nothing, and keep what the program hands to W&B and TensorBoard (`stepscope sweep`).
     """
 
     steps: int = 5
@@ -71,6 +72,7 @@ class RunOptions:
     measure: bool = False
     apply: tuple[str, ...] = ()
     losses: bool = False
+    trackers: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """For STEPSCOPE_RUN_OPTIONS and `run.json`."""

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepscope.capture.bench_programs import end_programs, last_lines
-from stepscope.capture.bootstrap import RUN, RUN_OPTIONS
 from stepscope.capture.bootstrap_plan import RunOptions
 from stepscope.capture.launch import command_of, environment_of
 from stepscope.capture.manifest import RunManifest, without_secrets
@@ -208,11 +207,9 @@ def _environment(place: RunFolder, sweep: Sweep) -> dict[str, str]:
         else:
             options = RunOptions(steps=_ENERGY_STEPS, telemetry=False, energy=True, exit_after=True)
         return environment_of(place, options, os.environ)
-    kept = {key: value for key, value in os.environ.items() if key != RUN_OPTIONS}
     return {
-        **kept,
-        RUN: str(place.path),
-        "PYTHONUNBUFFERED": kept.get("PYTHONUNBUFFERED", "1"),  # else what it prints comes in pieces of 8 KiB
+        **environment_of(place, RunOptions(trackers=True), os.environ),
+        "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),  # else what it prints comes in pieces of 8 KiB
         "WANDB_SWEEP_PARAM_PATH": str(place.path / _WANDB),
     }
 

@@ -23,6 +23,8 @@ class _Imports:
 
     def __init__(self) -> None:
         self._awaited = {"torch", "jax", "torch_xla.debug.profiler"}
+        if '"trackers": true' in os.environ.get("STEPSCOPE_RUN_OPTIONS", ""):
+            self._awaited = {"wandb.sdk.wandb_run", "torch.utils.tensorboard.writer", "tensorboardX.writer"}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self._awaited:
