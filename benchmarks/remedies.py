@@ -27,7 +27,7 @@ from remedy_measurements import PRELUDE, Measurement
 
 from stepscope.compare import compare_samples
 
-MODULES: tuple[str, ...] = ("data_parallel", "graphs", "horizontal", "losses", "optimizers", "precision")
+MODULES: tuple[str, ...] = ("attention", "data_parallel", "graphs", "horizontal", "losses", "optimizers", "precision")
 """Modules of remedy_measurements, in the order in which they are printed."""
 
 
