@@ -109,11 +109,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.json == "-" and arguments.markdown == "-":
         raise UsageError("only one of --json and --markdown can be -")
-    import_optuna()
     knobs = _user_knobs(arguments)
     if not arguments.program:
         raise UsageError("say what to tune: stepscope tune train.py")
     words = command_of(arguments.program)
+    import_optuna()
     folder = _folder(arguments, words)
     study = TuneStudy(open_study(arguments.storage or folder / "study.db", folder.name))
     study.check_program(_program(arguments, words))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -10,7 +11,7 @@ import polars as pl
 
 from stepscope.capture.manifest import without_secrets
 from stepscope.report.comparison_text import share_of
-from stepscope.report.format import count, duration, share
+from stepscope.report.format import count, duration
 from stepscope.tuning.tune import TuneResult
 from stepscope.tuning.tune_code import code_of
 from stepscope.tuning.tune_knobs import Configuration, Knob
@@ -168,15 +169,21 @@ def how(result: TuneResult) -> Iterator[str]:
     if result.proof is not None and result.proof.measured is not None:
         proof = result.proof.measured
         yield (
-            f"The proof are {proof.rounds} fresh runs of each side after the search, {count(proof.steps)} steps of the "
-            "best that count: what was measured while choosing is not part of it."
+            f"The proof rests on {proof.rounds} fresh runs of each side, {count(proof.steps)} steps of the best that "
+            "count; what was measured while choosing is not part of it."
         )
-        yield from (f"{caveat.rstrip('.')}." for caveat in proof.caveats)
+        yield from (_in_names(caveat) for caveat in proof.caveats)
     if result.stop == "budget":
         yield "The budget ended before everything was tried: the same command with --study goes on."
     if result.stop == "interrupted":
         yield "The search was interrupted: the same command with --study goes on where it was."
     yield from (f"{sentence}." for sentence in result.space.said)
+
+
+def _in_names(caveat: str) -> str:
+    """A caveat about the steps or runs "before" and "after", as one about those of the program and of the best."""
+    names = {"before": "as it is", "after": "with the best"}
+    return re.sub(r"\b(before|after)\b", lambda word: names[word[1]], caveat)
 
 
 def gain_words(trial: Trial) -> str:
@@ -189,8 +196,3 @@ def gain_words(trial: Trial) -> str:
     reason = f"; {loss_words(measured.losses)}" if measured.losses.equal is False else ""
     saved = f"{duration(measured.before_ns)} -> {duration(measured.after_ns)}, {faster(measured)}{shown}"
     return f"{saved}{reason}"
-
-
-def share_saved(measured: Measured) -> str:
-    """The share of a step that is saved, such as "58.3 %"."""
-    return "" if measured.change is None else share(-measured.change)

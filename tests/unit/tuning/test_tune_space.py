@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import stepscope
 from stepscope.capture.applying import all_flags
 from stepscope.capture.environment_machine import Machine
 from stepscope.diagnosis.finding import Evidence, Finding, Remedy
@@ -14,7 +15,8 @@ from stepscope.readers import open_trace
 from stepscope.tuning.tune_code import code_of
 from stepscope.tuning.tune_knobs import ON, user_knob
 from stepscope.tuning.tune_space import Surroundings, chosen_space, program_hash, search_space, surroundings_of
-from tests.e2e.conftest import PER_TOKEN
+
+PER_TOKEN = Path(stepscope.__file__).parent / "data" / "gpt2_per_token_loss_cpu.json.gz"
 
 PROCESSOR = Surroundings(
     cores=8, accelerator=False, cuda=False, half=False, tf32=False, loader=True, optimizer=True, ranks=1
