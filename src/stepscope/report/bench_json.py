@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from stepscope import __version__
@@ -37,7 +37,7 @@ def bench_json(bench: Bench, profiled: Sequence[Comparison] = ()) -> dict[str, A
         "commands": [
             {
                 "label": command.label,
-                "command": command.shown,
+                "command": replace(command, apply=()).shown,
                 "apply": list(command.apply),
                 "runs": [_run(run) for run in bench.runs_of(command.label)],
             }
