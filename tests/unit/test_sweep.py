@@ -11,6 +11,7 @@ from typing import Any
 
 import optuna
 import pytest
+import scipy.stats
 
 from stepscope.capture.telemetry.store import Sample, Series, TelemetryStore
 from stepscope.errors import UsageError
@@ -19,7 +20,7 @@ from stepscope.report.json_report import json_bytes
 from stepscope.report.sweep_json import sweep_json
 from stepscope.report.sweep_text import sweep_text
 from stepscope.tuning.sweep_file import Metric, Sweep, parse_sweep
-from stepscope.tuning.sweep_metrics import MetricReader, Values
+from stepscope.tuning.sweep_metrics import MetricReader, Value, Values
 from stepscope.tuning.sweep_results import SweepResults, SweepTrial, results_of, spearman
 from stepscope.tuning.sweep_run import SweepRun, TrialEnd, devices_of
 from stepscope.tuning.sweep_search import is_behind, iterations_to_compare
@@ -170,23 +171,17 @@ class TestMetrics:
         for use, result in (("last", 2.0), ("best", 1.0), ("mean", 2.0)):
             values = Values(Metric("loss", use=use))
             for value in (3.0, 1.0, 2.0):
-                values.add(next(iter([_value(value)])))
+                values.add(Value(value))
             assert values.result == result
 
     def test_many_values_are_thinned_and_their_result_is_exact(self) -> None:
         values = Values(Metric("loss", use="best"))
         for number in range(100_000):
-            values.add(_value(float(abs(number - 77_777))))
+            values.add(Value(float(abs(number - 77_777))))
 
         assert (values.count, values.result) == (100_000, 0.0)
         assert len(values.kept) < 10_000
         assert values.kept[1][0] - values.kept[0][0] == values.kept[-1][0] - values.kept[-2][0]
-
-
-def _value(value: float) -> Any:
-    from stepscope.tuning.sweep_metrics import Value
-
-    return Value(value)
 
 
 class TestRunning:
@@ -297,6 +292,8 @@ class TestReport:
     def test_spearman(self) -> None:
         assert spearman([1, 2, 3, 4], [10, 20, 25, 80]) == pytest.approx(1)
         assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+        first, second = [3.0, 1.0, 2.0, 2.0, 5.0, 3.0], [1.0, 4.0, 4.0, 2.0, 0.0, 4.0]
+        assert spearman(first, second) == pytest.approx(scipy.stats.spearmanr(first, second).statistic)
         assert spearman([1, 2], [1, 2]) is None
         assert spearman([1, 1, 1], [1, 2, 3]) is None
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import statistics
 import warnings
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,13 +152,21 @@ def results_of(sweep: Sweep, study: optuna.Study) -> SweepResults:
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The rank correlation; None where there are too few values or one side does not vary."""
+    """The correlation of the ranks, equal values sharing theirs; None where too few, or where one side does not vary.
+
+    What scipy.stats.spearmanr gives, whose import would take longer than all else in a report.
+    """
     if len(first) < FEWEST_FOR_CORRELATION or len(set(first)) < 2 or len(set(second)) < 2:
         return None
-    from scipy.stats import spearmanr
+    if not all(map(math.isfinite, (*first, *second))):
+        return None
+    return statistics.correlation(_ranks(first), _ranks(second))
 
-    found = float(spearmanr(first, second).statistic)
-    return found if math.isfinite(found) else None
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """The place of each value among them, from 1; of equal ones the mean of their places."""
+    ordered = sorted(values)
+    return [(bisect_left(ordered, value) + bisect_right(ordered, value) + 1) / 2 for value in values]
 
 
 def _trial(trial: optuna.trial.FrozenTrial) -> SweepTrial:
