@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stepscope.remedies.allocators import allocator_environment as allocator_environment
     from stepscope.remedies.allocators import find_allocator as find_allocator
     from stepscope.remedies.allocators import loaded_allocator as loaded_allocator
+    from stepscope.remedies.deferred_numbers import DeferredNumber as DeferredNumber
     from stepscope.remedies.device_prefetch import prefetch_to_device as prefetch_to_device
     from stepscope.remedies.float32_products import allow_tf32 as allow_tf32
     from stepscope.remedies.fused_attention import attention as attention
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 _HOMES: Final[dict[str, str]] = {
     "CapturedStep": "step_capture",
     "DataParallelSettings": "parallel_settings",
+    "DeferredNumber": "deferred_numbers",
     "Fusion": "optimizers",
     "HorizontalTrainer": "horizontal_trainer",
     "LengthBucketSampler": "length_buckets",

@@ -17,6 +17,7 @@ from stepscope.capture.applying import (
     debugging,
     host,
     loaders,
+    logged_numbers,
     losses,
     optimizers,
     own_lines,
@@ -54,6 +55,7 @@ APPLICATIONS: Final[tuple[Any, ...]] = (
     debugging,
     data_parallel,
     own_lines,
+    logged_numbers,
 )
 """The families of flags; patches are put in place in this order."""
 
