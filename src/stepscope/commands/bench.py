@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import re
 import signal
 import sys
@@ -16,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
+from stepscope.commands._applying import applications
 from stepscope.commands._slower import add_slower_option, judged
 from stepscope.commands.run import at_least
 from stepscope.errors import TraceError, UsageError
@@ -150,8 +150,6 @@ def _new_bench(arguments: argparse.Namespace) -> Bench:
 
 def _with_applications(commands: Sequence[BenchCommand], texts: Sequence[str]) -> tuple[BenchCommand, ...]:
     """The commands with what is to be applied to each; several lists for one count as one."""
-    from stepscope.capture.applying import environment_of, parse_applications
-
     lists: dict[str, list[str]] = {}
     for text in texts:
         label, equals, names = text.partition("=")
@@ -160,12 +158,7 @@ def _with_applications(commands: Sequence[BenchCommand], texts: Sequence[str]) -
             labels = ", ".join(command.label for command in commands)
             raise UsageError(f"--apply {text} names none of the commands {labels}: write it as B=fuse-optimizer")
         lists.setdefault(label, []).append(names)
-    found = []
-    for command in commands:
-        apply = parse_applications(",".join(lists[command.label])) if command.label in lists else ()
-        environment_of(apply, os.environ)  # what is missing is said before anything starts
-        found.append(replace(command, apply=apply))
-    return tuple(found)
+    return tuple(replace(command, apply=applications(lists.get(command.label))) for command in commands)
 
 
 def _new_folder(chosen: str | None, words: Sequence[str]) -> Path:

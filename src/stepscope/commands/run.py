@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stepscope.commands import _output
 from stepscope.commands._agents import add_record_flags, record_options
 from stepscope.commands._allocator import allocator_variables
+from stepscope.commands._applying import LIST, applications, say_applied, show_list
 from stepscope.commands._parser import CommandParser
 from stepscope.commands.batch_size import add_model_options, batch_sizes
 from stepscope.errors import StepscopeError, UsageError
@@ -41,9 +42,6 @@ examples:
   stepscope run --apply fuse-optimizer,workers=4 train.py    with remedies applied, the files left as they are
   stepscope diagnose NAME --html report.html                 the run again, later
 """
-
-_WIDEST_FLAG: Final = 24
-_NARROWEST_HELP: Final = 40
 
 
 def prepare_parser(parser: CommandParser) -> None:
@@ -116,14 +114,13 @@ def prepare_parser(parser: CommandParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the program, keep what it recorded, diagnose it; returns the program's exit code."""
-    from stepscope.capture.applying import applied_outcomes
     from stepscope.capture.launch import command_of, environment_of, run_program
     from stepscope.capture.manifest import RunManifest
     from stepscope.capture.run_folder import RunFolder
     from stepscope.capture.runs import RunIndex
 
-    if arguments.apply == ["list"]:
-        return list_applications()
+    if arguments.apply == LIST:
+        return show_list()
     if arguments.seed is not None and not arguments.quiet_machine:
         raise UsageError("--seed goes with --quiet-machine")
     if arguments.html == "-":
@@ -143,11 +140,9 @@ def run(arguments: argparse.Namespace) -> int:
     code = run_program(command, environment_of(folder, options, environ))
     with _on_standard_error():
         recordings = folder.recordings()
-        applied = applied_outcomes(options.apply, folder)
-        folder.write_manifest(manifest.ended(time.time(), code, recordings, [each.to_json() for each in applied]))
+        applied = say_applied(options.apply, folder)
+        folder.write_manifest(manifest.ended(time.time(), code, recordings, applied))
         _quietly(lambda: RunIndex().add(folder))
-        for outcome in applied:
-            print(f"stepscope: {printable(outcome.text)}")
         for sentence in what_was_recorded(folder, recordings):
             print(f"stepscope: {printable(sentence)}")
         if arguments.energy:
@@ -178,7 +173,8 @@ def _run_sizes(arguments: argparse.Namespace, command: Sequence[str], environ: M
     runs = record_sizes(command, arguments.batch_flag, arguments.batch_sizes, folder, environment, run_program, _say)
     failed = next((each.exit_code for each in runs if each.exit_code), 0)
     with _on_standard_error():
-        folder.write_manifest(manifest.ended(time.time(), failed, folder.recordings()))
+        applied = say_applied(options.apply, folder)
+        folder.write_manifest(manifest.ended(time.time(), failed, folder.recordings(), applied))
         _quietly(lambda: RunIndex().add(folder))
         _say(f"run {folder.name}: {len([each for each in runs if each.traces])} of {len(runs)} sizes; {folder.path}")
         if runs[-1].exit_code == INTERRUPTED:
@@ -210,7 +206,8 @@ def _run_limits(arguments: argparse.Namespace, command: Sequence[str], environ: 
     runs = measure_limits(limits, devices, folder, lambda: run_program(command, environment), _say)
     failed = next((each.exit_code for each in runs if each.exit_code), 0)
     with _on_standard_error():
-        folder.write_manifest(manifest.ended(time.time(), failed, folder.recordings()))
+        applied = say_applied(options.apply, folder)
+        folder.write_manifest(manifest.ended(time.time(), failed, folder.recordings(), applied))
         _quietly(lambda: RunIndex().add(folder))
         _say(f"run {folder.name}: {folder.path}")
         print(limits_text(runs, width=_output.width()), end="")
@@ -220,25 +217,6 @@ def _run_limits(arguments: argparse.Namespace, command: Sequence[str], environ: 
 
 def _say(sentence: str) -> None:
     print(f"stepscope: {printable(sentence)}", file=sys.stderr, flush=True)
-
-
-def list_applications() -> int:
-    """Print every flag that --apply takes, and what it does."""
-    import textwrap
-
-    from stepscope.capture.applying import all_flags
-
-    indent = max(len(flag.shown) for flag in all_flags() if len(flag.shown) < _WIDEST_FLAG) + 2
-    lines = []
-    for flag in all_flags():
-        help_lines = textwrap.wrap(flag.help, max(_output.width() - indent, _NARROWEST_HELP))
-        if len(flag.shown) < indent - 1:
-            help_lines[0] = flag.shown.ljust(indent) + help_lines[0]
-        else:
-            help_lines = [flag.shown, " " * indent + help_lines[0], *help_lines[1:]]
-        lines += [help_lines[0], *(line if line[:1] == " " else " " * indent + line for line in help_lines[1:])]
-    _output.print_text("\n".join(lines) + "\n")
-    return 0
 
 
 def _say_energy(recordings: Sequence[dict[str, Any]]) -> None:
@@ -309,11 +287,8 @@ def _why_nothing(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> str
 
 
 def _options(arguments: argparse.Namespace) -> RunOptions:
-    from stepscope.capture import applying
     from stepscope.capture.bootstrap_plan import RunOptions
 
-    apply = applying.parse_applications(",".join(arguments.apply)) if arguments.apply is not None else ()
-    applying.environment_of(apply, os.environ)  # what is missing is said before anything starts
     return RunOptions(
         steps=arguments.steps,
         warmup=arguments.warmup,
@@ -325,7 +300,7 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
         seed=arguments.seed,
         energy=arguments.energy,
         record=record_options(arguments),
-        apply=apply,
+        apply=applications(arguments.apply),
     )
 
 

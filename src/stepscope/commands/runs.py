@@ -136,6 +136,8 @@ def _shown(folder: RunFolder) -> Iterator[str]:
         yield f"device   {device}"
     for name, value in manifest.environment.items():
         yield f"variable {name}={value}"
+    for one in manifest.applied:
+        yield f"applied  {one.get('flag')}{':' if one.get('applied') else ', not applied:'} {one.get('sentence')}"
     for one in manifest.recordings:
         if one.get("host") is not None:  # what its profiler server sent
             times = "once" if one.get("captures") == 1 else f"{one.get('captures')} times"
