@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from stepscope.tuning.sweep_metrics import MetricReader, Value, Values
 from stepscope.tuning.sweep_results import SweepResults, SweepTrial, results_of, spearman
 from stepscope.tuning.sweep_run import SweepRun, TrialEnd, devices_of
 from stepscope.tuning.sweep_search import is_behind, iterations_to_compare
-from stepscope.tuning.sweep_study import SweepStudy
+from stepscope.tuning.sweep_study import SILENT_S, SweepStudy
 
 PRINTING = """
 import sys, time
@@ -253,6 +254,32 @@ class TestRunning:
 
         assert drawn(tmp_path / "a", [4]) == drawn(tmp_path / "b", [1, 2, 4])
         assert len(set(drawn(tmp_path / "c", [4]))) == 4
+
+    def test_a_trial_that_was_taken_for_dead_counts_once(self, tmp_path: Path) -> None:
+        sweep = sweep_of({"x": [0.25, 0.5]}, method="grid")
+        ours, theirs = (SweepStudy(sweep, tmp_path / "study.sqlite", tmp_path) for _ in range(2))
+        trial = ours.begin()
+        assert trial is not None
+        assert theirs.take_from_the_dead() == []
+        trial.set_user_attr("owner", {"machine": "another", "process": 1, "started": "1"})
+        assert theirs.take_from_the_dead() == []
+        trial.set_user_attr("beat", time.time() - SILENT_S - 1)
+
+        assert theirs.take_from_the_dead() == [0]
+        repeat = theirs.begin()
+        assert repeat is not None
+        assert (repeat.number, repeat.params) == (1, trial.params)
+        ours.beat(trial)
+        assert not ours.is_behind(trial, 1, 9.0)
+        ours.complete(trial, 9.0, 1)
+        theirs.complete(repeat, 1.0, 1)
+        other = ours.begin()
+        assert other is not None
+        assert other.params != trial.params
+        assert ours.begin() is None
+        results = results_of(sweep, theirs.study)
+        assert [(each.number, each.value) for each in results.trials] == [(1, 1.0), (2, None)]
+        assert results.abandoned == 1
 
     def test_each_place_has_its_share_of_the_devices(self) -> None:
         assert [devices_of(slot, 2, ["0", "1", "2"]) for slot in range(2)] == ["0,2", "1"]

@@ -125,7 +125,10 @@ def _show(arguments: argparse.Namespace) -> int:
     folder = _shown_folder(arguments)
     place = arguments.storage or (folder if folder.is_file() else folder / _DATABASE)
     if not arguments.storage and not Path(place).is_file():
-        raise UsageError(f"{arguments.study} is no folder of a sweep: it has no {_DATABASE}")
+        raise UsageError(
+            f"{arguments.study or place} is no folder of a sweep: it has no {_DATABASE}; where the study is in "
+            "another database, name that with --storage"
+        )
     results = read_results(place, arguments.name)
     _write(arguments, results, folder.parent if folder.is_file() else folder)
     return 0
@@ -185,7 +188,7 @@ class _Progress:
     def begin(self, before: int) -> None:
         sweep = self._sweep
         goal = "maximising" if sweep.metric.is_maximized else "minimising"
-        many = "" if sweep.trials is None else f", {sweep.trials} trials"
+        many = "" if sweep.trials is None else f", {sweep.trials} trial{'s' if sweep.trials > 1 else ''}"
         jobs = f", {sweep.jobs} at a time" if sweep.jobs > 1 else ""
         done = f", {before} of them there already" if before else ""
         _say(f"{goal} {sweep.metric.name} by {sweep.method}{many}{done}{jobs}; logs in {self._folder}")

@@ -195,6 +195,10 @@ def parse_sweep(content: dict[Any, Any], *, default_name: str) -> Sweep:
         raise UsageError("parameters is missing: it names what is searched, such as lr: {min: 0.001, max: 0.1}")
     method, warned = _method(content.get("method"), [])
     parameters = parse_parameters(content["parameters"])
+    if method == "grid":
+        for each in parameters:
+            if not each.is_constant:
+                each.grid()
     metric = _metric(content, warned)
     early = _early(content.get("early_terminate"))
     command = parse_command(content.get("command"), content.get("program"), [each.name for each in parameters])

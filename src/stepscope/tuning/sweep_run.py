@@ -146,7 +146,7 @@ class SweepRun:
         except BaseException as error:  # also Ctrl-C: the trial was taken, and nobody would run it
             self._study.give_back(trial, f"it could not be started: {error}")
             raise
-        trial.set_user_attr(FOLDER, program.folder.name)
+        self._study.note(trial, FOLDER, program.folder.name)
         compared = list(iterations_to_compare(self._sweep))
         self._running.append(_Running(trial, program, values, slot, time.monotonic(), compared))
 

@@ -8,7 +8,6 @@ abandoned and puts one with the same values in the queue. What was interrupted i
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import platform
 import time
@@ -95,13 +94,19 @@ class SweepStudy:
 
     def beat(self, trial: optuna.Trial) -> None:
         """Say that this process is alive."""
-        trial.set_user_attr(_BEAT, time.time())
+        self.note(trial, _BEAT, time.time())
+
+    def note(self, trial: optuna.Trial, key: str, value: Any) -> None:
+        """Keep something with the trial."""
+        with _quietly():
+            trial.set_user_attr(key, value)
 
     def is_behind(self, trial: optuna.Trial, iteration: int, value: float) -> bool:
         """Tell an intermediate value; whether the trial is to be ended for it."""
         with _quietly():
             trial.report(value, iteration)
             return bool(trial.should_prune())
+        return False
 
     def complete(self, trial: optuna.Trial, value: float, iterations: int) -> None:
         """The trial is done; `iterations` values led to this one."""
@@ -109,21 +114,21 @@ class SweepStudy:
             if iterations not in self.study.get_trials(deepcopy=False)[trial.number].intermediate_values:
                 trial.report(value, iterations)
             trial.set_user_attr(COUNT, iterations)
-            self.study.tell(trial, value)
+            self.study.tell(trial, value, skip_if_finished=True)
 
     def prune(self, trial: optuna.Trial, iterations: int) -> None:
         """The trial was ended because others were better."""
         package = import_optuna()
         with _quietly():
             trial.set_user_attr(COUNT, iterations)
-            self.study.tell(trial, state=package.trial.TrialState.PRUNED)
+            self.study.tell(trial, state=package.trial.TrialState.PRUNED, skip_if_finished=True)
 
     def fail(self, trial: optuna.Trial, reason: str) -> None:
         """The trial has no value, for that reason."""
         package = import_optuna()
         with _quietly():
             trial.set_user_attr(REASON, reason[:1000])
-            self.study.tell(trial, state=package.trial.TrialState.FAIL)
+            self.study.tell(trial, state=package.trial.TrialState.FAIL, skip_if_finished=True)
 
     def give_back(self, trial: optuna.Trial, reason: str) -> None:
         """The trial was interrupted: the next process that looks repeats it."""
@@ -281,12 +286,22 @@ def _difference(before: Sweep, now: Sweep) -> str:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without Optuna's notes that something is experimental."""
+    """Without Optuna's notes that something is experimental, and without its complaint that a trial is over.
+
+    It is over where this process was silent for so long that another one took it for dead: that one's repeat counts.
+
+    Raises:
+        UsageError: the database does not answer.
+    """
+    package = import_optuna()
+    from sqlalchemy.exc import SQLAlchemyError
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
-
-
-def is_number(value: float | None) -> bool:
-    """Whether there is a value and it is finite."""
-    return value is not None and math.isfinite(value)
+        try:
+            yield
+        except package.exceptions.UpdateFinishedTrialError:
+            pass
+        except (package.exceptions.StorageInternalError, SQLAlchemyError) as error:
+            told = str(getattr(error, "orig", None) or error.__cause__ or error).splitlines()
+            raise UsageError(f"the study cannot be written: {told[0] if told else type(error).__name__}") from error
