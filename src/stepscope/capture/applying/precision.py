@@ -163,9 +163,10 @@ def _allow_tf32(applying: Applying) -> None:
     """Allow it now, and again at the first call of a module, whatever the program set in between."""
     import torch
 
-    def allow(module: Any = None, matmul: bool = True, cudnn: bool = True) -> None:
-        torch.backends.cuda.matmul.allow_tf32 = matmul
-        torch.backends.cudnn.allow_tf32 = cudnn
+    from stepscope.remedies import allow_tf32
+
+    def allow_again(module: Any) -> None:
+        allow_tf32()
 
     def judge() -> None:
         if not uses_cuda() or torch.version.hip:
@@ -175,8 +176,6 @@ def _allow_tf32(applying: Applying) -> None:
         else:
             applying.did("tf32", "float32 matrix products and convolutions may use TF32")
 
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    applying.on_remove(lambda: allow(None, *before))
-    allow()
-    OutermostCalls.of(applying).on_new("tf32", allow)
+    applying.on_remove(allow_tf32().restore)
+    OutermostCalls.of(applying).on_new("tf32", allow_again)
     applying.at_end(judge)
