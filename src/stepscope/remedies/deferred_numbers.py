@@ -107,6 +107,18 @@ class DeferredNumber:
         self._value = self._copy.item()
         self._copy = self._event = None
 
+    def _settle_below(self, levels: int) -> int:
+        """Wait for what lies so many sums below this one, which is the oldest, and return how deep it is then."""
+        number = self
+        for level in range(levels):
+            parts = number._parts[1:] if number._parts is not None else ()
+            below = [each for each in parts if isinstance(each, DeferredNumber)]
+            if not below:
+                return level
+            number = max(below, key=lambda each: each._depth)
+        _ = number.value
+        return levels
+
     @classmethod
     def _of(cls, compute: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
         """What is computed of two numbers: at once where both are there, or where one is no number of Python."""
@@ -115,9 +127,12 @@ class DeferredNumber:
                 return compute(_plain(left), _plain(right))
         if all(each.is_there for each in (left, right) if isinstance(each, DeferredNumber)):
             return compute(_plain(left), _plain(right))
-        depth = 1 + max(each._depth for each in (left, right) if isinstance(each, DeferredNumber))
+        deepest = max(
+            (each for each in (left, right) if isinstance(each, DeferredNumber)), key=lambda each: each._depth
+        )
+        depth = deepest._depth + 1
         if depth > _DEEPEST:
-            return compute(_plain(left), _plain(right))
+            depth = deepest._settle_below(_DEEPEST // 2) + 1
         number = cls.__new__(cls)
         number._value = number._copy = number._event = None
         number._parts, number._depth = (compute, left, right), depth
