@@ -2,7 +2,8 @@
 
     python benchmarks/bench_cost.py
 
-First, calls of an optimizer's step are measured in one process, in turn plain and while their ends are noted. Then a
+First, calls of an optimizer's step are measured in one process, in turn plain and while their ends are noted, and small
+backward passes, plain and while their losses are noted, as `stepscope tune` has it. Then a
 small training program is run in turn plain and as the bench runs it, and measures its own steps in both. All of it is
 processor time, of all threads, which other load on the machine disturbs less than time by the clock; the bench waits
 for nothing. Held to 1 % of a step of that program.
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from stepscope.capture.backward_losses import BackwardLosses
 from stepscope.capture.bench_steps import BenchSteps
 from stepscope.capture.bootstrap_plan import RunOptions
 from stepscope.capture.controller import StepController
@@ -65,6 +67,22 @@ def optimizer_steps_ns(folder: RunFolder, rounds: int) -> tuple[float, float]:
     return plain, noted
 
 
+def backward_passes_ns(rounds: int) -> tuple[float, float]:
+    """Nanoseconds of processor time a small backward pass takes plain, and with its loss noted; the least of all."""
+    import torch
+
+    weight = torch.nn.Parameter(torch.ones(1))
+    plain = noted = float("inf")
+    for _ in range(rounds):
+        plain = min(plain, call_ns(lambda: (weight * 2).sum().backward()))
+        losses = BackwardLosses()
+        losses.start()
+        noted = min(noted, call_ns(lambda: (weight * 2).sum().backward()))
+        if len(losses.stop()) != CALLS + 1:
+            raise SystemExit("the losses were not noted")
+    return plain, noted
+
+
 def call_ns(function: Callable[[], object]) -> float:
     function()
     begin = time.process_time_ns()
@@ -100,6 +118,8 @@ def main() -> None:
         print(
             f"noting the end of a step: {cost_ns:,.0f} ns more than the {plain_ns:,.0f} ns of a small optimizer's step"
         )
+        small_ns, with_loss_ns = backward_passes_ns(10 * options.rounds)
+        print(f"noting a loss: {with_loss_ns - small_ns:,.0f} ns more than the {small_ns:,.0f} ns of a small pass")
         script = root / "program.py"
         script.write_text(PROGRAM)
         plain, measured = [], []

@@ -159,6 +159,14 @@ def remedies(result: TuneResult) -> Iterator[tuple[Knob, str, str, str]]:
         yield knob, knob.shown(value), code, knob.diff
 
 
+def applied_sentences(result: TuneResult, knob: Knob) -> list[str]:
+    """What the runs of the proof said of a remedy."""
+    measured = None if result.proof is None else result.proof.measured
+    if measured is None or knob.kind != "apply":
+        return []
+    return [text.removeprefix(f"{knob.name}: ") for text in measured.applied if text.startswith(f"{knob.name}: ")]
+
+
 def how(result: TuneResult) -> Iterator[str]:
     """How it was searched and measured, a sentence each."""
     ended = [trial for trial in result.trials if trial.state != "running"]

@@ -8,7 +8,14 @@ from typing import Final
 from stepscope.report.format import duration, printable
 from stepscope.report.markdown import code, escape
 from stepscope.report.tables import table_lines
-from stepscope.report.tune_sentences import command_line, how, outcome_sentence, remedies, trial_table
+from stepscope.report.tune_sentences import (
+    applied_sentences,
+    command_line,
+    how,
+    outcome_sentence,
+    remedies,
+    trial_table,
+)
 from stepscope.report.wrapping import filled
 from stepscope.tuning.tune import TuneResult
 
@@ -36,6 +43,8 @@ def tune_text(result: TuneResult, command: Sequence[str], *, width: int) -> str:
 def _remedies(result: TuneResult, width: int) -> Iterator[str]:
     for knob, shown, as_code, diff in remedies(result):
         yield from filled(printable(f"{shown}: {knob.why}"), width)
+        for sentence in applied_sentences(result, knob):
+            yield from filled(printable(sentence), width, _INDENT, _INDENT)
         for line in (diff or as_code).splitlines():
             yield f"{_INDENT}{printable(line)}"
         yield ""
@@ -53,6 +62,8 @@ def tune_markdown(result: TuneResult, command: Sequence[str]) -> str:
         lines.append("")
         for knob, shown, as_code, diff in remedies(result):
             lines += [f"{code(shown)}: {escape(knob.why)}", ""]
+            lines += [f"- {escape(sentence)}" for sentence in applied_sentences(result, knob)]
+            lines.append("")
             lines += [*_fenced(diff or as_code, "diff" if diff else "python"), ""]
     rows = [
         "| tried | on top of | step | times faster | interval | losses | outcome |",

@@ -61,6 +61,7 @@ class Search:
         budget_s: seconds after which no further trial begins.
         tell: is told of each trial, and of a proposal before it is measured.
         waiting: called where another process of this machine measures.
+        pause_s: seconds between two trials, in which another process may take its turn.
     """
 
     study: TuneStudy
@@ -71,6 +72,7 @@ class Search:
     begins: Callable[[Proposal, Plan], None] = lambda proposal, step: None
     tell: Callable[[Trial], None] = lambda trial: None
     waiting: Callable[[], None] = lambda: None
+    pause_s: float = 0.2
 
     def run(self) -> TuneResult:
         """Search until nothing is left to do, the budget is used up, or Ctrl-C comes.
@@ -106,8 +108,7 @@ class Search:
                 return False
             if proposal is not None:
                 self._measured(proposal, step, trials, left_s)
-                return True
-        time.sleep(_WAIT_S)
+        time.sleep(_WAIT_S if proposal is None else self.pause_s)
         return True
 
     def _measured(self, proposal: Proposal, step: Plan, trials: Sequence[Trial], left_s: float) -> None:

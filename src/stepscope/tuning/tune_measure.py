@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, Final, Protocol
 
 from stepscope.capture.applying import applied_outcomes, environment_of
-from stepscope.capture.bench import Bench, BenchFailure, BenchRun, BenchSettings, measure_round, stop_of
+from stepscope.capture.bench import FEWEST_ROUNDS, Bench, BenchFailure, BenchRun, BenchSettings, measure_round, stop_of
 from stepscope.capture.bench_programs import BenchCommand, last_lines
 from stepscope.capture.run_folder import RunFolder
 from stepscope.errors import UsageError
@@ -106,7 +106,7 @@ class BenchMeasure:
                 losses = self._losses(bench, proposal)
                 if losses.equal is False:
                     return _outcome(bench, self._measured(bench, losses), losses.sentence)
-            if _is_enough(bench, proposal):
+            if _is_enough(bench, proposal, left_s):
                 break
         losses = self._losses(bench, proposal)
         kind, _ = self.space.losses_of(proposal.configuration)
@@ -117,8 +117,7 @@ class BenchMeasure:
         return _outcome(bench, self._measured(bench, losses))
 
     def _new_bench(self, proposal: Proposal, number: int, left_s: float) -> Bench:
-        limit_s = left_s if proposal.purpose == "proof" else self._limit_s(left_s)
-        settings = replace(self.settings, losses=True, budget_s=limit_s)
+        settings = replace(self.settings, losses=True, budget_s=self._limit_s(left_s))
         if proposal.purpose == "proof":
             settings = replace(settings, rounds=MOST_PROOF_ROUNDS)
         folder = self.folder / "trials" / f"{number:03d}-{proposal.purpose}"
@@ -200,10 +199,11 @@ class BenchMeasure:
         return _outcome(bench, reason=reason, is_program=is_program)
 
 
-def _is_enough(bench: Bench, proposal: Proposal) -> bool:
+def _is_enough(bench: Bench, proposal: Proposal, left_s: float) -> bool:
     """Whether it is clear enough, after a whole round, what the configuration does."""
     if proposal.purpose == "proof":
-        return stop_of(bench) is not None
+        is_over = bench.rounds >= FEWEST_ROUNDS and bench.seconds + bench.seconds / bench.rounds > left_s
+        return is_over or stop_of(bench) is not None
     before, after = ([fmean(run.steady_ns) for run in bench.runs_of(label)] for label in "AB")
     if fmean(after) > fmean(before) * (1 + _HOPELESS):
         return True

@@ -30,7 +30,7 @@ def study(place: Path) -> TuneStudy:
 
 def search(place: Path, truth: Truth, **more: Any) -> TuneResult:
     truth.space = SPACE
-    return Search(study(place), SPACE, truth, place / "lock", 1e6, **more).run()
+    return Search(study(place), SPACE, truth, place / "lock", 1e6, pause_s=0.0, **more).run()
 
 
 def stop_at(number: int, truth: Truth) -> Truth:
