@@ -54,6 +54,7 @@ def _trial(result: TuneResult, trial: Trial) -> dict[str, Any]:
         "reference": dict(trial.proposal.reference.settings),
         "state": trial.state,
         "outcome": "" if trial.state == "running" else outcome_words(result, trial),
+        "reason": trial.reason,
         "machine": trial.machine,
         "folder": trial.folder,
         "measured": None if measured is None else measured.to_json(),

@@ -24,9 +24,10 @@ _SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "step_ns": pl.Float64,
     "times_faster": pl.String,
     "interval": pl.String,
-    "losses": pl.String,
+    "loss_difference": pl.String,
     "outcome": pl.String,
 }
+_FAILED: Final = {"not applied": "not applied", "out of memory": "out of memory"}
 
 
 def outcome_sentence(result: TuneResult) -> str:
@@ -77,14 +78,22 @@ def loss_words(losses: LossCheck) -> str:
         return "losses not compared: no backward pass was seen"
     if losses.largest is None:
         return losses.sentence
-    difference = f"largest difference {losses.largest:.1e} of {count(losses.compared)} losses"
+    difference = f"largest difference {power(losses.largest, 1)} in {count(losses.compared)} losses"
     if not losses.equal:
-        return f"losses differ by more than {losses.allowed:.0e} allows ({difference})"
+        return f"losses differ by more than {power(losses.allowed)} ({difference})"
     if losses.basis == "runs":
         return f"losses as near as runs of the unchanged program are to each other ({difference})"
     if losses.basis == "seed":
-        return f"losses nearer than another seed's ({difference}, another seed's {losses.allowed:.1e})"
-    return f"losses equal within {losses.allowed:.0e} ({difference})"
+        return f"losses nearer than another seed's ({difference}, another seed's {power(losses.allowed, 1)})"
+    return f"losses equal within {power(losses.allowed)} ({difference})"
+
+
+def power(share: float, digits: int = 0) -> str:
+    """A small share as "1e-4", or with a digit behind the point as "3.1e-7"; "0" where it is none."""
+    if not share:
+        return "0"
+    number, _, exponent = f"{share:.{digits}e}".partition("e")
+    return f"{number}e{int(exponent)}"
 
 
 def _not_shown(measured: Measured | None) -> str:
@@ -110,20 +119,22 @@ def trial_row(result: TuneResult, trial: Trial) -> tuple[object, ...]:
     tried = result.space.shown(added) if added.settings or not left else f"without {', '.join(left)}"
     on_top = result.space.shown(reference) if reference.settings else ""
     if trial.proposal.purpose == "proof":
-        tried, on_top = f"proof: {tried}", ""
+        tried, on_top = "the best, in fresh runs" if configuration == result.best else f"fresh runs: {tried}", ""
     measured = trial.measured
     if measured is None:
         return (tried, on_top, None, "", "", "", outcome_words(result, trial))
     ratio = f"{measured.before_ns / measured.after_ns:.2f}" if measured.before_ns and measured.after_ns else ""
     largest = measured.losses.largest
-    losses = "" if largest is None else f"{largest:.0e}"
+    losses = "" if largest is None else power(largest)
     return (tried, on_top, measured.after_ns, ratio, times_interval(measured), losses, outcome_words(result, trial))
 
 
 def outcome_words(result: TuneResult, trial: Trial) -> str:
-    """What came of a trial in a few words."""
-    if trial.measured is None or trial.reason:
-        return trial.reason
+    """What came of a trial in a few words; `reasons` has more of what failed."""
+    if trial.measured is None:
+        return _FAILED.get(trial.reason.partition(":")[0], "failed")
+    if not trial.keeps_losses:
+        return "losses differ"
     if trial.proposal.purpose == "proof":
         return "proven" if trial.is_shown else "not shown"
     is_kept = set(trial.proposal.configuration.settings) <= set(result.best.settings)
@@ -132,6 +143,14 @@ def outcome_words(result: TuneResult, trial: Trial) -> str:
     if trial.is_promising:
         return "may help, not shown"
     return "slower" if trial.measured.verdict == "slower" else "no help"
+
+
+def reasons(result: TuneResult) -> Iterator[str]:
+    """Why what failed did, a sentence each."""
+    for trial in result.trials:
+        if trial.state == "failed" or (trial.measured is not None and not trial.keeps_losses):
+            why = loss_words(trial.measured.losses) if trial.measured is not None else trial.reason
+            yield f"{result.space.shown(trial.proposal.configuration)}: {why}"
 
 
 def command_line(result: TuneResult, command: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from stepscope.report.tune_sentences import (
     command_line,
     how,
     outcome_sentence,
+    reasons,
     remedies,
     trial_table,
 )
@@ -35,6 +36,9 @@ def tune_text(result: TuneResult, command: Sequence[str], *, width: int) -> str:
     lines += ["What was tried:", ""]
     lines += table_lines(trial_table(result), width=width, whole="--json FILE")
     lines.append("")
+    why = [line for said in reasons(result) for line in filled(printable(said), width, "  ", _INDENT)]
+    if why:
+        lines += ["Why some of it could not be had:", *why, ""]
     for said in how(result):
         lines += filled(printable(said), width)
     return "\n".join(lines) + "\n"
@@ -66,22 +70,13 @@ def tune_markdown(result: TuneResult, command: Sequence[str]) -> str:
             lines.append("")
             lines += [*_fenced(diff or as_code, "diff" if diff else "python"), ""]
     rows = [
-        "| tried | on top of | step | times faster | interval | losses | outcome |",
+        "| tried | on top of | step | times faster | interval | loss difference | outcome |",
         "|---|---|---:|---:|---|---|---|",
     ]
     for row in trial_table(result).iter_rows(named=True):
-        step = "" if row["step_ns"] is None else duration(row["step_ns"])
-        words = [
-            row["tried"],
-            row["on_top_of"],
-            step,
-            row["times_faster"],
-            row["interval"],
-            row["losses"],
-            row["outcome"],
-        ]
-        rows.append("| " + " | ".join(escape(str(word)) for word in words) + " |")
-    return "\n".join([*lines, *rows, "", *(f"- {escape(said)}" for said in how(result))]) + "\n"
+        row["step_ns"] = "" if row["step_ns"] is None else duration(row["step_ns"])
+        rows.append("| " + " | ".join(escape(str(word)) for word in row.values()) + " |")
+    return "\n".join([*lines, *rows, "", *(f"- {escape(said)}" for said in (*reasons(result), *how(result)))]) + "\n"
 
 
 def _fenced(text: str, language: str) -> list[str]:
