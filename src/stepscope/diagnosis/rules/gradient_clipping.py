@@ -15,7 +15,8 @@ without one norm and one multiplication for each gradient: these remain, the cal
 Norms that are logged for every layer on purpose: compute them with `torch._foreach_norm` too, and not in every step.
 
 # What to do
-`torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`, which uses lists of tensors by default.
+`torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`, which uses lists of tensors by default, or
+`stepscope.remedies.clip_grad_norm`, which does not write gradients on a CPU that need no clipping.
 
 # Reference
 PyTorch documentation of `torch.nn.utils.clip_grad_norm_`, "foreach".
@@ -88,7 +89,9 @@ def check(view: View) -> RuleResult:
         ),
         remedy=Remedy(
             "Clip all gradients with one call over lists of tensors, and leave the norm on the device.",
-            "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)   # foreach by default; no .item()",
+            "from stepscope.remedies import clip_grad_norm\n"
+            "norm = clip_grad_norm(model.parameters(), max_norm)   # no .item(); or torch's, with foreach by default:\n"
+            "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
         ),
         where=view.locations_of(
             view.slices_of_operators(rows), np.maximum(view.trace.operators["duration_ns"].to_numpy()[rows], 1)

@@ -22,8 +22,9 @@ Sparse gradients go with few optimizers (SGD, SparseAdam, Adagrad), which then u
 with momentum or weight decay that is another training.
 
 # What to do
-Compute scores only for positions that count; take the loss in blocks of positions, or with a fused loss; do not
-convert the scores. `sparse=True` for tables of which a batch reads few rows.
+Compute scores only for positions that count; take the loss in blocks of positions, with
+`stepscope.remedies.linear_cross_entropy` or `chunked_cross_entropy`, or by hand; do not convert the scores.
+`sparse=True` for tables of which a batch reads few rows.
 
 # Reference
 Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (2024); PyTorch's documentation of nn.Embedding.
@@ -181,6 +182,9 @@ def _remedy(ignored: bool) -> Remedy:
     return Remedy(
         "Take the loss in blocks of positions, so that no tensor is as large as all scores; leave the scores in the "
         "type they come in, and compute them only for positions that count.",
+        "from stepscope.remedies import linear_cross_entropy    # never holds the scores\n"
+        "loss = linear_cross_entropy(features, model.head.weight, targets)\n"
+        "# or by hand, in blocks of 128 positions:\n"
         "held = features.detach().requires_grad_()            # (positions, width)\n"
         "for block, wanted in zip(held.split(128), targets.split(128)):\n"
         '    (cross_entropy(model.head(block), wanted, reduction="sum") / len(targets)).backward()\n'

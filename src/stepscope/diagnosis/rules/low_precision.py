@@ -19,7 +19,8 @@ names do not tell everything: some vendors' kernels hide their number type.
 
 # What to do
 `torch.autocast` with bf16 (or fp16 with a gradient scaler on Volta and Turing); on Ampere and later, TF32 with one
-line. Convert what comes from NumPy with `.float()` as soon as it is a tensor.
+line. `stepscope.remedies.mixed_precision` holds the first losses against full precision. Convert what comes from NumPy
+with `.float()` as soon as it is a tensor.
 
 # Reference
 PyTorch's FP32MatMulPattern and TensorBoard plugin (tensor cores unused on compute capability 7.0 or later); DLProf's
@@ -215,12 +216,16 @@ def _remedy(capability: tuple[int, int]) -> Remedy:
         return Remedy(
             "Run matrix products in bf16, or at least in TF32, which is off.",
             'torch.set_float32_matmul_precision("high")          # TF32, one line\n'
-            'with torch.autocast("cuda", dtype=torch.bfloat16):   # bf16\n    loss = model(batch)',
+            'with torch.autocast("cuda", dtype=torch.bfloat16):   # bf16\n    loss = model(batch)\n'
+            "from stepscope.remedies import mixed_precision       # bf16, held against FP32 in its first steps\n"
+            'precision = mixed_precision("bf16")\n'
+            "loss = precision.loss(lambda: model(batch))",
             apply=("bf16",),
         )
     return Remedy(
         "Run matrix products in fp16 with a gradient scaler.",
         'scaler = torch.amp.GradScaler()\nwith torch.autocast("cuda", dtype=torch.float16):\n    loss = model(batch)\n'
-        "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
+        "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()\n"
+        "# or stepscope.remedies.mixed_precision('fp16'), which also holds the first losses against FP32",
         apply=("fp16",),
     )

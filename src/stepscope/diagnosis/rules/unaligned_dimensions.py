@@ -15,7 +15,8 @@ Very small products, which no kernel runs well. Products of attention that is wr
 unfused-attention. Newer libraries pad by themselves.
 
 # What to do
-Round layer sizes and vocabulary up to multiples of 8, better 64.
+Round layer sizes and vocabulary up to multiples of 8, better 64: `stepscope.remedies.pad_vocabulary` does it with
+layers that there are, and leaves their outputs as they are.
 
 # Reference
 NVIDIA, "Matrix Multiplication Background User's Guide"; PyTorch's MatMulDimInFP16Pattern.
@@ -101,7 +102,9 @@ def check(view: View) -> RuleResult:
         ),
         remedy=Remedy(
             f"Round {odd:,} up to {-(-odd // 64) * 64:,}; numbers that are added are never looked up or are masked.",
-            f"size = -(-{odd} // 64) * 64            # {-(-odd // 64) * 64}\nlayer = torch.nn.Linear(width, size)",
+            "from stepscope.remedies import pad_vocabulary, padded_size\n"
+            f"layer = torch.nn.Linear(width, padded_size({odd}))   # {-(-odd // 64) * 64}\n"
+            "pad_vocabulary(model.embedding, model.head)   # or layers that there are; outputs stay as they are",
         ),
         where=view.locations_of(
             view.slices_of_operators(rows), np.array([each.device_ns for each in awkward], np.int64)
