@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,14 @@ from stepscope.capture.applying import (
     parse_applications,
 )
 from stepscope.capture.applying.flags import flag_rows
-from stepscope.capture.applying.outcomes import Outcome, outcomes
+from stepscope.capture.applying.outcomes import Outcome, applied_beside, outcomes
 from stepscope.capture.manifest import RunManifest
 from stepscope.capture.run_folder import RunFolder
 from stepscope.errors import UsageError
+from stepscope.report.json_report import json_report
+from stepscope.report.markdown import markdown_report
+from stepscope.report.text import text_report
+from tests.unit.hand_built import full
 
 Start = Callable[[str], Applying]
 PAGE = Path(__file__).parents[2] / "docs" / "remedies" / "applying.md"
@@ -180,6 +185,26 @@ class TestOutcomes:
         [found] = applied_outcomes(("bf16",), folder)
 
         assert not found.applied
+
+
+def test_a_diagnosis_of_a_run_says_what_was_applied(tmp_path: Path) -> None:
+    entries = [
+        {"flag": "bf16", "sentence": "Net computes <so>", "applied": True},
+        {"flag": "workers", "sentence": "no DataLoader was made", "applied": False, "ranks": [1, 2]},
+    ]
+    folder = RunFolder.create(tmp_path, "run", RunManifest(("train.py",), applied=tuple(entries)))
+    sentences = ("bf16: Net computes <so>", "workers, not applied: no DataLoader was made (rank 1, 2)")
+
+    assert applied_beside(folder.path / "rank0" / "trace-1.json.gz") == sentences
+    assert applied_beside(tmp_path / "elsewhere" / "trace.json") == ()
+    (folder.path / "run.json").write_text('{"command": [], "applied": [1]}')
+    assert applied_beside(folder.path / "rank0" / "trace-1.json.gz") == ()
+    diagnosis = replace(full(), applied=sentences)
+    assert json_report(diagnosis)["applied"] == list(sentences)
+    assert "Applied to the program\n  - bf16: Net computes <so>\n" in text_report(
+        diagnosis, width=100, colour=False, top=5
+    )
+    assert "## Applied to the program\n\n- bf16: Net computes &lt;so&gt;\n" in markdown_report(diagnosis, top=5)
 
 
 def patched_things() -> dict[str, Any]:

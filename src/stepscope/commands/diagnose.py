@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -171,6 +172,7 @@ def _diagnosed(
 
     None keeps the trace's tables.
     """
+    from stepscope.capture.applying.outcomes import applied_beside
     from stepscope.diagnosis import diagnose_view
     from stepscope.diagnosis.ranks import rank_record
     from stepscope.diagnosis.view import View
@@ -183,6 +185,7 @@ def _diagnosed(
         top=arguments.top if arguments.top is not None else _REPORT_ROWS,
         minimum_share=_minimum_share(arguments),
     )
+    diagnosis = replace(diagnosis, applied=applied_beside(trace.metadata.path))
     picture = _picture(view, diagnosis) if arguments.html else None
     plots = _telemetry(trace) if arguments.html else None
     flame = _flame(view) if arguments.html else None

@@ -102,6 +102,7 @@ class Diagnosis:
         engine_uses: of devices whose queues are engines, how each one's window divides among them.
         together: what the shown findings save together; None where fewer than two of them have a replayed saving.
         afterwards: findings that are not shown, and save more once the causes of those shown are gone.
+        applied: what became of the remedies that were applied to the program as it started, a sentence each.
     """
 
     metadata: Metadata
@@ -125,6 +126,7 @@ class Diagnosis:
     engine_uses: tuple[EngineUse, ...] = ()
     together: Together | None = None
     afterwards: tuple[Afterwards, ...] = ()
+    applied: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
         rows = "".join(

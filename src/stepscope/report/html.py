@@ -182,6 +182,7 @@ def _rank(
             }
             for each in diagnosis.not_answered
         ],
+        "applied": [printable(each) for each in diagnosis.applied],
         "warnings": warning_sentences(diagnosis),
     }
 

@@ -73,6 +73,7 @@ def json_report(diagnosis: Diagnosis, energy: TraceEnergy | None = None) -> dict
         "together": _plain(diagnosis.together),
         "afterwards": [_plain(each) for each in diagnosis.afterwards],
         "not_answered": [_plain(question) for question in diagnosis.not_answered],
+        **({"applied": list(diagnosis.applied)} if diagnosis.applied else {}),
         **({} if energy is None else {"energy": trace_json(energy)}),
     }
 

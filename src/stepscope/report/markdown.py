@@ -211,6 +211,11 @@ def _endings(diagnosis: Diagnosis) -> Iterator[str]:
             rules = f" Rules: {escape(', '.join(question.rules))}." if question.rules else ""
             yield f"- {escape(question.question)} {escape(sentence(question.why))}{rules} How: {escape(question.how)}"
         yield ""
+    if diagnosis.applied:
+        yield "## Applied to the program"
+        yield ""
+        yield from (f"- {escape(each)}" for each in diagnosis.applied)
+        yield ""
     if diagnosis.warnings:
         yield "## While reading the trace"
         yield ""

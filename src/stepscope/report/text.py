@@ -63,7 +63,8 @@ def text_report(diagnosis: Diagnosis, *, width: int, colour: bool, top: int, ene
         "Operators, the costliest first", diagnosis.operators, diagnosis.operator_count, "operators", width, top
     )
     parts += _not_answered(diagnosis)
-    parts += _warnings(diagnosis)
+    parts += _sentences("Applied to the program", [printable(each) for each in diagnosis.applied])
+    parts += _sentences("While reading the trace", warning_sentences(diagnosis))
     return _render(parts, width=width, colour=colour).rstrip("\n") + "\n"
 
 
@@ -260,10 +261,9 @@ def _not_answered(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield ""
 
 
-def _warnings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
-    sentences = warning_sentences(diagnosis)
+def _sentences(heading: str, sentences: Sequence[str]) -> Iterator[RenderableType]:
     if sentences:
-        yield _heading("While reading the trace")
+        yield _heading(heading)
         yield from (_item(sentence) for sentence in sentences)
         yield ""
 

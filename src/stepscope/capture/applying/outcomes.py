@@ -9,9 +9,11 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from stepscope.capture.run_folder import RunFolder
+from stepscope.errors import UsageError
 
 PREFIX: Final = "applied-"
 """Files of a rank's folder that begin so hold what one process applied."""
@@ -58,6 +60,18 @@ def applied_records(folder: RunFolder) -> list[dict[str, Any]]:
                 if isinstance(content, dict):
                     found.append({"rank": rank, **{name: _entries(content, name) for name in _KINDS}})
     return found
+
+
+def applied_beside(trace: str | Path) -> tuple[str, ...]:
+    """What became of the remedies in the run that a trace of its folder is of, for people; empty elsewhere."""
+    try:
+        entries = RunFolder.open(Path(trace).parent.parent).manifest().applied
+        return tuple(
+            Outcome(each["flag"], each["sentence"], bool(each["applied"]), tuple(map(int, each.get("ranks", ())))).text
+            for each in entries
+        )
+    except (UsageError, KeyError, TypeError, ValueError, AttributeError):  # no run, or one whose file is damaged
+        return ()
 
 
 def outcomes(words: Sequence[str], records: Sequence[Mapping[str, Any]], unseen: Mapping[str, str]) -> list[Outcome]:
