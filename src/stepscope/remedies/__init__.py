@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stepscope.remedies.allocators import find_allocator as find_allocator
     from stepscope.remedies.allocators import loaded_allocator as loaded_allocator
     from stepscope.remedies.deferred_numbers import DeferredNumber as DeferredNumber
+    from stepscope.remedies.deferred_scalars import DeferredScalars as DeferredScalars
     from stepscope.remedies.device_prefetch import prefetch_to_device as prefetch_to_device
     from stepscope.remedies.float32_products import allow_tf32 as allow_tf32
     from stepscope.remedies.fused_attention import attention as attention
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from stepscope.remedies.precision import mixed_precision as mixed_precision
     from stepscope.remedies.rewrites import rewrites_of as rewrites_of
     from stepscope.remedies.rewrites import unified_diff as unified_diff
+    from stepscope.remedies.sparse_calls import every as every
     from stepscope.remedies.step_capture import CapturedStep as CapturedStep
     from stepscope.remedies.step_capture import capture_step as capture_step
     from stepscope.remedies.step_marks import mark_step as mark_step
@@ -55,6 +57,7 @@ _HOMES: Final[dict[str, str]] = {
     "CapturedStep": "step_capture",
     "DataParallelSettings": "parallel_settings",
     "DeferredNumber": "deferred_numbers",
+    "DeferredScalars": "deferred_scalars",
     "Fusion": "optimizers",
     "HorizontalTrainer": "horizontal_trainer",
     "LengthBucketSampler": "length_buckets",
@@ -70,6 +73,7 @@ _HOMES: Final[dict[str, str]] = {
     "check_tied": "tied_weights",
     "chunked_cross_entropy": "losses",
     "clip_grad_norm": "gradient_norm",
+    "every": "sparse_calls",
     "find_allocator": "allocators",
     "fuse_optimizer": "optimizers",
     "keeps_ties": "tied_weights",
