@@ -18,6 +18,7 @@ from stepscope.capture.telemetry.store import Sample, Series, TelemetryStore
 from stepscope.errors import UsageError
 from stepscope.report.html_sweep import html_sweep
 from stepscope.report.json_report import json_bytes
+from stepscope.report.redact import Redactor
 from stepscope.report.sweep_json import sweep_json
 from stepscope.report.sweep_text import sweep_text
 from stepscope.tuning.sweep_file import Metric, Sweep, parse_sweep
@@ -364,9 +365,21 @@ class TestReport:
         assert page.count("</script>") == 1
         assert "&lt;img src=x onerror=alert(1)&gt;" in page
 
+    def test_paths_are_taken_out(self) -> None:
+        sweep = sweep_of({"x": ["/home/alice/a.txt", "b"]}, command="/home/alice/train.py {x}")
+        trial = SweepTrial(0, "complete", {"x": "/home/alice/a.txt"}, 1.0, 1, 2.0, None, "trial-0000")
+        failed = SweepTrial(1, "failed", {"x": "b"}, None, None, 2.0, "no /home/alice/data.csv", None)
+        results = Redactor(["alice"]).redact(SweepResults(sweep, (trial, failed), results_with(sweep, []).effects, 0))
+
+        for report in (html_sweep(results).decode(), sweep_text(results, width=100, top=0)):
+            assert "alice" not in report
+            assert "a.txt" in report
+            assert "no data.csv" in report
+
     def test_the_json(self) -> None:
         content = sweep_json(self.planted())
 
+        assert [content["parameters"][0][key] for key in ("low", "high", "mu", "values")] == [0.0, 1.0, None, None]
         assert (content["schema"], content["counts"]["complete"], len(content["trials"])) == (1, 40, 40)
         assert content["effects"][0]["parameter"] == "strong"
         assert json.loads(json_bytes(content))["best"] == content["best"]

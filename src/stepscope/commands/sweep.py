@@ -76,6 +76,7 @@ def prepare_parser(parser: CommandParser) -> None:
     reports.add_argument("--json", metavar="FILE", type=_output.target, help="for programs")
     reports.add_argument("--html", metavar="FILE", type=_output.target, help="one page with a plot of all trials")
     reports.add_argument("--top", metavar="N", type=whole_number, default=_TOP, help=f"trials, 0 for all ({_TOP})")
+    reports.add_argument("--redact", action="store_true", help="take out paths, host and user names")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -163,6 +164,8 @@ def _folder(arguments: argparse.Namespace, sweep: Sweep) -> Path:
 
 
 def _write(arguments: argparse.Namespace, results: SweepResults, folder: Path) -> None:
+    if arguments.redact:
+        results = _redacted(results, folder)
     if arguments.json:
         from stepscope.report.json_report import json_bytes
         from stepscope.report.sweep_json import sweep_json
@@ -176,6 +179,16 @@ def _write(arguments: argparse.Namespace, results: SweepResults, folder: Path) -
         from stepscope.report.sweep_text import sweep_text
 
         _output.print_text(sweep_text(results, width=_output.width(), top=arguments.top))
+
+
+def _redacted(results: SweepResults, folder: Path) -> SweepResults:
+    """The results without paths, host and user names; parameters keep their names, by which values are found."""
+    from stepscope.commands._reading import local_names
+    from stepscope.report.redact import Redactor
+
+    own = [each.name for each in results.sweep.parameters]
+    names = [name for name in local_names() if not any(name in each for each in own)]
+    return Redactor(names, [str(folder)]).redact(results)
 
 
 class _Progress:

@@ -28,6 +28,7 @@ from stepscope.tuning.sweep_results import Effect, SweepResults, SweepTrial
 
 MOST_LINES: Final = 400
 MOST_AXES: Final = 10
+MOST_ROWS: Final = 1000
 _COLOURS: Final = 7
 _WIDTH: Final = 1000
 _HEIGHT: Final = 400
@@ -51,16 +52,16 @@ def html_sweep(results: SweepResults) -> bytes:
         effects=[_effect(each) for each in results.effects] if results.of_state("complete") else [],
         effect_notes=list(effect_sentences(results)),
         table=table_view(trials_frame(results)) if results.trials else None,
+        cut=f"showing {MOST_ROWS:,} of {len(results.trials):,} trials" if len(results.trials) > MOST_ROWS else "",
         failures=list(failure_sentences(results)),
         basis=list(_basis(results)),
     )
 
 
 def trials_frame(results: SweepResults) -> pl.DataFrame:
-    """A row a trial with numbers to sort by, the best first, then those that have no value."""
-    ranked = results.ranked
+    """A row a trial with numbers to sort by, the best first, then those that have no value; MOST_ROWS at most."""
     rest = [trial for trial in results.trials if trial.state != "complete"]
-    trials = [*ranked, *rest]
+    trials = [*results.ranked, *rest][:MOST_ROWS]
     columns: dict[str, list[Any]] = {
         "trial": [each.number for each in trials],
         "state": [each.state for each in trials],

@@ -7,6 +7,7 @@ import math
 from typing import Any, Final
 
 from stepscope import __version__
+from stepscope.tuning.sweep_parameters import Parameter
 from stepscope.tuning.sweep_results import SweepResults, SweepTrial
 
 SCHEMA: Final = 1
@@ -23,7 +24,7 @@ def sweep_json(results: SweepResults) -> dict[str, Any]:
         "program": sweep.command.program,
         "method": sweep.method,
         "metric": dataclasses.asdict(sweep.metric),
-        "parameters": [each.to_json() for each in sweep.parameters],
+        "parameters": [_parameter(each) for each in sweep.parameters],
         "asked_trials": sweep.trials,
         "counts": {
             **{state: len(results.of_state(state)) for state in ("complete", "pruned", "failed", "running", "waiting")},
@@ -42,6 +43,16 @@ def sweep_json(results: SweepResults) -> dict[str, Any]:
         "trials": [_trial(each) for each in results.trials],
         "warnings": list(sweep.warnings),
     }
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    """What is said of it: what its distribution has nothing to do with is null."""
+    content = parameter.to_json()
+    normal, beta = "normal" in parameter.distribution, "beta" in parameter.distribution
+    unused = {"mu": not normal, "sigma": not normal, "a": not beta, "b": not beta}
+    for name in ("values", "probabilities"):
+        unused[name] = not content[name]
+    return {name: None if unused.get(name) else value for name, value in content.items()}
 
 
 def _trial(trial: SweepTrial) -> dict[str, Any]:
