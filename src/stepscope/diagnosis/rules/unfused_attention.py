@@ -15,11 +15,13 @@ mask leaves. That is taken off.
 
 # Known false positives
 The weights are needed themselves, for a picture or another loss. Bias that must be learned is supported by few fused
-operators. On a CPU, weights with dropout are not fused by PyTorch, and nothing is reported.
+operators. On a CPU, weights with dropout are not fused by PyTorch, and nothing is reported, though
+`stepscope.remedies.attention` computes them without holding the scores.
 
 # What to do
 `torch.nn.functional.scaled_dot_product_attention`; `need_weights=False` for `nn.MultiheadAttention`;
-`attn_implementation="sdpa"` for Transformers.
+`attn_implementation="sdpa"` for Transformers. Or `stepscope.remedies.attention`, which skips padding, holds no scores
+where PyTorch's would (dropout on a CPU, a mask that learns), and calls the vendor's kernel on an HPU.
 
 # Reference
 Dao et al., "FlashAttention" (2022); PyTorch's documentation of scaled_dot_product_attention. The number of products
@@ -129,16 +131,23 @@ def _remedy(found: list[WrittenOutAttention]) -> Remedy:
             "says what stands against it.",
             "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
             "with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):\n"
-            "    loss = model(batch)   # 16-bit inputs, no mask or a boolean one, equal head sizes",
+            "    loss = model(batch)   # 16-bit inputs, no mask or a boolean one, equal head sizes\n"
+            "# or, in blocks where PyTorch has no fused kernel: from stepscope.remedies import attention",
         )
     mask = ", is_causal=True" if all(each.causal for each in found) else ""
     mask = mask or (", attn_mask=mask" if any(each.masked for each in found) else "")
     dropout = ", dropout_p=p" if any(each.dropout for each in found) else ""
     first = "p = dropout if self.training else 0.0\n" if dropout else ""
+    given = "(query, key, value" + mask + dropout + ")\n"
     return Remedy(
         "Let one fused operator compute it; query, key and value are (batch, heads, length, size of a head).",
-        first + "attended = torch.nn.functional.scaled_dot_product_attention(query, key, value" + mask + dropout + ")\n"
-        '# nn.MultiheadAttention: need_weights=False;  Transformers: attn_implementation="sdpa"',
+        first
+        + "attended = torch.nn.functional.scaled_dot_product_attention"
+        + given
+        + "# or, which can skip padding and holds no scores on any device: from stepscope.remedies import attention\n"
+        "# attended = attention"
+        + given
+        + '# nn.MultiheadAttention: need_weights=False;  Transformers: attn_implementation="sdpa"',
     )
 
 
