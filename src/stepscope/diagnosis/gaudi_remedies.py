@@ -12,13 +12,19 @@ HPU: Final[dict[str, Remedy]] = {
         "PT_HPU_METRICS_FILE=metrics.json PT_HPU_METRICS_DUMP_TRIGGERS=process_exit,mark_step python train.py\n"
         "PT_HPU_ENABLE_REFINE_DYNAMIC_SHAPES=1 python train.py            # buckets and pads by itself\n"
         "PT_HPU_RECIPE_CACHE_CONFIG=/path/to/cache,false,4096 python train.py\n"
-        "length = -(-length // 64) * 64                                  # pad: few different shapes",
+        "length = -(-length // 64) * 64                                  # pad: few different shapes\n"
+        "from stepscope.remedies import LoopConstants, mark_step\n"
+        "mark_step()                                                     # around a part whose shapes change\n"
+        "for value in LoopConstants(values, device=device):              # not steps[i]: each i is another graph\n"
+        "    ...",
     ),
     "launch-bound": Remedy(
         "Launch recorded graphs instead of single operators, or compile the model.",
         "import habana_frameworks.torch as ht\n"
         "model = ht.hpu.wrap_in_hpu_graph(model)                         # inference\n"
-        'model = torch.compile(model, backend="hpu_backend")              # training without lazy mode',
+        'model = torch.compile(model, backend="hpu_backend")              # training without lazy mode\n'
+        "from stepscope.remedies import capture_step\n"
+        "model = capture_step(model)                                     # whichever suits the mode, training too",
     ),
     "host-synchronisation": Remedy(
         "loss.item(), print(loss) and .cpu() end the graph and wait for the device: keep values there and read them "

@@ -78,7 +78,7 @@ def test_small_buckets_are_known_by_their_size() -> None:
 
     finding = the_finding(rule, reducing(facts=facts))
 
-    assert finding.remedy.code == "model = DistributedDataParallel(model, bucket_cap_mb=25)"
+    assert finding.remedy.code.splitlines()[0] == "model = DistributedDataParallel(model, bucket_cap_mb=25)"
     assert "than the 1.0 MiB it has" in finding.remedy.text
 
 

@@ -87,7 +87,10 @@ def _remedy(kind: str, name: str) -> Remedy:
     if kind == "constant":
         return Remedy(
             "Keep the number in a tensor, so that compiled code reads it instead of being made for it.",
-            f"{name} = torch.tensor({name})     # once; then {name}.add_(1) instead of {name} += 1",
+            f"{name} = torch.tensor({name})     # once; then {name}.add_(1) instead of {name} += 1\n"
+            "from stepscope.remedies import LoopConstants\n"
+            "for value in LoopConstants(values, device=device):     # where it runs through known numbers\n"
+            "    ...",
         )
     return Remedy(
         "Give compiled code the same kind of input each time.",

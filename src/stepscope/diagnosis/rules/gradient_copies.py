@@ -64,7 +64,9 @@ def check(view: View) -> RuleResult:
         ),
         remedy=Remedy(
             "Let gradients be views of the buckets.",
-            "model = DistributedDataParallel(model, gradient_as_bucket_view=True)",
+            "model = DistributedDataParallel(model, gradient_as_bucket_view=True)\n"
+            "from stepscope.remedies import DataParallelSettings      # also as a Lightning strategy\n"
+            "model = DataParallelSettings(gradient_as_bucket_view=True).ddp(model)",
             apply=("gradient-view",),
         ),
         change=scaled_operators(rows, 0.0),

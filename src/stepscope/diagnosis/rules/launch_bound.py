@@ -42,16 +42,21 @@ THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost t
 
 _LATE: Final = ("dispatch", "python", "graph_tracing", "step_marker")
 
+_AS_A_GRAPH: Final = (
+    'model = torch.compile(model, mode="reduce-overhead")   # CUDA graphs: one launch for many kernels\n'
+    "from stepscope.remedies import capture_step            # or the whole step, optimizer included, in one launch\n"
+    "step = capture_step(step)                              # step(batch): zero_grad, forward, backward, optimizer.step"
+)
 _GRAPH: Final = Remedy(
     "All steps launch the same kernels, and nothing waits inside them: compile the model so that they are launched as "
     "a graph, or raise the batch size.",
-    'model = torch.compile(model, mode="reduce-overhead")   # CUDA graphs: one launch for many kernels',
+    _AS_A_GRAPH,
     ("compile=reduce-overhead",),
 )
 _UNKNOWN: Final = Remedy(
     "Launch fewer, larger pieces of work: compile the model, so that a step is launched as a graph, or raise the batch "
     "size.",
-    'model = torch.compile(model, mode="reduce-overhead")   # CUDA graphs: one launch for many kernels',
+    _AS_A_GRAPH,
     ("compile=reduce-overhead",),
 )
 _COMPILE: Final = Remedy(
@@ -67,7 +72,9 @@ _COMPILED: Final = Remedy(
 )
 _GRAPHED: Final = Remedy(
     "Much is launched as graphs already: record more of the step in one graph, and raise the batch size.",
-    "# record the whole step, with sampling or the optimizer, in one graph instead of one for each part",
+    "# record the whole step, with sampling or the optimizer, in one graph instead of one for each part\n"
+    "from stepscope.remedies import capture_step\n"
+    "step = capture_step(step)",
 )
 _COMPILED_KERNEL: Final = r"^triton_|^triton__|^Cijk_.*_torch_compile|CompiledFxGraph"
 _MANY: Final = 0.5

@@ -69,7 +69,9 @@ _KEEP_GRAPHS: Final = Remedy(
 )
 _SMALLER_GRAPHS: Final = Remedy(
     "Mark the ends of steps, so that each graph holds one step, and keep loops of many rounds out of it.",
-    "torch_xla.sync()                            # PyTorch/XLA; htcore.mark_step() on Intel Gaudi",
+    "torch_xla.sync()                            # PyTorch/XLA; htcore.mark_step() on Intel Gaudi\n"
+    "from stepscope.remedies import mark_step    # or what is right on either, and nothing elsewhere\n"
+    "mark_step()",
 )
 _REGION: Final = r"^Torch-Compiled Region|^CompiledFunction$"
 

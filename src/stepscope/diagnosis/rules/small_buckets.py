@@ -124,13 +124,20 @@ def _places(view: View, found: pl.DataFrame) -> tuple[Location, ...]:
     return view.locations_of(np.where(launch >= 0, slices[np.maximum(launch, 0)], -1), weights) if len(slices) else ()
 
 
+_FROM_TRACE: Final = (
+    "stepscope data-parallel TRACE --json settings.json      # the size that suits these messages\n"
+    "from stepscope.remedies import DataParallelSettings\n"
+    'model = DataParallelSettings.load("settings.json").ddp(model)'
+)
+
+
 def _remedy(view: View) -> Remedy:
     small = [facts for facts in view.program.data_parallel if facts.bucket_bytes and facts.bucket_bytes < _BUCKET_BYTES]
     if small:
         have = (small[0].bucket_bytes or 0) / 2**20
         return Remedy(
             f"Give DistributedDataParallel larger buckets than the {have:,.1f} MiB it has; 25 is its default.",
-            "model = DistributedDataParallel(model, bucket_cap_mb=25)",
+            f"model = DistributedDataParallel(model, bucket_cap_mb=25)\n{_FROM_TRACE}",
             apply=("bucket-mb=25",),
         )
     return Remedy(

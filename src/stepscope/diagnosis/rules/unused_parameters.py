@@ -64,7 +64,9 @@ def check(view: View) -> RuleResult:
         ),
         remedy=Remedy(
             "Do not look for unused parameters.",
-            "model = DistributedDataParallel(model)          # find_unused_parameters=False is the default",
+            "model = DistributedDataParallel(model)          # find_unused_parameters=False is the default\n"
+            "from stepscope.remedies import DataParallelSettings      # also as a Lightning strategy\n"
+            "model = DataParallelSettings(find_unused_parameters=False).ddp(model)",
             apply=("no-find-unused",),
         ),
         change=scaled_pieces(walks, 0.0),
