@@ -37,6 +37,8 @@ class GradientWatch:
     def _before_step(
         self, optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not self._waiting:
+            return None
         closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
         if closure is None:
             self._look(optimizer)
@@ -59,9 +61,7 @@ class GradientWatch:
                 reason = reason or _late(optimizer, group, parameter)
                 if reason is not None:
                     self._to_loop(optimizer, group, reason)
-        self._waiting = waiting
-        if not waiting:
-            self.stop()
+        self._waiting = waiting  # once empty the hook stays: taken away among others that run, it would end them
 
     def _to_loop(self, optimizer: Optimizer, group: dict[str, Any], reason: str) -> None:
         """Let the group's update be the loop again."""

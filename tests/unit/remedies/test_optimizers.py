@@ -273,6 +273,16 @@ def test_a_closure_is_called_once_and_its_gradients_are_looked_at() -> None:
     assert calls == [1]
 
 
+def test_hooks_that_come_after_are_called() -> None:
+    model = network()
+    optimizer = fuse_optimizer(torch.optim.AdamW(model.parameters()))
+    called = []
+    for number in range(2):
+        optimizer.register_step_pre_hook(lambda *_, number=number: called.append(number))
+    train(model, optimizer, 2)
+    assert called == [0, 1, 0, 1]
+
+
 def test_schedulers_and_scalers_go_on_working() -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
