@@ -55,6 +55,7 @@ class Diffs:
 
     def __init__(self, read: Callable[[str], UserSource | None]) -> None:
         self._read = read
+        self._found: dict[tuple[str, tuple[tuple[str, str], ...]], list[Rewrite]] = {}
         self._changed: dict[str, tuple[UserSource, dict[Rewrite, None]]] = {}
 
     def filled(self, diagnosis: Diagnosis) -> Diagnosis:
@@ -94,12 +95,22 @@ class Diffs:
                 places = [(file, None) for file in dict.fromkeys([*(file for file, _ in places), *files])]
             for file, place in places:
                 source = self._read(file)
-                found = _found(source.text, kind, settings) if source is not None else []
-                found = [each for each in found if place is None or is_at(place, each)]
+                found = self._of_file(source, settings) if source is not None else []
+                found = [each for each in found if each.name == kind.name and (place is None or is_at(place, each))]
                 if source is not None and found and _stands(source.text, place):
                     yield from ((source, rewrite) for rewrite in found)
                     if kind.anywhere:
                         break
+
+    def _of_file(self, source: UserSource, settings: Mapping[str, str]) -> list[Rewrite]:
+        """Every rewrite of a file; none where it is no Python."""
+        key = source.path, tuple(sorted(settings.items()))
+        if key not in self._found:
+            try:
+                self._found[key] = rewrites_of(source.text, settings=settings)
+            except ValueError:
+                self._found[key] = []
+        return self._found[key]
 
 
 def settings_of(remedy: Remedy) -> dict[str, str]:
@@ -128,13 +139,6 @@ def _kinds(finding: Finding) -> Iterator[Kind]:
     for kind in REWRITES:
         if finding.rule in kind.rules or kind.name in flags:
             yield kind
-
-
-def _found(text: str, kind: Kind, settings: Mapping[str, str]) -> list[Rewrite]:
-    try:
-        return rewrites_of(text, names=[kind.name], settings=settings)
-    except ValueError:
-        return []
 
 
 def _stands(text: str, place: Location | None) -> bool:

@@ -498,6 +498,33 @@ KEPT = {
     "random numbers": """
         noise = torch.randn(8).to(device)
     """,
+    "a leaf on the host": """
+        weight = torch.zeros(8, requires_grad=True).to(device)
+    """,
+    "modules, which know no non_blocking": """
+        for layer in model.children():
+            layer.cuda()
+    """,
+    "a count of whole numbers": """
+        correct = 0
+        for step in range(9):
+            hits = work()
+            correct += hits.item()
+        print(correct)
+    """,
+    "a history that is written out after an exception": """
+        history = []
+        try:
+            for step in range(9):
+                loss = work()
+                history.append(loss.item())
+        finally:
+            log(history)
+    """,
+    "workers that may be none": """
+        from torch.utils.data import DataLoader
+        loader = DataLoader(loader, num_workers=options.workers, pin_memory=options.pin)
+    """,
 }
 
 

@@ -8,17 +8,15 @@ from collections.abc import Iterator, Mapping
 
 from stepscope.remedies.rewrites.context import Context
 from stepscope.remedies.rewrites.kinds import Edit
-from stepscope.remedies.rewrites.source_text import Place, expressions_of
+from stepscope.remedies.rewrites.source_text import Place
 
 _COMMENT = re.compile(r"#[^\r\n]*")
 
 
 def calls_of(context: Context) -> Iterator[tuple[Place, ast.Call, str | None]]:
     """Every call with the statement it stands in, and its full name where it is torch's."""
-    for place in context.places:
-        for node in expressions_of(place.statement):
-            if isinstance(node, ast.Call):
-                yield place, node, context.names.meaning(node.func, place.scope)
+    for place, node in context.calls:
+        yield place, node, context.names.meaning(node.func, place.scope)
 
 
 def literal_keywords(call: ast.Call) -> dict[str, ast.expr] | None:

@@ -117,7 +117,7 @@ def _of_loader(wanted: Mapping[str, str], given: Mapping[str, ast.expr], *, is_i
         if workers == 0 and given.keys() & {*_OF_WORKERS, "multiprocessing_context", "timeout"}:
             return {}
     for name in ("prefetch_factor", "persistent_workers", "pin_memory"):
-        if name not in wanted or (name in _OF_WORKERS and workers == 0):
+        if name not in wanted or (name in _OF_WORKERS and not workers):
             continue
         value = given.get(name)
         if value is None or (isinstance(value, ast.Constant) and str(value.value) != wanted[name]):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from stepscope.remedies.rewrites.kinds import Edit, Expected, Rewrite
-from stepscope.remedies.rewrites.source_text import Place, Scope, SourceText
+from stepscope.remedies.rewrites.source_text import Place, Scope, SourceText, expressions_of
 from stepscope.remedies.rewrites.torch_names import TorchNames
 
 
@@ -30,6 +30,16 @@ class Context:
     @cached_property
     def places(self) -> tuple[Place, ...]:
         return tuple(self.source.places())
+
+    @cached_property
+    def calls(self) -> tuple[tuple[Place, ast.Call], ...]:
+        """Every call with the statement it stands in."""
+        return tuple(
+            (place, node)
+            for place in self.places
+            for node in expressions_of(place.statement)
+            if isinstance(node, ast.Call)
+        )
 
     @cached_property
     def every_name(self) -> frozenset[str]:

@@ -35,6 +35,8 @@ def _history(context: Context, place: Place, outermost: ast.stmt) -> Rewrite | N
     indent = context.source.indent(outermost)
     if value is None or indent is None or not isinstance(name, ast.Name) or _leaves(outermost):
         return None
+    if any(isinstance(each, ast.Try) for each in place.around):
+        return None  # what an exception leaves of the list may be read, too
     uses = [node for node in ast.walk(outermost) if isinstance(node, ast.Name) and node.id == name.id]
     filled = [
         each.func.value
@@ -48,7 +50,12 @@ def _history(context: Context, place: Place, outermost: ast.stmt) -> Rewrite | N
     end = context.source.whole_lines(outermost)[1]
     line_end = context.source.line_end
     before = "" if end == 0 or context.source.text[end - 1] in "\r\n" else line_end
-    number = "number.item()" if len(uses) == 1 else "float(number)"  # what else is put there may be read already
+    number = "number.item()"
+    if len(uses) > 1:  # what else is put there may be read already
+        is_tensor = context.names.spelling("torch.is_tensor", place.scope)
+        if is_tensor is None:
+            return None
+        number = f"number.item() if {is_tensor}(number) else number"
     reading = f"{before}{indent}{name.id} = [{number} for number in {name.id}]{line_end}"
     edits = [context.replaced(call.args[0], f"{value}.detach()"), Edit(end, end, reading)]
     return context.rewrite(
@@ -74,8 +81,8 @@ def _sum(context: Context, place: Place) -> Rewrite | None:
     if value is None or not isinstance(target, ast.Name):
         return None
     starts = _assignments(place, target.id)
-    if not starts or not all(_is_zero(each.value) for each in starts):
-        return None
+    if not starts or not all(_is_zero(each.value, may_be_whole="loss" in value) for each in starts):
+        return None  # a sum of whole numbers, such as of right answers, would become one of floating point ones
     if len(bindings(place.scope, target.id)) != len(starts) + 1:
         return None  # something else writes to it
     reads = _reads(place, target.id)
@@ -168,8 +175,9 @@ def _is_seen_elsewhere(place: Place, name: str) -> bool:
     return False
 
 
-def _is_zero(value: ast.expr | None) -> bool:
-    return isinstance(value, ast.Constant) and type(value.value) in (int, float) and value.value == 0
+def _is_zero(value: ast.expr | None, *, may_be_whole: bool) -> bool:
+    types = (int, float) if may_be_whole else (float,)
+    return isinstance(value, ast.Constant) and type(value.value) in types and value.value == 0
 
 
 def _reads(place: Place, name: str) -> list[ast.expr] | None:

@@ -29,6 +29,7 @@ class TorchNames:
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
+        self._seen: dict[int, dict[str, str]] = {}
 
     def meaning(self, node: ast.AST | None, scope: Scope) -> str | None:
         """The full documented name, such as "torch.nn.functional.cross_entropy"; None for what is not torch's."""
@@ -54,6 +55,11 @@ class TorchNames:
 
     def _visible(self, scope: Scope) -> dict[str, str]:
         """Alias -> full name, of the imports at the top of the module and in the functions around."""
+        if id(scope.node) not in self._seen:
+            self._seen[id(scope.node)] = self._imported_around(scope)
+        return self._seen[id(scope.node)]
+
+    def _imported_around(self, scope: Scope) -> dict[str, str]:
         found: dict[str, str] = {}
         for each in scope.chain:
             if each.is_function or each.parent is None:

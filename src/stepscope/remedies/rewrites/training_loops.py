@@ -18,6 +18,9 @@ ON_DEVICE: Final = "tensor-on-device"
 
 _HOST: Final = ("cpu",)
 _MADE: Final = ("zeros", "ones", "full", "arange", "empty", "eye", "linspace", "tensor")
+_KEEPS_ON_HOST: Final = {"device", "pin_memory", "requires_grad", "out"}
+"""Keywords with which the tensor that is made first counts by itself."""
+_LOADERS: Final = ("load", "batch", "data", "dl")
 _ANOMALY: Final = (
     "torch.autograd.set_detect_anomaly",
     "torch.autograd.anomaly_mode.set_detect_anomaly",
@@ -31,8 +34,8 @@ def find_copies(context: Context) -> Iterator[Rewrite]:
         function = call.func
         if not isinstance(function, ast.Attribute) or not (_is_to_device(call) or _is_cuda(call)):
             continue
-        loops = [each for each in place.around if isinstance(each, ast.For)]
-        taken = {name for loop in loops if not _is_counted(loop.iter) for name in names_in(loop.target)}
+        loops = [each for each in place.around if isinstance(each, ast.For) and _is_of_loader(each.iter)]
+        taken = {name for loop in loops for name in names_in(loop.target)}
         root = function.value
         while isinstance(root, ast.Subscript | ast.Attribute):
             root = root.value
@@ -97,7 +100,7 @@ def find_host_made(context: Context) -> Iterator[Rewrite]:
             continue
         device = context.source.of(call.args[0]) if call.args else '"cuda"'
         ready = with_keywords(context, made, {"device": device})
-        if "device" in given or "pin_memory" in given or ready is None:
+        if given.keys() & _KEEPS_ON_HOST or ready is None:
             continue
         rest = Edit(context.source.span(made)[1], context.source.span(call)[1], "")
         yield context.rewrite(
@@ -120,8 +123,16 @@ def _is_cuda(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr == "cuda" and not call.args and not call.keywords
 
 
-def _is_counted(iterated: ast.expr) -> bool:
-    return isinstance(iterated, ast.Call) and dotted(iterated.func) == "range"
+def _is_of_loader(iterated: ast.expr) -> bool:
+    """Whether the name of what is iterated tells that it is a loader's batches; in enumerate() or tqdm(), too."""
+    while isinstance(iterated, ast.Call):
+        name = dotted(iterated.func) or ""
+        if any(word in name.rpartition(".")[2].lower() for word in _LOADERS):
+            return True
+        if not iterated.args:
+            return False
+        iterated = iterated.args[0]
+    return any(word in (dotted(iterated) or "").rpartition(".")[2].lower() for word in _LOADERS)
 
 
 def _zeroing_loop(statement: ast.stmt) -> ast.expr | None:
