@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stepscope.remedies.fused_attention_modes import recompute_attention as recompute_attention
     from stepscope.remedies.fused_attention_modes import recompute_attention_enabled as recompute_attention_enabled
     from stepscope.remedies.fused_attention_modes import set_recompute_attention as set_recompute_attention
+    from stepscope.remedies.garbage_steps import collect_garbage_at_steps as collect_garbage_at_steps
     from stepscope.remedies.gradient_norm import clip_grad_norm as clip_grad_norm
     from stepscope.remedies.horizontal_trainer import HorizontalTrainer as HorizontalTrainer
     from stepscope.remedies.length_buckets import LengthBucketSampler as LengthBucketSampler
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from stepscope.remedies.step_capture import CapturedStep as CapturedStep
     from stepscope.remedies.step_capture import capture_step as capture_step
     from stepscope.remedies.step_marks import mark_step as mark_step
+    from stepscope.remedies.thread_settings import ThreadCounts as ThreadCounts
+    from stepscope.remedies.thread_settings import set_thread_counts as set_thread_counts
+    from stepscope.remedies.thread_settings import thread_counts as thread_counts
     from stepscope.remedies.tied_weights import check_tied as check_tied
     from stepscope.remedies.tied_weights import keeps_ties as keeps_ties
     from stepscope.remedies.tied_weights import tie_again as tie_again
@@ -66,6 +70,7 @@ _HOMES: Final[dict[str, str]] = {
     "MixedPrecision": "precision",
     "PadCollate": "length_padding",
     "PrecisionDrift": "precision",
+    "ThreadCounts": "thread_settings",
     "allocator_environment": "allocators",
     "allow_tf32": "float32_products",
     "attention": "fused_attention",
@@ -73,6 +78,7 @@ _HOMES: Final[dict[str, str]] = {
     "check_tied": "tied_weights",
     "chunked_cross_entropy": "losses",
     "clip_grad_norm": "gradient_norm",
+    "collect_garbage_at_steps": "garbage_steps",
     "every": "sparse_calls",
     "find_allocator": "allocators",
     "fuse_optimizer": "optimizers",
@@ -90,6 +96,8 @@ _HOMES: Final[dict[str, str]] = {
     "recompute_attention_enabled": "fused_attention_modes",
     "rewrites_of": "rewrites",
     "set_recompute_attention": "fused_attention_modes",
+    "set_thread_counts": "thread_settings",
+    "thread_counts": "thread_settings",
     "tie_again": "tied_weights",
     "tied_parameters": "tied_weights",
     "tune_loader": "loader_trials",
