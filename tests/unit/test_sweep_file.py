@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from stepscope.errors import UsageError
-from stepscope.tuning.sweep_command import nested
+from stepscope.tuning.sweep_command import MACROS, nested
 from stepscope.tuning.sweep_file import EarlyEnd, Metric, Sweep, parse_sweep, read_sweep
+from stepscope.tuning.sweep_parameter_file import DISTRIBUTIONS
 from stepscope.tuning.sweep_parameters import Parameter, quantised
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 SHARE = FloatDistribution(1e-9, 1 - 1e-9)
 OWN = """
 command: OMP_NUM_THREADS={threads} python train.py --lr {lr} --width={width} 'a b'
@@ -334,3 +337,13 @@ def test_a_grid_needs_no_number_of_trials_and_other_searches_do() -> None:
     assert sweep_of({"lr": [1, 2]}, method="grid").trials is None
     assert sweep_of({"lr": [1, 2]}, budget=60).trials is None
     assert sweep_of({"lr": [1, 2]}).trials == 30
+
+
+def test_the_guides_files_are_right_and_name_every_distribution_and_macro(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "sweep.md").read_text()
+
+    for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL):
+        assert read(text, tmp_path).warnings == ()
+    assert read_sweep(REPOSITORY / "examples" / "sweep.yaml").trials == 24
+    assert [name for name in DISTRIBUTIONS if f"`{name}`" not in page and name != "categorical_w_probabilities"] == []
+    assert [name for name in MACROS if f"`${{{name}}}`" not in page] == []

@@ -17,11 +17,11 @@ from typing import Any, Final
 from stepscope.errors import UsageError
 
 _DEFAULT: Final = ("${env}", "${interpreter}", "${program}", "${args}")
-_MACROS: Final = (
+MACROS: Final = (
     *("env", "interpreter", "program", "args", "args_no_boolean_flags", "args_no_equals", "args_no_hyphens"),
     *("args_append_hydra", "args_override_hydra", "args_json", "args_json_file"),
 )
-_OF_ALL: Final = tuple(name for name in _MACROS if name.startswith("args"))
+_OF_ALL: Final = tuple(name for name in MACROS if name.startswith("args"))
 _MACRO: Final = re.compile(r"\$\{([^{}]*)\}")
 _VARIABLE: Final = re.compile(r"\$\{envvar:([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
 _PLACE: Final = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_.-]*)\}", re.ASCII)
@@ -70,7 +70,7 @@ class Command:
         words: list[str] = []
         for word in self.words:
             macro = _MACRO.fullmatch(word)
-            if macro is not None and macro[1] in _MACROS:
+            if macro is not None and macro[1] in MACROS:
                 words += self._macro(macro[1], values, json_file)
             else:
                 words.append(_put_in(word, values))
@@ -173,10 +173,10 @@ def _named(command: Command, names: Sequence[str]) -> set[str]:
     for word in (*command.words, *(value for _, value in command.variables)):
         macro = _MACRO.fullmatch(word)
         for each in _MACRO.findall(_VARIABLE.sub("", word)):
-            if each not in _MACROS or macro is None:
-                inside = each in _MACROS
+            if each not in MACROS or macro is None:
+                inside = each in MACROS
                 why = "stands for whole words, so nothing may stand beside it" if inside else "is not known"
-                raise UsageError(f"command: ${{{each}}} {why}; there are {', '.join(_MACROS)} and envvar:NAME")
+                raise UsageError(f"command: ${{{each}}} {why}; there are {', '.join(MACROS)} and envvar:NAME")
         if macro is not None and macro[1] == "program" and command.program is None:
             raise UsageError("program is missing, which ${program} in the command stands for")
         if macro is not None and macro[1] in _OF_ALL:
