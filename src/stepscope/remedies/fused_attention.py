@@ -157,7 +157,10 @@ def _attend(
     """By one of PyTorch's kernels where it has one for this, else in blocks."""
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
     wants = settings.want_dropout or settings.want_probabilities or (settings.fast and query.device.type == "cpu")
-    if wants or _copies(mask, query, key, recomputes) or not _has_kernel(query, key, value, mask, settings):
+    has_kernel = _is_transformed() or (
+        not _copies(mask, query, key, recomputes) and _has_kernel(query, key, value, mask, settings)
+    )
+    if wants or not has_kernel:
         return block_attention(query, key, value, mask, settings)
     group = query.shape[1] // key.shape[1]
     more: dict[str, Any] = {}
@@ -195,3 +198,9 @@ def _has_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
 def _is_compiling() -> bool:
     asked = getattr(torch.compiler, "is_compiling", None)  # PyTorch 2.3 and later
     return asked is not None and bool(asked())
+
+
+def _is_transformed() -> bool:
+    """Whether torch.func's vmap or grad is at work, through which only PyTorch's own operators go."""
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return active is not None and bool(active())

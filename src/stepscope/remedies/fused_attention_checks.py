@@ -63,7 +63,10 @@ def check_mask(mask: Tensor | None, query: Tensor, key: Tensor, is_causal: bool)
 
 
 def check_options(dropout_p: float, scale: float | None, softmax_mode: str, seq_padding: str) -> None:
-    """Raise ValueError for a value that none of the devices knows."""
+    """Raise TypeError or ValueError for a value that none of the devices knows."""
+    for name, number in (("dropout_p", dropout_p), ("scale", scale)):
+        if not isinstance(number, (int, float)) and not (name == "scale" and number is None):
+            raise TypeError(f"{name} must be a number, not {type(number).__name__}")
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p is a chance from 0 to 1, not {dropout_p}")
     if scale is not None and not math.isfinite(scale):

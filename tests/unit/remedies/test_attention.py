@@ -265,3 +265,13 @@ def test_the_fast_softmax_stays_within_its_stated_error(is_causal: bool) -> None
         assert relative < 0.02
     ordinary = attention(*given, is_causal=is_causal)
     assert not torch.equal(output, ordinary)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_copies_of_a_model_can_go_through_vmap() -> None:
+    given = [torch.randn(3, 2, 4, 16, 8) for _ in range(3)]
+    found = torch.func.vmap(lambda *each: attention(*each, is_causal=True))(*given)
+    weights, values = written_out(*(each.flatten(0, 1) for each in given), causal=True)
+    torch.testing.assert_close(found, (weights @ values).view(found.shape), rtol=FP32, atol=FP32)
+    dropped = torch.func.vmap(lambda *each: attention(*each, dropout_p=0.5), randomness="different")(*given)
+    assert dropped.shape == found.shape

@@ -46,6 +46,12 @@ WRONG: dict[str, tuple[type[Exception], str, Any]] = {
     ),
     "dropout above 1": (ValueError, "chance from 0 to 1, not 1.5", lambda q: attention(q, q, q, dropout_p=1.5)),
     "dropout below 0": (ValueError, "chance from 0 to 1", lambda q: attention(q, q, q, dropout_p=-0.1)),
+    "dropout as a word": (
+        TypeError,
+        "dropout_p must be a number, not str",
+        lambda q: attention(q, q, q, dropout_p="0"),
+    ),
+    "scale as a tensor": (TypeError, "scale must be a number, not Tensor", lambda q: attention(q, q, q, scale=q)),
     "dropout nan": (ValueError, "chance from 0 to 1", lambda q: attention(q, q, q, dropout_p=math.nan)),
     "scale": (ValueError, "scale must be a finite number", lambda q: attention(q, q, q, scale=math.inf)),
     "softmax": (ValueError, '"exact" or "fast", not', lambda q: attention(q, q, q, softmax_mode="None")),
