@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import io
 import json
@@ -523,18 +524,56 @@ class TestPrecision:
         assert kept == torch.bfloat16
         assert said(applying, applied=False) == ["bf16: the parameters of Net are bfloat16 already"]
 
-    def test_float16_is_trained_only_with_a_scaler(self, start: Start) -> None:
-        applying = start("fp16")
-        net = Net()
-        net(self.IMAGES)
-        with torch.no_grad():
-            net(self.IMAGES)
-        torch.amp.GradScaler("cpu")
-        net(self.IMAGES)
+    def test_float16_is_trained_with_scaled_losses_and_gradients_that_are_not(self, start: Start) -> None:
+        def gradients(passes: int = 2) -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            net, extra = Net(), torch.ones(5, requires_grad=True)
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            for _ in range(passes):
+                loss = (net(torch.randn(2, 3, 6, 6))["scores"] * extra).sum() * 1e-5
+                (loss + net.layer.weight.square().sum() * 1e-5).backward()
+            found = [each.grad.clone() for each in [*net.parameters(), extra]]  # type: ignore[union-attr]
+            optimizer.step()
+            kinds.extend(net.seen)
+            return found
 
-        assert net.seen == [torch.float32, torch.float16, torch.float16]
-        why = "training in float16 needs a GradScaler in the program; bf16 needs none"
-        assert said(applying, applied=False) == [f"fp16: Net is called with gradients, and {why}"]
+        kinds: list[torch.dtype] = []
+        before = gradients()
+        applying = start("fp16")
+        after = gradients()
+        applying.end()
+
+        for one, other in zip(before, after, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-2, atol=1e-8)
+        assert kinds == [torch.float32] * 2 + [torch.float16] * 2
+        assert said(applying) == ["fp16: Net called at test_applying.py:N computes under autocast to float16"]
+
+    def test_steps_whose_gradients_overflow_are_left_out_until_the_scale_fits(self, start: Start) -> None:
+        applying = start("fp16")
+        layer = nn.Linear(2, 1, bias=False)
+        nn.init.ones_(layer.weight)
+        optimizer = torch.optim.AdamW(layer.parameters(), 0.1, weight_decay=0.0)
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+        weights = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            (layer(torch.ones(4, 2)).sum() * 0.5).backward()  # float16 ends at 65,504; 4 * 0.5 * 65,536 is more
+            optimizer.step()
+            schedule.step()
+            weights.append(round(layer.weight[0, 0].item(), 4))
+        applying.end()
+
+        assert weights == [1.0, 1.0, 0.9, 0.8]
+        assert said(applying)[1:] == ["fp16: 2 of 4 steps were left out: their gradients overflowed"]
+
+    def test_a_scaler_of_the_programs_own_is_enough(self, start: Start) -> None:
+        start("fp16")
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        layer = nn.Linear(2, 1)
+        scaler.scale(layer(torch.ones(1, 2)).sum()).backward()
+
+        assert layer.weight.grad is not None
+        assert layer.weight.grad.tolist() == [[8.0, 8.0]]
 
     def test_recomputed_layers_compute_as_they_did(self, start: Start) -> None:
         from torch.utils.checkpoint import checkpoint
@@ -644,6 +683,39 @@ def test_threads_stay_what_they_are_to_be(start: Start) -> None:
         "threads: PyTorch computes with 1 thread",
         "threads: the program asks for 2 and keeps 1",
     ]
+
+
+def test_garbage_is_collected_at_steps_alone(start: Start) -> None:
+    applying = start("garbage-at-steps")
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], 0.1)
+    collected: list[int] = []
+    gc.callbacks.append(lambda phase, facts: collected.append(facts["generation"]) if phase == "start" else None)
+    try:
+        for step in range(51):
+            optimizer.step()
+            _ = [[step] for _ in range(2000)]  # so many would have made the collector run
+        enabled = gc.isenabled()
+    finally:
+        gc.callbacks.pop()
+    applying.remove()
+
+    assert collected == [2, 2]  # at the first step, and fifty later
+    assert (enabled, gc.isenabled()) == (False, True)
+    assert said(applying) == ["garbage-at-steps: garbage is collected after every 50 steps, and not within them"]
+
+
+def test_a_collector_that_the_program_turned_off_stays_off(start: Start) -> None:
+    applying = start("garbage-at-steps")
+    gc.disable()
+    try:
+        torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1).step()
+        applying.remove()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+    assert said(applying, applied=False) == ["garbage-at-steps: the program has turned the collector off itself"]
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def _apply(folder: RunFolder, options: RunOptions) -> None:
     """Apply remedies to this process, and have it say at its end what came of them."""
     from stepscope.capture.applying import install
 
-    applying = install(options.apply, folder)
+    applying = install(options.apply, folder, is_recorded=not options.measure)
     atexit.register(applying.end)
     _before_exit(applying.end)
 

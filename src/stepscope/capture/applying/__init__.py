@@ -15,6 +15,7 @@ from stepscope.capture.applying import (
     copies,
     data_parallel,
     debugging,
+    garbage,
     host,
     loaders,
     logged_numbers,
@@ -51,6 +52,7 @@ APPLICATIONS: Final[tuple[Any, ...]] = (
     precision,
     losses,
     host,
+    garbage,
     progress,
     debugging,
     data_parallel,
@@ -92,15 +94,16 @@ def environment_of(applications: Sequence[str], environment: Mapping[str, str]) 
     return variables
 
 
-def install(applications: Sequence[str], folder: RunFolder | None) -> Applying:
+def install(applications: Sequence[str], folder: RunFolder | None, *, is_recorded: bool = False) -> Applying:
     """Patch this process, which has imported torch; raises nothing for what cannot be patched.
 
     Args:
         applications: words that `parse_applications` returned.
         folder: the run's, into which the process writes what came of them.
+        is_recorded: whether a profiler is to see the process, rather than a clock alone.
     """
     chosen = values_of(applications, all_flags())
-    applying = Applying(chosen, {flag.name: flag.unseen for flag in all_flags()}, folder)
+    applying = Applying(chosen, {flag.name: flag.unseen for flag in all_flags()}, folder, is_recorded=is_recorded)
     for family in APPLICATIONS:
         own = {flag.name: chosen[flag.name] for flag in family.FLAGS if flag.name in chosen}
         if own:

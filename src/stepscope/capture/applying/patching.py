@@ -29,13 +29,22 @@ class Applying:
         chosen: the flags that were asked for, with their values.
         unseen: of each of them, why nothing came of it where the program never did what it changes.
         folder: of the run, into which the process writes what came of them; None keeps it in memory alone.
+        is_recorded: whether a profiler is to see the process, rather than a clock alone.
 
     Attributes:
         shared: what several families use together, by its class.
     """
 
-    def __init__(self, chosen: Mapping[str, str], unseen: Mapping[str, str], folder: RunFolder | None) -> None:
+    def __init__(
+        self,
+        chosen: Mapping[str, str],
+        unseen: Mapping[str, str],
+        folder: RunFolder | None,
+        *,
+        is_recorded: bool = False,
+    ) -> None:
         self.chosen = dict(chosen)
+        self.is_recorded = is_recorded
         self.shared: dict[type, Any] = {}
         self._unseen = dict(unseen)
         self._folder = folder

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from stepscope.capture.applying.flags import Flag
+from stepscope.capture.applying.loss_scaling import LossScaling
 from stepscope.capture.applying.module_calls import Around, OutermostCalls
 from stepscope.capture.applying.patching import Applying, users_place
 
@@ -23,8 +24,9 @@ FLAGS: Final = (
         "fp16",
         "computes the calls of the model under autocast to float16; what they return is float32 again",
         _NO_MODULE,
-        "Training in float16 needs scaled losses: only where the program made a GradScaler. Without one only calls "
-        "without gradients are changed; bf16 needs none.",
+        "As bf16. Where the program made no GradScaler, backward passes are scaled as one would: a step whose "
+        "gradients overflow is left out, and finding out waits for the device in every step. Hooks on activations see "
+        "scaled gradients.",
         against=("bf16",),
     ),
     Flag(
@@ -61,9 +63,11 @@ class _Autocast:
         self._dtype: Any = getattr(torch, dtype)
         self._name = dtype
         self._told: set[str] = set()
-        self._has_scaler = flag != "fp16"
-        if not self._has_scaler:
+        self._has_scaler = False
+        self._scaling = LossScaling(applying) if flag == "fp16" else None
+        if self._scaling is not None:
             self._watch_scalers()
+            applying.at_end(self._say_left_out)
 
     def on_new(self, module: Any) -> Around | None:
         """Stand around a module's calls, if it computes in float32."""
@@ -98,17 +102,20 @@ class _Autocast:
         if _autocast_dtype(device) == self._dtype:
             self._applying.could_not(self._flag, f"the program calls {name} under autocast to {self._name} itself")
             return None
-        if not self._has_scaler and torch.is_grad_enabled():
-            why = "training in float16 needs a GradScaler in the program; bf16 needs none"
-            self._applying.could_not(self._flag, f"{name} is called with gradients, and {why}")
-            return None
         context = torch.autocast(device, dtype=self._dtype)
         if name not in self._told:
             self._told.add(name)
             place = users_place()
             called = f"{name} called at {place}" if place else name
             self._applying.did(self._flag, f"{called} computes under autocast to {self._name}")
+        if self._scaling is not None and not self._has_scaler and torch.is_grad_enabled():
+            self._scaling.start()
         return context
+
+    def _say_left_out(self) -> None:
+        if self._scaling is not None and self._scaling.left_out:
+            left_out, steps = self._scaling.left_out, self._scaling.steps
+            self._applying.did(self._flag, f"{left_out} of {steps} steps were left out: their gradients overflowed")
 
     def _watch_scalers(self) -> None:
         import torch
