@@ -27,6 +27,7 @@ from stepscope.tuning.sweep_results import SweepResults, SweepTrial, results_of,
 from stepscope.tuning.sweep_run import SweepRun, TrialEnd, devices_of
 from stepscope.tuning.sweep_search import is_behind, iterations_to_compare
 from stepscope.tuning.sweep_study import SILENT_S, SweepStudy
+from stepscope.tuning.sweep_trial import TrialProgram
 
 PRINTING = """
 import sys, time
@@ -100,6 +101,21 @@ class TestPruning:
     )
     def test_when_trials_are_compared(self, early: object, method: str, iterations: list[int]) -> None:
         assert list(iterations_to_compare(sweep_of({"x": [1, 2]}, early_terminate=early, method=method))) == iterations
+
+    @pytest.mark.parametrize(("strict", "compared"), [(True, [2.0, 9.0]), (False, [2.0, 2.0])])
+    def test_what_a_trial_is_compared_by(self, strict: bool, compared: list[float], tmp_path: Path) -> None:
+        sweep = sweep_of(
+            {"x": [1, 2]},
+            command=program_of("print('loss: 2'); print('loss: 9')", tmp_path),
+            early_terminate={"min_iter": 1, "strict": strict},
+        )
+        program = TrialProgram(sweep, tmp_path, 0, {"x": 1}, None)
+        found = []
+        while not program.is_over:
+            found += program.look()
+
+        assert found == [(1, compared[0]), (2, compared[1])]
+        assert program.failure() is None
 
     def test_a_hopeless_trial_is_ended(self, tmp_path: Path) -> None:
         sweep = sweep_of(

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Stop: TypeAlias = Literal["trials", "budget", "target", "interrupted", "failing"]
 
 POLL_S: Final = 0.2
+ASK_S: Final = 3.0
+"""How often to ask the study for a trial while it has none: another process may give one back."""
 FIRST_FAILURES: Final = 5
 """So many failures at the beginning of a run, and no trial that did not fail, are no accident."""
 
@@ -90,6 +92,7 @@ class SweepRun:
         self._running: list[_Running] = []
         self._begun_s = time.monotonic()
         self._looked_s = -BEAT_S
+        self._again_s = 0.0
         self._devices = visible_devices() if self._sweep.jobs > 1 else []
         self.ended: list[TrialEnd] = []
 
@@ -127,13 +130,16 @@ class SweepRun:
         return None
 
     def _fill(self) -> None:
-        """Begin trials in the free places."""
+        """Begin trials in the free places; where there was none to begin, only after a while or after an end."""
+        if time.monotonic() < self._again_s:
+            return
         taken = {each.slot for each in self._running}
         for slot in range(self._sweep.jobs):
             if slot in taken:
                 continue
             trial = self._study.begin()
             if trial is None:
+                self._again_s = time.monotonic() + ASK_S
                 return
             self._begin(trial, slot)
 
@@ -210,6 +216,7 @@ class SweepRun:
             reason=reason,
         )
         self.ended.append(end)
+        self._again_s = 0.0
         self._tell(end)
 
     def _look_for_the_dead(self) -> None:

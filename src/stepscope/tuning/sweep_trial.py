@@ -79,17 +79,17 @@ class TrialProgram:
         self.is_pruned = False
 
     def look(self) -> list[tuple[int, float]]:
-        """The values that came since the last look, each with its iteration; none once its end has begun."""
+        """What the trial is compared by at each iteration since the last look; none once its end has begun."""
         if self._ending is not None:
             return []
         is_over = self.has_ended  # asked first: what it wrote until its end is then all there
         found = []
         for value in self._reader.new(is_over=is_over):
             self.seen.add(value)
-            found.append((self.seen.count, self.seen.result))
+            found.append((self.seen.count, self._compared(value.value)))
         if is_over:
             self.end()
-        return [(iteration, value) for iteration, value in found if value is not None]
+        return found
 
     def end(self) -> None:
         """Begin to end it with all that it started: SIGINT, then SIGTERM, then SIGKILL; returns at once."""
@@ -154,6 +154,15 @@ class TrialProgram:
         except OSError as error:
             raise UsageError(f"{self.folder / VALUES} cannot be written: {error.strerror}") from error
         write_json(self.folder / RESULT, result)
+
+    def _compared(self, value: float) -> float:
+        """The value itself or the best so far, as `early_terminate` has it; for Hyperband what counts of the values."""
+        early, best, result = self._sweep.early, self.seen.best, self.seen.result
+        assert best is not None
+        assert result is not None
+        if self._sweep.method == "hyperband" or early is None:
+            return result
+        return value if early.strict else best
 
     def _end(self) -> None:
         end_programs(self._child, str(self.folder))
