@@ -27,7 +27,18 @@ from remedy_measurements import PRELUDE, Measurement
 
 from stepscope.compare import compare_samples
 
-MODULES: tuple[str, ...] = ("attention", "data_parallel", "graphs", "horizontal", "losses", "optimizers", "precision")
+MODULES: tuple[str, ...] = (
+    "attention",
+    "data_parallel",
+    "deferred_logging",
+    "graphs",
+    "horizontal",
+    "host_settings",
+    "input_pipeline",
+    "losses",
+    "optimizers",
+    "precision",
+)
 """Modules of remedy_measurements, in the order in which they are printed."""
 
 
