@@ -272,6 +272,16 @@ class TestRunning:
         assert drawn(tmp_path / "a", [4]) == drawn(tmp_path / "b", [1, 2, 4])
         assert len(set(drawn(tmp_path / "c", [4]))) == 4
 
+    def test_a_process_that_died_while_it_took_a_trial(self, tmp_path: Path) -> None:
+        sweep = sweep_of({"x": [0.25, 0.5]}, method="grid")
+        study = SweepStudy(sweep, tmp_path / "study.sqlite", tmp_path)
+        study.study.ask(fixed_distributions={each.name: each.optuna_distribution() for each in sweep.searched})
+
+        assert study.take_from_the_dead() == [0]
+        taken = [trial.params["x"] for _ in range(2) if (trial := study.begin()) is not None]
+        assert sorted(taken) == [0.25, 0.5]
+        assert study.begin() is None
+
     def test_a_trial_that_was_taken_for_dead_counts_once(self, tmp_path: Path) -> None:
         sweep = sweep_of({"x": [0.25, 0.5]}, method="grid")
         ours, theirs = (SweepStudy(sweep, tmp_path / "study.sqlite", tmp_path) for _ in range(2))

@@ -53,6 +53,7 @@ class SweepStudy:
     def __init__(self, sweep: Sweep, place: str | Path, folder: Path) -> None:
         self.sweep = sweep
         self._lock = folder / "sweep.lock"
+        self._is_locked_by_all = "://" not in str(place)  # of a database on another machine not all have this lock
         self._grid = make_grid(sweep) if sweep.method == "grid" else None
         direction: Any = sweep.metric.goal
         with held(self._lock), _quietly():
@@ -218,7 +219,9 @@ class SweepStudy:
 
     def _is_dead(self, trial: optuna.trial.FrozenTrial) -> bool:
         owner = trial.user_attrs.get(_OWNER)
-        if not isinstance(owner, dict):  # it was taken a moment ago, or its process died then
+        if not isinstance(owner, dict):  # its process died while it took it, or is taking it now, under the lock
+            if self._is_locked_by_all:
+                return True
             begun = trial.datetime_start
             return begun is None or time.time() - begun.timestamp() > SILENT_S
         if owner.get("machine") == self._owner["machine"]:
