@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,7 +151,7 @@ def test_without_facts_the_reducers_marks_tell() -> None:
     assert copied.settings.find_unused_parameters is False
     assert reasons_of(copied)["gradient_as_bucket_view"].startswith("1 gradients a step are copied out")
     searched = settings_of(two_ranks(None, marks=SEARCH))
-    assert searched.settings == replace(DataParallelSettings(), bucket_cap_mb=searched.settings.bucket_cap_mb)
+    assert (searched.settings.gradient_as_bucket_view, searched.settings.find_unused_parameters) == (None, None)
     assert settings_of(two_ranks(None)).settings.find_unused_parameters is None
     kept = settings_of(two_ranks(structs.replace(DDP, gradient_as_bucket_view=True, static_graph=True)))
     assert (kept.settings.gradient_as_bucket_view, kept.settings.static_graph) == (True, True)
@@ -182,6 +181,18 @@ def test_a_trace_without_communication_says_how_to_record_it(
     assert written.out == ""
     assert written.err.count("\n") == 1
     assert "stepscope run torchrun --nproc-per-node 2 train.py" in written.err
+
+
+def test_other_communication_is_not_data_parallel_training() -> None:
+    with pytest.raises(UsageError, match="nothing of PyTorch's DistributedDataParallel"):
+        settings_of(two_ranks(None, gradients=0))
+
+
+def test_other_traces_must_be_other_ranks() -> None:
+    with pytest.raises(UsageError, match="is no other rank of the run"):
+        data_parallel_settings(View(two_ranks()), [Experiment(two_ranks())])
+    with pytest.raises(UsageError, match="name ranks of one run"):
+        data_parallel_settings(View(two_ranks()), [Experiment(device_steps())])
 
 
 def test_the_command_prints_reasons_and_code_and_writes_the_file(

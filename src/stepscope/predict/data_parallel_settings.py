@@ -18,6 +18,7 @@ from stepscope.predict.exposed_buckets import BucketSize, bucket_sizes
 from stepscope.predict.links import FASTEST
 from stepscope.program_facts import DataParallelFacts
 from stepscope.remedies.parallel_settings import DataParallelSettings
+from stepscope.trace import Trace
 from stepscope.whatif import Experiment
 
 WORTH: Final = 0.01
@@ -26,7 +27,7 @@ MOST_OFF: Final = 0.5
 """Share by which the messages may differ from latency and bandwidth in the median for these to mean something."""
 COPY: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 SEARCH: Final = "torch.distributed.ddp.reducer::search_unused_parameters"
-_DDP: Final = "DistributedDataParallel.forward"
+_OF_PYTORCH: Final = r"^DistributedDataParallel\.forward|^torch::autograd::AccumulateGrad$|ddp\.reducer::"
 HOW_TO_RECORD: Final = (
     "record some steps of training on several ranks, such as stepscope run torchrun --nproc-per-node 2 train.py"
 )
@@ -82,13 +83,14 @@ def data_parallel_settings(view: View, others: Sequence[Experiment] = ()) -> Set
         others: the same steps of other ranks, which tell transfers from waiting.
 
     Raises:
-        UsageError: the trace has no communication between ranks.
+        UsageError: the trace has no communication between ranks, or not of DistributedDataParallel; or `others` are
+            not other ranks of the same run.
     """
     facts = next((each for each in view.program.data_parallel if each.kind == "DistributedDataParallel"), None)
-    if facts is None and collectives(view.trace).is_empty():
-        raise UsageError(
-            f"the trace has no communication between ranks, from which settings would follow: {HOW_TO_RECORD}"
-        )
+    if facts is None:
+        _check_trace(view)
+    for other in others:
+        _check_other(view.trace, other.trace)
     experiment = view.experiment
     exchange = recorded_exchange(experiment, others)
     try:
@@ -114,6 +116,27 @@ def data_parallel_settings(view: View, others: Sequence[Experiment] = ()) -> Set
         None if link is None or exchange is None else link.transfer_ns("all_reduce", 0, exchange.ranks),
         None if link is None else link.bandwidth_bytes_s,
     )
+
+
+def _check_trace(view: View) -> None:
+    """Whether the trace, which says nothing of the program, is of data-parallel training in PyTorch."""
+    if collectives(view.trace).is_empty():
+        raise UsageError(
+            f"the trace has no communication between ranks, from which settings would follow: {HOW_TO_RECORD}"
+        )
+    names = pl.concat([view.trace.operators["name"], view.trace.annotations["name"]])
+    if not names.str.contains(_OF_PYTORCH).any():
+        raise UsageError(
+            "the trace has communication, but nothing of PyTorch's DistributedDataParallel, whose settings these are"
+        )
+
+
+def _check_other(trace: Trace, other: Trace) -> None:
+    """Whether both can be ranks of one run."""
+    ours, theirs = trace.metadata, other.metadata
+    same = ours.rank is not None and ours.rank == theirs.rank
+    if same or ours.world_size != theirs.world_size or collectives(other).is_empty():
+        raise UsageError(f"{theirs.path} is no other rank of the run that {ours.path} is of: name ranks of one run")
 
 
 def _flag(reason: Reason) -> bool | None:
