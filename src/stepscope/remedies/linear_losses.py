@@ -134,7 +134,7 @@ class _LinearLoss(torch.autograd.Function):
                 'linear_cross_entropy with reduction "mean" or "sum" has one backward pass; take reduction="none" and '
                 "its mean, or compute the loss again"
             )
-        if upstream.device.type != "cpu" or float(upstream) != 1.0:
+        if upstream.device.type != "cpu" or torch.compiler.is_compiling() or float(upstream) != 1.0:
             for gradient in gradients:
                 if gradient is not None:
                     gradient.mul_(upstream)

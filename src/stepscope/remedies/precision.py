@@ -50,11 +50,17 @@ class PrecisionDrift:
     def __str__(self) -> str:
         if not self.full:
             return f"losses in {self.dtype} were not compared with full precision"
-        count = len(self.full)
-        return (
-            f"{count} {'loss' if count == 1 else 'losses'} in {self.dtype} differ from full precision by "
-            f"{max(self.differences):.3%} at most, tolerance {self.tolerance:.3%}: {self.verdict}"
+        losses = (
+            f"1 loss in {self.dtype} differs"
+            if len(self.full) == 1
+            else f"{len(self.full)} losses in {self.dtype} differ"
         )
+        largest = max(self.differences)
+        size = f"by {largest:.3%} at most"
+        if largest == math.inf:
+            place = self.differences.index(largest)
+            size = f"by more than a share can say ({self.low[place]:g} beside {self.full[place]:g})"
+        return f"{losses} from full precision {size}, tolerance {self.tolerance:.3%}: {self.verdict}"
 
 
 class MixedPrecision:
