@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
+import stepscope.diagnosis
 from stepscope.capture.applying import (
     Applying,
     all_flags,
@@ -40,6 +41,7 @@ from stepscope.report.text import text_report
 from tests.unit.hand_built import full
 
 Start = Callable[[str], Applying]
+RULES = Path(stepscope.diagnosis.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "remedies" / "applying.md"
 
 
@@ -103,6 +105,18 @@ class TestLists:
     def test_the_page_has_every_flag_as_it_is(self) -> None:
         assert f"\n|---|---|---|\n{flag_rows(all_flags())}\n" in PAGE.read_text()  # scripts/generate_docs writes it
         assert len({flag.name for flag in all_flags()}) == len(all_flags())
+
+    def test_what_rules_advise_can_be_applied(self) -> None:
+        rules = "".join(path.read_text() for path in RULES.rglob("*.py"))
+        words = {
+            re.sub(r"\{[^}]*\}", "2", word)
+            for words in re.findall(r"\bapply=\(([^)]*)\)", rules)
+            for word in re.findall(r'"([^"]+)"', words)
+        }
+
+        assert len(words) > 15
+        for word in words:
+            assert parse_applications(word)
 
     def test_the_environment_is_changed_only_where_asked(self) -> None:
         variables = {"PATH": "/bin", "CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "OFF"}
@@ -177,6 +191,24 @@ class TestOutcomes:
         assert [each.flag for each in applied_outcomes(("no-debug", "zero-grad", "bf16"), folder) if each.applied] == [
             "no-debug"
         ]
+
+    def test_a_rank_stays_one_when_its_group_is_destroyed(self, tmp_path: Path) -> None:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        folder = RunFolder.create(tmp_path, "run", RunManifest(("train.py",)))
+        applying = install(("zero-grad",), folder)
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)
+        try:
+            optimizer.zero_grad(False)
+            torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+            optimizer.zero_grad(False)
+            torch.distributed.destroy_process_group()
+            optimizer.zero_grad()
+        finally:
+            applying.remove()
+
+        assert [path.parent.name for path in folder.path.glob("rank*/applied-*.json")] == ["rank1"]
+        assert len(said(applying)) == 2
 
     def test_a_damaged_file_is_passed_over(self, tmp_path: Path) -> None:
         folder = RunFolder.create(tmp_path, "run", RunManifest(("train.py",)))

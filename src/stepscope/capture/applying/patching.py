@@ -53,6 +53,7 @@ class Applying:
         self._at_end: list[Callable[[], None]] = []
         self._process = os.getpid()
         self._is_rank = False
+        self._rank: int | None = None
         self._written: Path | None = None
 
     def did(self, flag: str, sentence: str) -> None:
@@ -133,7 +134,7 @@ class Applying:
 
     def _say(self, applied: bool, flag: str, sentence: str) -> None:
         if os.getpid() != self._process:  # forked: a rank of its own, or a helper that nothing is said of
-            self._process, self._written, self._is_rank = os.getpid(), None, False
+            self._process, self._written, self._is_rank, self._rank = os.getpid(), None, False, None
             self._said = {True: {}, False: {}}
         entries = self._said[applied]
         if (flag, sentence) in entries or sum(flag == name for name, _ in entries) >= MOST_SENTENCES:
@@ -147,7 +148,9 @@ class Applying:
         self._is_rank = self._is_rank or not is_helper()
         if self._folder is None or not self._is_rank:
             return
-        path = self._folder.rank_folder(rank_and_world_size()[0]) / f"{PREFIX}{self._process}.json"
+        if self._rank is None or _is_distributed():  # a rank is not asked for any more when its group is destroyed
+            self._rank = rank_and_world_size()[0]
+        path = self._folder.rank_folder(self._rank) / f"{PREFIX}{self._process}.json"
         write_json(path, self.to_json())
         if self._written not in (None, path):
             assert self._written is not None
@@ -168,6 +171,11 @@ def users_place() -> str:
 def is_users_file(file: str) -> bool:
     """Whether code of that file is the user's own: no library's, no part of Python, and not made at run time."""
     return not (file.startswith(("<", _PACKAGE, _STANDARD_LIBRARY)) or any(folder in file for folder in _INSTALLED))
+
+
+def _is_distributed() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
 
 
 def made_here(kind: str) -> str:
