@@ -27,6 +27,7 @@ _SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "loss_difference": pl.String,
     "outcome": pl.String,
 }
+_BUSY_CORES: Final = 0.5
 _FAILED: Final = {"not applied": "not applied", "out of memory": "out of memory"}
 
 
@@ -200,6 +201,11 @@ def how(result: TuneResult) -> Iterator[str]:
             "count; what was measured while choosing is not part of it."
         )
         yield from (_in_names(caveat) for caveat in proof.caveats)
+        if proof.other_cores is not None and proof.other_cores > _BUSY_CORES:
+            yield (
+                f"Other processes kept up to {proof.other_cores:.1f} cores busy meanwhile; without them the interval would "
+                "be narrower."
+            )
     if result.stop == "budget":
         yield "The budget ended before everything was tried: the same command with --study goes on."
     if result.stop == "interrupted":

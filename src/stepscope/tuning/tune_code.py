@@ -13,11 +13,19 @@ _CODE: Final = {
     "pin-memory": "DataLoader(dataset, ..., pin_memory=True)",
     "persistent-workers": "DataLoader(dataset, ..., persistent_workers=True)",
     "non-blocking": "batch = batch.to(device, non_blocking=True)",
-    "bf16": "with torch.autocast(device.type, dtype=torch.bfloat16):\n    loss = loss_of(model(batch))",
+    "bf16": (
+        "from stepscope.remedies import mixed_precision\n\n"
+        'precision = mixed_precision("bf16")  # its guard compares the first losses with full precision\n'
+        "loss = precision.loss(lambda: loss_of(model(batch), target))\n"
+        "precision.backward(loss)\n"
+        "precision.step(optimizer)"
+    ),
     "fp16": (
-        "scaler = torch.amp.GradScaler(device.type)\n"
-        "with torch.autocast(device.type, dtype=torch.float16):\n    loss = loss_of(model(batch))\n"
-        "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()"
+        "from stepscope.remedies import mixed_precision\n\n"
+        'precision = mixed_precision("fp16")  # its guard compares the first losses with full precision\n'
+        "loss = precision.loss(lambda: loss_of(model(batch), target))\n"
+        "precision.backward(loss)\n"
+        "precision.step(optimizer)"
     ),
     "tf32": 'torch.set_float32_matmul_precision("high")',
     "compile": "model = torch.compile(model, mode={quoted})",
@@ -33,14 +41,18 @@ _CODE: Final = {
     ),
     "deferred-logging": (
         "from stepscope.remedies import DeferredScalars\n\n"
-        "# one read for many steps, instead of loss.item() in each: see docs/remedies"
+        "with DeferredScalars(writer) as scalars:\n"
+        "    for step, batch in enumerate(loader):\n"
+        "        ...\n"
+        "        scalars.add(step, loss=loss)  # in place of loss.item()"
     ),
-    "quiet-progress": (
-        "from stepscope.remedies import every\n\n# refresh the progress bar only now and then: see docs/remedies"
-    ),
+    "quiet-progress": "from stepscope.remedies import every\n\nbar = every({number})(tqdm(loader))",
     "garbage-at-steps": (
         "from stepscope.remedies import collect_garbage_at_steps\n\n"
-        "# no collection in the middle of a step: see docs/remedies"
+        "with collect_garbage_at_steps() as garbage:\n"
+        "    for batch in loader:\n"
+        "        ...\n"
+        "        garbage.step()"
     ),
     "threads": "torch.set_num_threads({value})",
     "allocator": "stepscope run --allocator {value} train.py",
@@ -54,4 +66,4 @@ _CODE: Final = {
 
 def code_of(name: str, value: str) -> str:
     """The remedy of an `--apply` word as code; "" for a word that is not known here."""
-    return _CODE.get(name, "").format(value=value, quoted=f'"{value or "default"}"')
+    return _CODE.get(name, "").format(value=value, quoted=f'"{value or "default"}"', number=value or 50)

@@ -185,6 +185,7 @@ class BenchMeasure:
             applied=tuple(outcome.text for outcome in outcomes),
             caveats=found.caveats,
             seconds=bench.seconds,
+            other_cores=max((run.other_cores for run in bench.runs if run.other_cores is not None), default=None),
         )
 
     def _failed(self, bench: Bench, failure: BenchFailure, proposal: Proposal) -> Outcome:

@@ -60,6 +60,7 @@ class Measured:
         applied: what the run said of the remedies, a sentence each.
         caveats: what makes the figures less certain than they look.
         seconds: that the measurement took.
+        other_cores: that others kept busy meanwhile, in the run with most; None where unknown.
     """
 
     before_ns: float | None
@@ -75,6 +76,7 @@ class Measured:
     applied: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
     seconds: float = 0.0
+    other_cores: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For the study and reports."""
