@@ -38,6 +38,7 @@ MODULES: tuple[str, ...] = (
     "losses",
     "optimizers",
     "precision",
+    "rewrites",
 )
 """Modules of remedy_measurements, in the order in which they are printed."""
 
