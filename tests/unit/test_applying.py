@@ -32,6 +32,7 @@ from stepscope.capture.applying import (
 )
 from stepscope.capture.applying.flags import flag_rows
 from stepscope.capture.applying.outcomes import Outcome, applied_beside, outcomes
+from stepscope.capture.applying.patching import in_a_line
 from stepscope.capture.manifest import RunManifest
 from stepscope.capture.run_folder import RunFolder
 from stepscope.errors import UsageError
@@ -307,6 +308,21 @@ def epochs(loader: DataLoader[Any], count: int = 2) -> list[list[int]]:
     """All that a loader gives, epoch by epoch, from the same seed."""
     torch.manual_seed(0)
     return [[int(value) for batch in loader for value in batch] for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no file '/home/alice/my data/x.py'.", "no file 'my data/x.py'"),
+        ("C:\\Users\\bob\\a.py: gone", "a.py: gone"),
+        ("see https://pytorch.org/docs/x.html", "see https://pytorch.org/docs/x.html"),
+        ("1/2 of a/b", "1/2 of a/b"),
+        ("", "ValueError"),
+        ("long " * 99, ("long " * 40).strip()),
+    ],
+)
+def test_a_reason_is_short_and_names_no_folder(text: str, shown: str) -> None:
+    assert in_a_line(ValueError(text)) == shown
 
 
 class TestLoaders:

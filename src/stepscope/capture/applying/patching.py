@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,9 @@ from stepscope.errors import StepscopeError
 
 _PACKAGE: Final = str(Path(__file__).resolve().parents[2]) + os.sep
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_FOLDERS: Final = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\][^\s'\"(),:]*[/\\]")
+"""Of a path in a text, all but the last part; parts of an address are left."""
+_LONGEST_REASON: Final = 200
 _STANDARD_LIBRARY: Final = os.path.dirname(os.__file__) + os.sep
 
 
@@ -185,6 +189,6 @@ def made_here(kind: str) -> str:
 
 
 def in_a_line(error: BaseException) -> str:
-    """An exception as the end of a sentence, at most 200 characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text[:200].rstrip(".")
+    """An exception as the end of a sentence, without the folders of files, at most 200 characters."""
+    text = _FOLDERS.sub("", " ".join(str(error).split())) or type(error).__name__
+    return text[:_LONGEST_REASON].rstrip(". ")
