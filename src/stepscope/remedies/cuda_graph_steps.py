@@ -1,8 +1,8 @@
 """A step recorded as CUDA graphs, one for each kind of arguments, and launched from then on.
 
-What torch's notes on CUDA graphs ask for, in this order: the first calls run as they are on a side stream (each is a
-real step), with the batch in tensors that stay where they are; the next one is recorded, which computes nothing, and
-launched; further ones copy their batch in and launch. Graphs share one pool of memory, which is allowed because they
+What torch's notes on CUDA graphs ask for, in this order: the first call runs as it is and shows what it runs; some more
+run on a side stream (each is a real step), with the batch in tensors that stay where they are; the next one is
+recorded, which computes nothing, and launched; further ones copy their batch in and launch. Graphs share one pool of memory, which is allowed because they
 run one after the other, and results of one are not taken from the pool by another while they are held here.
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -161,6 +161,7 @@ class GraphedSteps:
     _parameters: list[Tensor] = field(default_factory=list)
     _slots: list[tuple[dict[str, Tensor | None], str]] = field(default_factory=list)
     _places: list[int] = field(default_factory=list)
+    _seen: bool = False
     _told: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -169,6 +170,8 @@ class GraphedSteps:
             return self.function(*args, **kwargs)
         try:
             given = flat((args, kwargs))
+            if not self._seen:
+                return self._first(given, lambda: self.function(*args, **kwargs))
             self._forget_if_moved()
             key = self._key(given)
             recorded = self._graphs.get(key)
@@ -225,8 +228,29 @@ class GraphedSteps:
         tensors = [table.get(name) for table, name in self._slots]
         return [0 if each is None else each.data_ptr() for each in (*tensors, *self._parameters)]
 
+    def _first(self, given: Flat, plain: Call) -> Any:
+        """The first call, just as it is: it shows what it runs, and on which devices."""
+        self._seen = True
+        result, seen = watched(plain)
+        self._learn(seen)
+        types = {each.device.type for each in (*given.tensors, *self._parameters)}
+        if types and self.recorder.device.type not in types:
+            return self._refuse(
+                f"nothing that it gets or runs is on a {self.recorder.device.type} device", lambda: result
+            )
+        return self._checked(seen, result, [])
+
+    def _checked(self, seen: Watched, result: Any, waits: list[str]) -> Any:
+        """The result of a call that was watched, and whether it can be recorded later."""
+        try:
+            results = flat(result, "the result")
+        except NotStatic as why:
+            return self._refuse(str(why), lambda: result)
+        why_not = self._why_not(seen, results, waits)
+        return self._refuse(why_not, lambda: result) if why_not is not None else self._handed(results)
+
     def _warmed(self, warming: _Warming, given: Flat) -> Any:
-        """A real call beside the stream, which shows what it runs."""
+        """A real call on the stream that is recorded later."""
         warming.calls += 1
         versions, settings = [each._version for each in warming.arguments.buffers], self.optimizers.settings
         waits: list[str] = []
@@ -248,12 +272,7 @@ class GraphedSteps:
             if buffer._version != version:
                 tensor.copy_(buffer)
                 return self._refuse("it changes a tensor among its arguments in place", lambda: result)
-        try:
-            results = flat(result, "the result")
-        except NotStatic as why:
-            return self._refuse(str(why), lambda: result)
-        why_not = self._why_not(seen, results, waits)
-        return self._refuse(why_not, lambda: result) if why_not is not None else self._handed(results)
+        return self._checked(seen, result, waits)
 
     def _learn(self, seen: Watched) -> None:
         """Make ready for graphs what was not known before; what was recorded without it starts again."""

@@ -61,7 +61,7 @@ def flat(value: Any, what: str = "the argument") -> Flat:
 
 def _taken_apart(value: Any, tensors: list[Tensor], what: str, depth: int) -> Hashable:
     kind = type(value)
-    if isinstance(value, Tensor):
+    if kind in (Tensor, torch.nn.Parameter) and value.layout == torch.strided:
         tensors.append(value)
         return ("tensor",)
     if kind in _PLAIN:
@@ -74,11 +74,11 @@ def _taken_apart(value: Any, tensors: list[Tensor], what: str, depth: int) -> Ha
     if depth < _MOST_DEEP and kind in (dict, OrderedDict):
         inside = [(_taken_apart(each, tensors, what, depth + 1)) for each in value.values()]
         return ("mapping", kind, tuple(value), *inside)
-    if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or callable(value):
+    if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or (callable(value) and not torch.is_tensor(value)):
         return ("object", _Same(value))
     raise NotStatic(
-        f"{what} holds a {kind.__name__}, whose tensors cannot be told: use tensors, or tuples, lists and dictionaries "
-        "of tensors"
+        f"{what} holds a {kind.__name__}, whose memory cannot be told: use plain tensors, or tuples, lists and "
+        "dictionaries of them"
     )
 
 
@@ -117,10 +117,11 @@ class StaticArguments:
                     "read it from outside, or make it inside"
                 )
         self._given = given
-        self.buffers = tuple(
-            torch.empty_like(each, device=device if each.device.type == "cpu" else each.device, requires_grad=False)
-            for each in given.tensors
-        )
+        with torch.inference_mode(False):  # tensors of inference do not count how often they are changed
+            self.buffers = tuple(
+                torch.empty_like(each, device=device if each.device.type == "cpu" else each.device, requires_grad=False)
+                for each in given.tensors
+            )
 
     def fill(self, tensors: Sequence[Tensor]) -> None:
         """Copy a call's tensors in, without waiting for the device."""

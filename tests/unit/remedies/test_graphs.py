@@ -236,14 +236,36 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_why() -> None:
     assert "gradients to an optimizer outside" in reason(lambda steps: steps(x), backward_only)
     assert "schedule of learning rates" in reason(lambda steps: steps(x), scheduled)
     assert "holds a Batch" in reason(lambda steps: steps(Batch()), lambda batch: batch.data + 1)
+    assert "holds a Tensor" in reason(lambda steps: steps(x.to_sparse()), lambda x: x)
     assert "the result holds a Batch" in reason(lambda steps: steps(x), lambda x: Batch())
-    assert "wants a gradient" in reason(lambda steps: steps(x.clone().requires_grad_()), lambda x: x + 1)
+    assert "wants a gradient" in reason(lambda steps: steps(x.clone().requires_grad_()), lambda x: x.detach() + 1)
     assert "at train.py:31 and 1 more places" in reason(
         lambda steps: steps(x), lambda x: x + 1, waits=("train.py:31", "train.py:40")
     )
     counted = torch.zeros(1)
     assert "changes a tensor among its arguments" in reason(lambda steps: steps(counted), in_place)
     assert counted.item() == 4  # as often as it was called
+
+
+def test_what_runs_elsewhere_stays_there() -> None:
+    class OnDevice(ReplayedOnHost):
+        device = torch.device("meta")
+
+    steps = GraphedSteps(lambda x: x + 1, OnDevice(list))
+    with pytest.warns(RuntimeWarning, match="nothing that it gets or runs is on a meta device"):
+        result = steps(torch.ones(2))
+    assert result.tolist() == [2, 2]
+
+
+def test_inference_mode_is_captured_too() -> None:
+    model = nn.Linear(4, 2)
+    recorder = ReplayedOnHost(list)
+    steps = GraphedSteps(model, recorder, warm_up=1)
+    with torch.inference_mode():
+        for number in range(5):
+            x = torch.full((2, 4), float(number))
+            assert torch.equal(steps(x), model(x))
+    assert (recorder.recorded, recorder.launched, steps.refused) == (1, 3, None)
 
 
 def test_a_failed_recording_leaves_the_step_as_it_was() -> None:
