@@ -38,6 +38,17 @@ examples:
 
 Exit codes: 0 done, also where nothing helps; 2 the program fails as it is; 130 interrupted."""
 RESULT: Final = "result"
+_STEPS: Final = 50
+_OPTIONS: Final[dict[str, object]] = {
+    "folder": None,
+    "storage": None,
+    "steps": _STEPS,
+    "seed": 0,
+    "only": None,
+    "skip": None,
+    "loss_tolerance": None,
+}
+"""Options with a value that a search must be given again to go on, and their defaults."""
 
 
 def prepare_parser(parser: CommandParser) -> None:
@@ -48,7 +59,7 @@ def prepare_parser(parser: CommandParser) -> None:
     parser.of_program = "--knob"
     how = parser.add_argument_group("how much is measured")
     how.add_argument(
-        "--steps", metavar="N", type=at_least(3), default=50, help="steps to time in a run, with its warm-up (50)"
+        "--steps", metavar="N", type=at_least(3), default=_STEPS, help="steps to time in a run, with its warm-up (50)"
     )
     how.add_argument(
         "--budget", metavar="TIME", type=time_of, default=1200.0, help="begin no further trial after it: 20m, 1h (20m)"
@@ -124,6 +135,8 @@ def run(arguments: argparse.Namespace) -> int:
             return _interrupted(arguments, folder)
         result = _search(arguments, words, folder, study, space)
         _write(arguments, folder, result)
+    if result.stop == "budget":
+        _say(f"the budget ended first; to go on: {_command_to_go_on(arguments, folder)}")
     return _interrupted(arguments, folder) if result.stop == "interrupted" else 0
 
 
@@ -157,9 +170,13 @@ def _program(arguments: argparse.Namespace, words: list[str]) -> dict[str, Any]:
     return {
         "words": list(arguments.program),
         "script": program_hash(words),
-        "steps": arguments.steps,
-        "seed": arguments.seed,
-        "quiet": arguments.quiet_machine,
+        "--steps": arguments.steps,
+        "--seed": arguments.seed,
+        "--quiet-machine": arguments.quiet_machine,
+        "--knob": sorted(arguments.knob),
+        "--only": arguments.only,
+        "--skip": arguments.skip,
+        "--loss-tolerance": arguments.loss_tolerance,
     }
 
 
@@ -187,10 +204,6 @@ def _space(arguments: argparse.Namespace, words: list[str], folder: Path, study:
         known = study.space()
         if known is not None:
             _say(f"the study {folder.name} goes on; {folder}")
-            if knobs and not {knob.name for knob in knobs} <= {knob.name for knob in known.knobs}:
-                raise UsageError(
-                    f"the study {folder.name} was begun without some of these knobs; begin another --study"
-                )
             return known
         _say(f"study {folder.name}; {folder}")
         baseline = Baseline()
@@ -288,9 +301,24 @@ def _write(arguments: argparse.Namespace, folder: Path, result: TuneResult) -> N
 
 
 def _interrupted(arguments: argparse.Namespace, folder: Path) -> int:
-    where = f" --folder {shlex.quote(arguments.folder)}" if arguments.folder else ""
-    _say(f"interrupted; to go on: stepscope tune --study {folder.name}{where} with the same options and program")
+    _say(f"interrupted; to go on: {_command_to_go_on(arguments, folder)}")
     return INTERRUPTED
+
+
+def _command_to_go_on(arguments: argparse.Namespace, folder: Path) -> str:
+    """The command of this search, with the name of its study and without secrets."""
+    from stepscope.capture.manifest import without_secrets
+
+    words = ["stepscope", "tune", "--study", folder.name]
+    for name, default in _OPTIONS.items():
+        value = getattr(arguments, name)
+        if value != default:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    words += ["--quiet-machine"] if arguments.quiet_machine else []
+    words += [word for knob in arguments.knob for word in ("--knob", knob)]
+    return " ".join(
+        word if "***" in word else shlex.quote(word) for word in without_secrets([*words, *arguments.program])
+    )
 
 
 def _say(sentence: str) -> None:

@@ -203,8 +203,8 @@ def how(result: TuneResult) -> Iterator[str]:
         yield from (_in_names(caveat) for caveat in proof.caveats)
         if proof.other_cores is not None and proof.other_cores > _BUSY_CORES:
             yield (
-                f"Other processes kept up to {proof.other_cores:.1f} cores busy meanwhile; without them the interval would "
-                "be narrower."
+                f"Other processes kept up to {proof.other_cores:.1f} cores busy meanwhile; without them the interval "
+                "would be narrower."
             )
     if result.stop == "budget":
         yield "The budget ended before everything was tried: the same command with --study goes on."

@@ -105,14 +105,14 @@ def search_space(findings: Sequence[Finding], user: Sequence[Knob], around: Surr
         findings: of the baseline, the largest saving first.
     """
     known = {flag.name for flag in all_flags()}
-    said: list[str] = []
+    left_out: dict[str, list[str]] = {}
     prescribed = [knob for finding in findings for knob in _of_finding(finding, around)]
     standard = []
     for knob, why_not in _standard(around):
         if why_not is None:
             standard.append(knob)
         elif knob.name not in {each.name for each in prescribed}:
-            said.append(f"{knob.name} was left out: {why_not}")
+            left_out.setdefault(why_not, []).append(knob.name)
     first, second = [knob for knob in prescribed if knob.promised_ns], [k for k in prescribed if not k.promised_ns]
     first.sort(key=lambda knob: -(knob.promised_ns or 0))
     knobs = []
@@ -120,7 +120,15 @@ def search_space(findings: Sequence[Finding], user: Sequence[Knob], around: Surr
         values = tuple(value for value in knob.values if _is_allowed(knob, value, known))
         if values:
             knobs.append(replace(knob, values=values))
-    return Space(tuple(knobs), tuple(dict.fromkeys(said)))
+    said = (f"{_listed(names)} left out: {why_not}" for why_not, names in left_out.items())
+    return Space(tuple(knobs), tuple(said))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Such as "a was", or "a, b and c were"."""
+    if len(names) == 1:
+        return f"{names[0]} was"
+    return f"{', '.join(names[:-1])} and {names[-1]} were"
 
 
 def chosen_space(space: Space, only: Sequence[str] | None, skip: Sequence[str]) -> Space:

@@ -49,8 +49,8 @@ def test_without_an_accelerator_nothing_of_one_is_tried() -> None:
     assert {"batched-loss", "fuse-optimizer", "workers", "compile", "threads", "zero-grad"} <= set(found)
     assert {"pin-memory", "tf32", "bf16", "fp16", "cudnn-benchmark", "bucket-mb", "allocator"}.isdisjoint(found)
     said = search_space((), (), PROCESSOR).said
-    assert "pin-memory was left out: the program uses no accelerator" in said
-    assert "bucket-mb was left out: the program is one process" in said
+    assert "deferred-logging, pin-memory and non-blocking were left out: the program uses no accelerator" in said
+    assert "bucket-mb, gradient-view and static-graph were left out: the program is one process" in said
     assert "allocator was left out: neither jemalloc nor tcmalloc is installed" in said
 
 
