@@ -2,8 +2,9 @@
 
 What torch's notes on CUDA graphs ask for, in this order: the first call runs as it is and shows what it runs; some more
 run on a side stream (each is a real step), with the batch in tensors that stay where they are; the next one is
-recorded, which computes nothing, and launched; further ones copy their batch in and launch. Graphs share one pool of memory, which is allowed because they
-run one after the other, and results of one are not taken from the pool by another while they are held here.
+recorded, which computes nothing, and launched; further ones copy their batch in and launch. Graphs share one pool of
+memory, which is allowed because they run one after the other, and because results of one, which are held here, are
+not taken from the pool by another.
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
 
