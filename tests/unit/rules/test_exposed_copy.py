@@ -165,7 +165,10 @@ def test_the_remedy_fits_devices_that_torch_cuda_does_not_drive() -> None:
         "    following = next(batches).to(device, non_blocking=True)\n"
         "train(batch)\n"
         "torch.accelerator.current_stream().wait_stream(copying)\n"
-        "batch = following"
+        "batch = following\n"
+        "# or, for any loader:\n"
+        "from stepscope.remedies import prefetch_to_device\n"
+        "for batch in prefetch_to_device(loader):\n    train(batch)"
     )
     assert [name for name, *_ in figures_of(finding)][1:] == ["copies per step", "bytes moved per step"]
     assert "torch.cuda.Stream()" in the_finding(rule, copied("Pinned -> Device")).remedy.code

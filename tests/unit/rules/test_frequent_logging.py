@@ -85,7 +85,12 @@ def test_the_saving_is_what_goes_at_the_frequency_that_would_do() -> None:
         ("steps between two logs at which it costs too little to matter", 20, "count", None),
     ]
     assert places_of(finding) == [("train.py", 12, "step")]
-    assert finding.remedy.code == "if step % 20 == 0:\n    print(step, loss.item())"
+    assert finding.remedy.code == (
+        "if step % 20 == 0:\n    print(step, loss.item())\n"
+        "# or, also for functions and progress bars:\n"
+        "from stepscope.remedies import every\n"
+        "log_now = every(20)      # once; then: if log_now(step): ..."
+    )
 
 
 def test_python_on_the_calls_line_prepares_it() -> None:

@@ -60,7 +60,8 @@ def test_the_time_in_the_operating_system() -> None:
         ("share of the step in the operating system", 0.3, "share", 0.05),
         ("bytes allocated per step", 0, "bytes", None),
     ]
-    assert finding.remedy.code.startswith("LD_PRELOAD=libjemalloc.so.2 ")
+    assert finding.remedy.code.startswith("stepscope run --allocator jemalloc train.py ")
+    assert "\nLD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1 " in finding.remedy.code
 
 
 def test_what_the_recording_needs_is_left_out() -> None:

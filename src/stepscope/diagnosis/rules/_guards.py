@@ -82,7 +82,9 @@ def _remedy(kind: str, name: str) -> Remedy:
         return Remedy(
             "Say that the dimension varies, or pad it to few sizes.",
             f"torch._dynamo.mark_dynamic({tensor}, {dimension})     # before the compiled call\n"
-            "# or pad: length = -(-length // 64) * 64",
+            "# or pad:\n"
+            "from stepscope.remedies import PadCollate\n"
+            "loader = DataLoader(dataset, ..., collate_fn=PadCollate(lengths=(64, 128, 256)))",
         )
     if kind == "constant":
         return Remedy(

@@ -36,7 +36,11 @@ KINDS: Final[dict[str, Kind]] = {
         "printing or logging a tensor",
         Remedy(
             "Log every {every} steps, and keep the values on the device meanwhile.",
-            "if step % {every} == 0:\n    print(step, loss.item())",
+            "if step % {every} == 0:\n    print(step, loss.item())\n"
+            "# or each of them, without a step that waits:\n"
+            "from stepscope.remedies import DeferredScalars\n"
+            "scalars = DeferredScalars(print)        # or a SummaryWriter, or wandb; scalars.close() at the end\n"
+            "scalars.add(step, loss=loss)",
             apply=("deferred-logging",),
         ),
     ),
@@ -65,7 +69,11 @@ KINDS: Final[dict[str, Kind]] = {
         Remedy(
             "Keep the value on the device and read it rarely, or after the step.",
             "running_loss += loss.detach()          # no .item(): stays on the device\n"
-            "if step % 100 == 0:\n    print(running_loss.item() / 100)",
+            "if step % 100 == 0:\n    print(running_loss.item() / 100)\n"
+            "# or, to log it, without a step that waits:\n"
+            "from stepscope.remedies import DeferredScalars\n"
+            "scalars = DeferredScalars(print)        # or a SummaryWriter, or wandb; scalars.close() at the end\n"
+            "scalars.add(step, loss=loss)",
             apply=("deferred-logging",),
         ),
     ),
@@ -95,7 +103,10 @@ KINDS: Final[dict[str, Kind]] = {
         "a copy to the device from pageable memory",
         Remedy(
             "Copy from pinned memory without waiting.",
-            "loader = DataLoader(dataset, ..., pin_memory=True)\nbatch = batch.to(device, non_blocking=True)",
+            "loader = DataLoader(dataset, ..., pin_memory=True)\nbatch = batch.to(device, non_blocking=True)\n"
+            "# or, the next batches while this one computes:\n"
+            "from stepscope.remedies import prefetch_to_device\n"
+            "for batch in prefetch_to_device(loader, device):\n    ...",
             apply=("pin-memory", "non-blocking"),
         ),
     ),

@@ -133,7 +133,10 @@ def _remedy(view: View, copies: pl.DataFrame, pageable: pl.DataFrame) -> Remedy:
             "    following = next(batches).to(device, non_blocking=True)\n"
             "train(batch)\n"
             "torch.cuda.current_stream().wait_stream(copying)\n"
-            "batch = following",
+            "batch = following\n"
+            "# or, for any loader:\n"
+            "from stepscope.remedies import prefetch_to_device\n"
+            "for batch in prefetch_to_device(loader):\n    train(batch)",
             apply=("non-blocking",),
         )
     if view.program.loaders and all(loader.pin_memory for loader in view.program.loaders):
@@ -148,6 +151,9 @@ def _remedy(view: View, copies: pl.DataFrame, pageable: pl.DataFrame) -> Remedy:
     return Remedy(
         "Load batches into pinned memory and copy them without waiting.",
         "loader = DataLoader(dataset, ..., pin_memory=True)\n"
-        "for batch in loader:\n    batch = batch.to(device, non_blocking=True)",
+        "for batch in loader:\n    batch = batch.to(device, non_blocking=True)\n"
+        "# or, the next batches while this one computes:\n"
+        "from stepscope.remedies import prefetch_to_device\n"
+        "for batch in prefetch_to_device(loader, device):\n    ...",
         apply=("pin-memory", "non-blocking"),
     )

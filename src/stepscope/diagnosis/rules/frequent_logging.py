@@ -116,7 +116,14 @@ def check(view: View) -> RuleResult:
         ),
         remedy=Remedy(
             f"Log every {every} steps: then it costs less than {limit:.0%} of the step.",
-            f"if step % {every} == 0:\n    {example}",
+            f"if step % {every} == 0:\n    {example}\n"
+            "# or, also for functions and progress bars:\n"
+            "from stepscope.remedies import every\n"
+            + (
+                f"bar = every({every})(bar)"
+                if kind == _PROGRESS_BAR
+                else f"log_now = every({every})      # once; then: if log_now(step): ..."
+            ),
             (f"quiet-progress={every}",) if kind == _PROGRESS_BAR else (),
         ),
         where=view.locations(pieces),

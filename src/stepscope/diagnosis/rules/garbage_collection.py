@@ -123,6 +123,9 @@ def _by_itself() -> Remedy:
         "Take what lives as long as the program out of the collector's sight before the first step, and keep "
         "long-lived records in arrays or tensors instead of Python objects.",
         "import gc\n\ngc.collect()\ngc.freeze()          # after building model and dataset, before the first step\n"
-        "# or, so that all ranks stop at the same time:\ngc.disable()\nif step % 500 == 0:\n    gc.collect()",
+        "# or, so that all ranks stop at the same time:\ngc.disable()\nif step % 500 == 0:\n    gc.collect()\n"
+        "# both, and put back at the end:\n"
+        "from stepscope.remedies import collect_garbage_at_steps\n"
+        "with collect_garbage_at_steps(every=500) as garbage:\n    ...               # garbage.step() after each step",
         apply=("garbage-at-steps",),
     )

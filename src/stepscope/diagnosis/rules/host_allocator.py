@@ -84,7 +84,9 @@ def check(view: View) -> RuleResult:
         ),
         remedy=Remedy(
             "Let the process keep the memory that it frees: with another allocator, or by telling the C library so.",
-            "LD_PRELOAD=libjemalloc.so.2 python train.py      # or libtcmalloc.so.4\n"
+            "stepscope run --allocator jemalloc train.py      # or tcmalloc: finds it, and sets what it needs\n"
+            "# without stepscope (as it comes, jemalloc gives large blocks back at once, too):\n"
+            "LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1 python train.py\n"
             "# without installing anything, for glibc:\n"
             "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 MALLOC_TOP_PAD_=268435456 python train.py",
             apply=("allocator=jemalloc",),

@@ -54,6 +54,11 @@ THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost t
 _INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/")
 _WORTHWHILE: Final = 0.25
 """Of the waits; workers that take away less than this are not the remedy."""
+_BY_TRIAL: Final = (
+    "# or let these numbers be found by trial:\n"
+    "from stepscope.remedies import tune_loader\n"
+    "loader = tune_loader(dataset, step_ms=..., batch_size=...).loader()"
+)
 _RECEIVED_NS: Final = 1_000_000
 """To receive a batch of a few tensors by name, from a worker that computes; on slow virtual machines."""
 
@@ -143,7 +148,8 @@ def _count(workers: int) -> str:
 def _workers(loading: Loading, workers: int) -> Remedy:
     code = (
         f"loader = DataLoader(dataset, ..., num_workers={workers}, prefetch_factor=2,\n"
-        "                    persistent_workers=True, pin_memory=True)"
+        "                    persistent_workers=True, pin_memory=True)\n"
+        f"{_BY_TRIAL}"
     )
     apply = (f"workers={workers}", "persistent-workers")
     if loading.workers:
@@ -162,7 +168,8 @@ def _more_workers() -> Remedy:
         "Worker processes load already, and are too slow or too few: raise num_workers towards the number of "
         "CPU cores and prefetch_factor, and profile the dataset's __getitem__ and collate_fn by themselves.",
         "loader = DataLoader(dataset, ..., num_workers=os.cpu_count(), prefetch_factor=4,\n"
-        "                    persistent_workers=True, pin_memory=True)",
+        "                    persistent_workers=True, pin_memory=True)\n"
+        f"{_BY_TRIAL}",
         ("prefetch=4", "persistent-workers"),
     )
 
@@ -174,7 +181,8 @@ def _ahead(loading: Loading) -> Remedy:
         f"{'it' if loading.workers == 1 else 'them'} prefetch more.",
         "loader = DataLoader(dataset, ..., "
         f"num_workers={loading.workers}, prefetch_factor=8,\n"
-        "                    persistent_workers=True)",
+        "                    persistent_workers=True)\n"
+        f"{_BY_TRIAL}",
         ("prefetch=8", "persistent-workers"),
     )
 

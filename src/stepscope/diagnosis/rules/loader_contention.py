@@ -107,7 +107,9 @@ def _too_many(view: View, loading: Loading) -> Finding | None:
             "Start no more workers than the training leaves processors, and let each use one thread.",
             "def one_thread(worker):\n"
             "    torch.set_num_threads(1)      # and cv2.setNumThreads(0)\n\n"
-            f"loader = DataLoader(dataset, ..., num_workers={fewer}, worker_init_fn=one_thread)",
+            f"loader = DataLoader(dataset, ..., num_workers={fewer}, worker_init_fn=one_thread)\n\n"
+            "from stepscope.remedies import set_thread_counts\n"
+            f"set_thread_counts(workers={fewer})      # what is left, for the training's own threads",
             apply=(f"workers={fewer}",),
         ),
         where=view.locations(loading.pieces),
@@ -156,7 +158,10 @@ def _too_little_ahead(view: View, loading: Loading) -> Finding | None:
         remedy=Remedy(
             "Let each worker run further ahead, so that a batch that takes longer is ready in time.",
             f"loader = DataLoader(dataset, ..., num_workers={workers}, prefetch_factor={more},\n"
-            "                    persistent_workers=True)",
+            "                    persistent_workers=True)\n"
+            "# or let these numbers be found by trial:\n"
+            "from stepscope.remedies import tune_loader\n"
+            "loader = tune_loader(dataset, step_ms=..., batch_size=...).loader()",
             apply=(f"workers={workers}", f"prefetch={more}", "persistent-workers"),
         ),
         where=view.locations(loading.pieces),

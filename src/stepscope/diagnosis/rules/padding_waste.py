@@ -136,5 +136,9 @@ def _remedy(facts: PaddingFacts) -> Remedy:
         "order = sorted(range(len(dataset)), key=lambda index: len(dataset[index]))\n"
         "batches = [order[begin:begin + batch_size] for begin in range(0, len(order), batch_size)]\n"
         "random.shuffle(batches)\n"
-        "loader = DataLoader(dataset, batch_sampler=batches, collate_fn=pad_to_longest)",
+        "loader = DataLoader(dataset, batch_sampler=batches, collate_fn=pad_to_longest)\n"
+        "# or, in another order each epoch, and padded to few shapes:\n"
+        "from stepscope.remedies import LengthBucketSampler, PadCollate\n"
+        "sampler = LengthBucketSampler([len(sample) for sample in dataset], batch_size)\n"
+        "loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=PadCollate(multiple=8))",
     )

@@ -116,7 +116,10 @@ def check(view: View) -> RuleResult:
         if worst is not None
         else Remedy(
             "See what changes with TORCH_LOGS=recompiles, then pad to few shapes or mark the dimension dynamic.",
-            "torch._dynamo.mark_dynamic(batch, 1)          # or pad: length = -(-length // 64) * 64",
+            "torch._dynamo.mark_dynamic(batch, 1)\n"
+            "# or pad:\n"
+            "from stepscope.remedies import PadCollate\n"
+            "loader = DataLoader(dataset, ..., collate_fn=PadCollate(lengths=(64, 128, 256)))",
         ),
         where=_place(worst) or places_of(view, view.evidence.compile_triggers) or view.locations(pieces),
         change=without_cause("compilation"),

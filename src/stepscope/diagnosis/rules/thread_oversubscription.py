@@ -81,7 +81,9 @@ def check(view: View) -> RuleResult:
         remedy=Remedy(
             f"Use {wanted} {'thread' if wanted == 1 else 'threads'} in each rank, as many as it has processors; "
             "set it before the first operator.",
-            f"torch.set_num_threads({wanted})\n# or, for every library: OMP_NUM_THREADS={wanted} python train.py",
+            f"torch.set_num_threads({wanted})\n# or, for every library: OMP_NUM_THREADS={wanted} python train.py\n"
+            "# or, counted from the processors, ranks and workers that there are:\n"
+            "from stepscope.remedies import set_thread_counts\nset_thread_counts(workers=...)",
             apply=(f"threads={wanted}",),
         ),
         where=view.locations(view.pieces.filter(view.pieces["cause"].is_in(HOST_WORK))),
