@@ -209,7 +209,7 @@ def mixed_precision(
 
     Args:
         dtype: "bf16" (torch.bfloat16), or "fp16" (torch.float16), whose gradients a scaler keeps from underflowing.
-        device: the device's type, such as "cuda"; by default the accelerator that is there, else the CPU.
+        device: the device's type, such as "cuda"; by default the accelerator that is there, else the CPU. Say "xla" for XLA.
         check_steps: losses to compare; 0 for none.
         tolerance: relative difference that is taken. Where dropout draws other numbers for other types, or a loss is
             nearly 0, it has to be wider.
@@ -241,7 +241,10 @@ def _device_type(device: str | torch.device | None) -> str:
     if accelerator is not None and accelerator.is_available():
         kind: str = accelerator.current_accelerator().type
         return kind
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    for name in ("cuda", "hpu"):
+        if hasattr(torch, name) and getattr(torch, name).is_available():
+            return name
+    return "cpu"
 
 
 def _has_bf16() -> bool:
