@@ -39,8 +39,8 @@ def chunked_cross_entropy(
     pass `keep_logits=True`, which costs a tensor of their size. Something else that needs them for its own backward
     pass makes torch raise an error.
 
-    Computed in FP32 (float64 for float64). Loss and gradients are those of torch to 1e-6 in FP32, and to the type's
-    rounding in bf16 and fp16.
+    Computed in FP32 (float64 for float64). In FP32 the loss is torch's to 1e-6 and gradients to 1e-5; in bf16 and fp16
+    they are those of FP32, rounded once.
 
     Args:
         logits: of shape (..., classes): the classes are the last dimension.
@@ -94,8 +94,8 @@ def linear_cross_entropy(
     with "none", or for a second backward pass, the scores are made twice. Gradients of the weight are summed in FP32.
     Such a loss has one backward pass ("none": any number), and no second derivative.
 
-    Loss and gradients are those of torch to 1e-5 in FP32; in bf16 and fp16, scores are rounded as `linear` rounds them,
-    everything after is FP32. Under autocast `hidden` and `weight` are converted as `linear` would convert them.
+    In FP32 the loss is torch's to 1e-5 and gradients to 1e-4; in bf16 and fp16, scores are rounded as `linear` rounds
+    them, everything after is FP32. Under autocast `hidden` and `weight` are converted as `linear` would convert them.
 
     Args:
         hidden: of shape (..., width).

@@ -209,7 +209,8 @@ def mixed_precision(
 
     Args:
         dtype: "bf16" (torch.bfloat16), or "fp16" (torch.float16), whose gradients a scaler keeps from underflowing.
-        device: the device's type, such as "cuda"; by default the accelerator that is there, else the CPU. Say "xla" for XLA.
+        device: the device's type, such as "cuda"; by default the accelerator that is there, else the CPU. For XLA say
+            "xla".
         check_steps: losses to compare; 0 for none.
         tolerance: relative difference that is taken. Where dropout draws other numbers for other types, or a loss is
             nearly 0, it has to be wider.
