@@ -138,3 +138,20 @@ def test_nonsense_is_refused_in_a_sentence() -> None:
             clip_grad_norm([], wrong)
         with pytest.raises(ValueError, match="norm_type has to be above 0"):
             clip_grad_norm([], 1.0, wrong)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_nothing_waits() -> None:
+    given = parameters(torch.float32, torch.bfloat16)
+    for parameter in given:
+        gradient, parameter.grad = parameter.grad, None
+        parameter.data = parameter.data.cuda()
+        parameter.grad = None if gradient is None else gradient.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        norm = clip_grad_norm(given, 0.5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert float(torch.nn.utils.get_total_norm(gradients(given))) == pytest.approx(0.5, rel=0.01)
+    assert float(norm) > 0.5

@@ -360,3 +360,15 @@ def test_what_does_not_fit_is_refused_in_a_sentence(changed: dict[str, Any], sen
     fitting = {"hidden": torch.zeros(3, 4), "weight": torch.zeros(5, 4), "target": SMALL[1]}
     with pytest.raises(ValueError, match=sentence):
         linear_cross_entropy(**{**fitting, **changed})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_the_peak_has_no_room_for_all_scores() -> None:
+    hidden = torch.randn(4096, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(32000, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    target = torch.randint(0, 32000, (4096,), device="cuda")
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    linear_cross_entropy(hidden, weight, target).backward()
+    assert torch.cuda.max_memory_allocated() - before < 4096 * 32000 * 2 / 2

@@ -426,3 +426,21 @@ def test_what_gaudis_optimizers_do_not_know_stays_with_torchs(kind: str, options
     assert quietly(optimizer) is optimizer
     assert optimizer.fusion.implementation == ("foreach" if kind == "RMSprop" else "fused")
     assert vendor_optimizers.vendor_optimizer(optimizer, kind) == (None, reason)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["SGD, momentum", "AdamW, amsgrad", "Adagrad"])
+def test_on_a_gpu_state_that_was_made_before_goes_on(name: str) -> None:
+    plain, other = network(), network()
+    plain.cuda(), other.cuda()
+    reference, optimizer = made(name, plain), made(name, other)
+    for model, used in ((plain, reference), (other, optimizer)):
+        for number in range(20):
+            if number == 5 and used is optimizer:
+                assert fuse_optimizer(optimizer).fusion.implementation == "fused"
+            batch = torch.randn(16, 12, generator=torch.Generator().manual_seed(number)).cuda()
+            used.zero_grad()
+            model(batch).square().mean().backward()
+            used.step()
+    assert distance(plain, other) < 5e-5
