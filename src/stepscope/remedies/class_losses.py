@@ -75,7 +75,9 @@ class LossSettings:
             scores.addcmul_((smooth * scale).unsqueeze(-1), self.class_weight, value=-1)
         elif smooth:
             scores.sub_((smooth * scale).unsqueeze(-1))
-        return scores.scatter_add_(-1, self._places(target).unsqueeze(-1), -(hard * scale).unsqueeze(-1))
+        places = self._places(target).unsqueeze(-1)
+        # Not scatter_add_, which torch refuses on a GPU where algorithms have to be deterministic.
+        return scores.scatter_(-1, places, scores.gather(-1, places) - (hard * scale).unsqueeze(-1))
 
     def _weight_sum(self) -> Tensor | int:
         return self.classes if self.class_weight is None else self.class_weight.sum()
