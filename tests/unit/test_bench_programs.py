@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.capture.bench_load import LoadMeter
-from stepscope.capture.bench_programs import BenchCommand, last_lines, run_logged
+from stepscope.capture.bench_programs import BenchCommand, end_leftovers, last_lines, run_logged
 from stepscope.capture.environment_machine import Machine
 from stepscope.errors import UsageError
 
@@ -115,6 +115,26 @@ def test_other_processes_are_left_alone(start: Start) -> None:
     finally:
         other.kill()
         other.wait()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="the system does not show environments")
+def test_what_a_killed_search_left_is_ended_and_nothing_else(tmp_path: Path) -> None:
+    def program(run: Path) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"]
+        started = subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "STEPSCOPE_RUN": str(run)})
+        assert started.stdout is not None
+        started.stdout.readline()
+        return started
+
+    left, others = program(tmp_path / "mine" / "A-1"), [program(tmp_path / "mine-too" / "A-1"), program(tmp_path)]
+    try:
+        end_leftovers(tmp_path / "mine")
+        assert left.wait() == -9
+        assert [each.poll() for each in others] == [None, None]
+    finally:
+        for each in (left, *others):
+            each.kill()
+            each.communicate()
 
 
 def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:

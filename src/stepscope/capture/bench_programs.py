@@ -165,6 +165,16 @@ def end_programs(child: subprocess.Popen[bytes], run: str) -> None:
                 return
 
 
+def end_leftovers(root: Path) -> None:
+    """End the processes of runs whose folders are below `root`; for when whoever started them was killed.
+
+    Does nothing where the system does not show environments.
+    """
+    for process in _processes_with(os.fsencode(f"{RUN}={root}{os.sep}")):
+        with contextlib.suppress(OSError):
+            os.kill(process, getattr(signal, "SIGKILL", signal.SIGTERM))
+
+
 def _are_gone(child: subprocess.Popen[bytes], run: str, patience_s: float) -> bool:
     """Whether all of them are gone before the patience ends."""
     until = time.monotonic() + patience_s
@@ -182,12 +192,16 @@ def _alive(child: subprocess.Popen[bytes], run: str) -> list[int]:
 
 def _processes_of(run: str) -> Iterator[int]:
     """The processes in whose environment this run folder stands; none where the system does not show environments."""
-    sign = os.fsencode(f"{RUN}={run}") + b"\0"
+    return _processes_with(os.fsencode(f"{RUN}={run}") + b"\0")
+
+
+def _processes_with(sign: bytes) -> Iterator[int]:
+    """The processes with a variable that begins so."""
     with contextlib.suppress(OSError):
         for entry in os.scandir("/proc"):
             if entry.name.isdecimal():
                 with contextlib.suppress(OSError):
-                    if sign in Path(entry.path, "environ").read_bytes() + b"\0":
+                    if b"\0" + sign in b"\0" + Path(entry.path, "environ").read_bytes() + b"\0":
                         yield int(entry.name)
 
 

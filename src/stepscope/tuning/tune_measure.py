@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -13,9 +14,10 @@ from typing import Any, Final, Protocol
 
 from stepscope.capture.applying import applied_outcomes, environment_of
 from stepscope.capture.bench import FEWEST_ROUNDS, Bench, BenchFailure, BenchRun, BenchSettings, measure_round, stop_of
-from stepscope.capture.bench_programs import BenchCommand, last_lines
+from stepscope.capture.bench_programs import BenchCommand, end_leftovers, last_lines
 from stepscope.capture.run_folder import RunFolder
 from stepscope.errors import UsageError
+from stepscope.tuning.locks import held
 from stepscope.tuning.tune_knobs import Configuration, Space
 from stepscope.tuning.tune_losses import TOLERANCES, LossCheck, compare_losses
 from stepscope.tuning.tune_trials import Measured, Proposal
@@ -65,7 +67,7 @@ class BenchMeasure:
     Attributes:
         command: the program with its arguments, as the user wrote it.
         words: what is started.
-        folder: for the runs.
+        folder: for the runs; absolute.
         settings: steps, quiet machine, seed and precision of the proof.
         tolerance: of the losses; None for that of each kind of change.
         say: is told of each run.
@@ -93,6 +95,11 @@ class BenchMeasure:
             environment_of(bench.commands[1].apply, os.environ)
         except UsageError as error:  # such as an allocator that is not installed here
             return Outcome(reason=str(error))
+        with held(self.folder / f".measuring-{platform.node()}.lock"):
+            end_leftovers(self.folder)  # of a search that was killed: nobody else measures this study here
+            return self._outcome_of(bench, proposal, left_s)
+
+    def _outcome_of(self, bench: Bench, proposal: Proposal, left_s: float) -> Outcome:
         changed = tuple(set(proposal.configuration.settings) - set(proposal.reference.settings))
         while bench.stop is None:
             measure_round(bench, lambda run: self.say(bench, run))
