@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -195,13 +196,79 @@ def test_what_is_not_called_again_keeps_its_code(load: Load, applying: Applying)
     module.loss_of(*batch())
     applying.end()
 
-    assert said(applying, "batched-loss") == []
+    assert said(applying, "batched-loss") == [
+        f"the loop at {module.__name__}.py:10 takes the losses of its positions from one call"
+    ]
+    assert said(applying, "batched-loss", applied=False) == []
+
+
+TRAINING = """
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    def train(steps):
+        torch.manual_seed(0)
+        model = nn.Embedding(7, 7)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for step in range(steps):
+            tokens = torch.randint(7, (4, 6 + step % 2))
+            logits = model(tokens[:, :-1])
+            loss = torch.zeros(())
+            LOOP
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+"""
+LOOPS = {
+    "range": """for t in range(1, tokens.shape[1]):
+                loss = loss + F.cross_entropy(logits[:, t - 1], tokens[:, t], ignore_index=3) / 2""",
+    "generator": "loss = sum(F.cross_entropy(logits[:, t], tokens[:, t + 1]) for t in range(logits.size(1)))",
+    "summed": """for t in range(logits.size(1)):
+                scores = logits[:, t]
+                loss += F.cross_entropy(scores, tokens[:, t + 1], reduction="sum")""",
+    "twice": """for t in range(logits.size(1)):
+                loss += F.cross_entropy(logits[:, t], tokens[:, t + 1])
+            for t in range(logits.size(1)):
+                loss += F.cross_entropy(logits[:, t], tokens[:, t])""",
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_that_runs_already_is_served(load: Load, loop: str) -> None:
+    source = TRAINING.replace("LOOP", LOOPS[loop])
+    expected = load(source).train(6)
+    applying = install(("batched-loss",), None)
+    module = load(source)
+
+    losses = module.train(6)
+    applying.remove()
+    applying.end()
+
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert losses[-1] != losses[0]
+    assert len(said(applying, "batched-loss")) == (2 if loop == "twice" else 1)
+    assert f"the loop at {module.__name__}.py:" in said(applying, "batched-loss")[0]
+    assert said(applying, "batched-loss", applied=False) == []
+
+
+def test_a_loop_through_tensors_waits_for_the_next_call(load: Load, applying: Applying) -> None:
+    loop = """labels = tokens[:, 1:]
+            for score, label in zip(logits.unbind(1), labels.unbind(1)):
+                loss = loss + F.cross_entropy(score, label)"""
+    module = load(TRAINING.replace("LOOP", loop))
+    module.train(3)
+    applying.end()
+
     assert said(applying, "batched-loss", applied=False) == [
-        f"loss_of ({module.__name__}.py:10) was not called again; stepscope diagnose --diff shows the change"
+        f"train ({module.__name__}.py:16) was not called again; stepscope diagnose --diff shows the change"
     ]
 
 
-def test_a_loop_outside_of_functions_is_refused(load: Load, applying: Applying) -> None:
+def test_a_loop_outside_of_functions_is_served(load: Load, applying: Applying) -> None:
     module = load(
         """
         import torch
@@ -213,10 +280,60 @@ def test_a_loop_outside_of_functions_is_refused(load: Load, applying: Applying) 
             loss = loss + F.cross_entropy(logits[:, t], targets[:, t])
         """
     )
+    applying.end()
 
-    assert said(applying, "batched-loss", applied=False) == [
-        f"the loop at {module.__name__}.py:7 stands outside of any function; stepscope diagnose --diff shows the change"
+    expected = 6 * torch.nn.functional.cross_entropy(module.logits.flatten(0, 1), module.targets.flatten())
+    torch.testing.assert_close(module.loss, expected)
+    assert said(applying, "batched-loss") == [
+        f"the loop at {module.__name__}.py:7 takes the losses of its positions from one call"
     ]
+
+
+def test_a_loop_that_an_exception_ended_begins_anew(load: Load, applying: Applying) -> None:
+    module = load(
+        """
+        import torch.nn.functional as F
+
+        class Fragile:
+            def __init__(self, left):
+                self.left, self.total = left, 0
+
+            def __add__(self, other):
+                if not self.left:
+                    raise OverflowError
+                self.left, self.total = self.left - 1, self.total + other
+                return self
+
+        def train(logits, targets, patience):
+            for left in patience:
+                loss = Fragile(left)
+                try:
+                    for t in range(6):
+                        loss = loss + F.cross_entropy(logits[:, t], targets[:, t])
+                except OverflowError:
+                    pass
+            return loss.total
+        """
+    )
+    logits, targets = batch()
+
+    found = module.train(logits, targets, [6, 2, 6, 3, 6])
+
+    expected = 6 * torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_a_loop_was_served_is_let_go_of(load: Load, applying: Applying) -> None:
+    module = load(
+        TRAINING.replace("LOOP", LOOPS["range"]).replace("loss.backward()", "kept.append(weakref.ref(logits))")
+    )
+    kept: list[Any] = []
+    vars(module).update(kept=kept, weakref=weakref)
+    module.train(3)
+    applying.end()
+
+    assert said(applying, "batched-loss")
+    assert [reference() for reference in kept] == [None, None, None]
 
 
 def test_probabilities_as_targets_are_refused(load: Load, applying: Applying) -> None:

@@ -75,12 +75,7 @@ def rewritten_code(code: CodeType, rewrites: Sequence[Rewrite]) -> CodeType:
     Raises:
         NotSwapped: its file is another than it was compiled from, or the new code would not fit the function.
     """
-    source = source_of(code.co_filename)
-    if source is None:
-        raise NotSwapped("its file cannot be read")
-    before = _same_place(compile(source, code.co_filename, "exec", dont_inherit=True), code)
-    if before != code:
-        raise NotSwapped("its file is not the one that runs")
+    source = _current_source(code)
     tree = ast.parse(rewritten(source, rewrites))
     _keep_lines(tree, _old_lines(source, [edit for rewrite in rewrites for edit in rewrite.edits]))
     new = _same_place(compile(tree, code.co_filename, "exec", dont_inherit=True), code)
@@ -95,6 +90,25 @@ def rewritten_code(code: CodeType, rewrites: Sequence[Rewrite]) -> CodeType:
 
 
 _NESTED: Final = 0x10
+
+
+def is_current(code: CodeType) -> bool:
+    """Whether the code's file is still what it was compiled from."""
+    try:
+        _current_source(code)
+    except NotSwapped:
+        return False
+    return True
+
+
+def _current_source(code: CodeType) -> str:
+    source = source_of(code.co_filename)
+    if source is None:
+        raise NotSwapped("its file cannot be read")
+    module = compile(source, code.co_filename, "exec", dont_inherit=True)
+    if (module if code.co_name == "<module>" else _same_place(module, code)) != code:
+        raise NotSwapped("its file is not the one that runs")
+    return source
 
 
 def _same_place(module: CodeType, code: CodeType) -> CodeType | None:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from stepscope.capture.applying.code_swaps import NotSwapped, rewrites_in, swap
+from stepscope.capture.applying.code_swaps import NotSwapped, is_current, rewrites_in, swap
 from stepscope.capture.applying.flags import Flag
-from stepscope.capture.applying.patching import Applying, is_users_file
+from stepscope.capture.applying.patching import Applying, in_a_line, is_users_file
+from stepscope.capture.applying.served_positions import ServedPositions, function_frame, is_right
 from stepscope.remedies.rewrites import Rewrite
 
 _BATCHED: Final = "batched-loss"
@@ -20,8 +21,8 @@ FLAGS: Final = (
         _BATCHED,
         "computes a loss that a loop sums up position by position for all positions at once",
         "no loop over positions that only adds up their cross entropy was seen",
-        "From the second call on of the function that has the loop: one that is called once, or a loop outside of any "
-        "function, keeps its code. What is recognised stands on the page of rewrites.",
+        "What is recognised stands on the page of rewrites. A function gets other code from its second call on; a loop "
+        "that runs already, or stands outside of any function, is handed losses that were computed at once.",
     ),
 )
 
@@ -47,23 +48,35 @@ class _Batching:
         self._compiling = getattr(torch.compiler, "is_compiling", lambda: False)
         self._judged: dict[int, CodeType] = {}
         """By identity; holding them keeps the identities theirs."""
-        self._waiting: dict[int, str] = {}
-        """New code, by identity -> what it will have done when it runs."""
         self._new: list[CodeType] = []
+        self._waiting: dict[int, tuple[str, int]] = {}
+        """New code, by identity -> the function that has it from its next call on, and the code that it had."""
+        self._served: dict[int, list[ServedPositions]] = {}
+        """Calling code, by identity -> its loops that run already."""
 
     def called(self, original: Any, *positional: Any, **named: Any) -> Any:
         """A loss of the program: what calls it is looked at when it comes for the first time."""
-        if not self._compiling():
-            frame = self._caller()
-            if frame is not None and id(frame.f_code) not in self._judged:
-                with self._applying.guarded(_BATCHED):
-                    self._judge(frame)
-        return original(*positional, **named)
+        if self._compiling():
+            return original(*positional, **named)
+        frame = self._caller()
+        if frame is not None and id(frame.f_code) not in self._judged:
+            with self._applying.guarded(_BATCHED):
+                self._judge(frame)
+        loss = None
+        if frame is not None and id(frame.f_code) in self._served:
+            with self._applying.guarded(_BATCHED):
+                loss = self._serve(frame)
+        return original(*positional, **named) if loss is None else loss
 
     def end(self) -> None:
-        """Say what was never called again."""
-        for sentence in self._waiting.values():
-            self._applying.could_not(_BATCHED, f"{sentence} was not called again; {_DIFF}")
+        """Say what was done, or not, in functions that were called only once."""
+        for loops in self._served.values():
+            for served in loops:
+                if served.loops:
+                    self._say_served(served)
+        for name, before in self._waiting.values():
+            if not any(served.loops for served in self._served.get(before, ())):
+                self._applying.could_not(_BATCHED, f"{name} was not called again; {_DIFF}")
 
     def _caller(self) -> FrameType | None:
         """The first frame outside of torch and stepscope."""
@@ -76,52 +89,67 @@ class _Batching:
         code = frame.f_code
         self._judged[id(code)] = code
         if id(code) in self._waiting:
-            self._applying.did(_BATCHED, f"{self._waiting.pop(id(code))} computes its loss for all positions at once")
+            name, before = self._waiting.pop(id(code))
+            self._served.pop(before, None)
+            self._applying.did(_BATCHED, f"{name} computes its loss for all positions at once")
             return
-        line = frame.f_lineno
-        while code.co_name in ("<listcomp>", "<genexpr>") and frame.f_back is not None:
-            frame = frame.f_back
-            code = frame.f_code
-        file = code.co_filename
+        around, line = function_frame(frame), frame.f_lineno
+        file = around.f_code.co_filename
         if not is_users_file(file):
             return
         rewrite = next((each for each in rewrites_in(file, _BATCHED) if each.line <= line <= each.last_line), None)
-        if rewrite is None:
-            return
-        self._change(frame, rewrite)
+        if rewrite is not None:
+            self._change(frame, around, rewrite)
 
-    def _change(self, frame: FrameType, rewrite: Rewrite) -> None:
-        code = frame.f_code
+    def _change(self, frame: FrameType, around: FrameType, rewrite: Rewrite) -> None:
+        """Have the loops of the code that runs served, and its function given new code."""
+        code = around.f_code
         place = f"{os.path.basename(code.co_filename)}:{rewrite.line}"
-        if code.co_name == "<module>":
-            self._applying.could_not(_BATCHED, f"the loop at {place} stands outside of any function; {_DIFF}")
-            return
-        name = f"{rewrite.function} ({place})"
-        if not _is_right(rewrite, frame):
+        name = f"{rewrite.function} ({place})" if rewrite.function else f"the loop at {place}"
+        if not _is_right(rewrite, around):
             what = " and ".join(dict.fromkeys(each.expression for each in rewrite.expected))
             self._applying.could_not(_BATCHED, f"{name}: {what} are not what the new code needs; see its assumptions")
             return
         others = [each for each in rewrites_in(code.co_filename, _BATCHED) if each.function == rewrite.function]
-        try:
-            new = swap(code, [each for each in others if each is rewrite or _is_right(each, frame)])
-        except NotSwapped as error:
-            self._applying.could_not(_BATCHED, f"{name}: {error}; {_DIFF}")
+        if code.co_name != "<module>":
+            try:
+                new = swap(code, [each for each in others if each is rewrite or _is_right(each, around)])
+            except NotSwapped as error:
+                self._applying.could_not(_BATCHED, f"{name}: {error}; {_DIFF}")
+                return
+            self._new.append(new)
+            self._waiting[id(new)] = (name, id(frame.f_code))
+        elif not is_current(code):
+            self._applying.could_not(_BATCHED, f"{name}: its file is not the one that runs; {_DIFF}")
             return
-        self._new.append(new)
-        self._waiting[id(new)] = name
+        self._served[id(frame.f_code)] = [
+            ServedPositions(each, each.positions, code.co_filename) for each in others if each.positions is not None
+        ]
+
+    def _serve(self, frame: FrameType) -> Any:
+        """The loss that is asked for, where it was computed with those of all positions."""
+        for served in self._served[id(frame.f_code)]:
+            if served.rewrite.line <= frame.f_lineno <= served.rewrite.last_line:
+                try:
+                    loss = served.loss(frame)
+                except Exception as error:  # the loop then computes every loss itself
+                    self._served.pop(id(frame.f_code))
+                    self._applying.could_not(_BATCHED, in_a_line(error))
+                    return None
+                if served.loops == 2 and loss is not None:  # in one call of its function, which may be the only one
+                    self._say_served(served)
+                return loss
+        return None
+
+    def _say_served(self, served: ServedPositions) -> None:
+        self._applying.did(_BATCHED, f"the loop at {served.place} takes the losses of its positions from one call")
 
 
 def _is_right(rewrite: Rewrite, frame: FrameType) -> bool:
-    """Whether what a rewrite takes for granted holds now: logits, and targets that are class numbers of them."""
-    import torch
-
+    """Whether what a rewrite takes for granted holds in a frame now."""
     try:
         # The user's own expressions: names, attributes of them and items by a literal.
         values = [eval(each.expression, frame.f_globals, frame.f_locals) for each in rewrite.expected]
     except Exception:
         return False
-    if len(values) != 2 or not all(isinstance(value, torch.Tensor) for value in values):
-        return False
-    logits, targets = values
-    fitting = all(value.dim() in each.dimensions for value, each in zip(values, rewrite.expected, strict=True))
-    return fitting and logits.dim() == targets.dim() + 1 and not targets.is_floating_point()
+    return is_right(rewrite, values)

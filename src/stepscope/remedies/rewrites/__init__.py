@@ -14,10 +14,18 @@ from typing import Final
 
 from stepscope.remedies.rewrites import batched_loss, constructors, deferred_logging, training_loops
 from stepscope.remedies.rewrites.context import Context
-from stepscope.remedies.rewrites.kinds import Edit, Expected, Rewrite, rewritten, unified_diff, without_overlaps
+from stepscope.remedies.rewrites.kinds import (
+    Edit,
+    Expected,
+    Positions,
+    Rewrite,
+    rewritten,
+    unified_diff,
+    without_overlaps,
+)
 from stepscope.remedies.rewrites.source_text import SourceText
 
-__all__ = ["REWRITES", "Edit", "Expected", "Kind", "Rewrite", "rewrites_of", "rewritten", "unified_diff"]
+__all__ = ["REWRITES", "Edit", "Expected", "Kind", "Positions", "Rewrite", "rewrites_of", "rewritten", "unified_diff"]
 
 
 @dataclass(frozen=True, slots=True)

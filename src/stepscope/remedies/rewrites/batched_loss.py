@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from stepscope.remedies.rewrites.context import Context
-from stepscope.remedies.rewrites.kinds import Edit, Expected, Rewrite
+from stepscope.remedies.rewrites.kinds import Edit, Expected, Positions, Rewrite
 from stepscope.remedies.rewrites.loss_calls import LossCall, loss_call
 from stepscope.remedies.rewrites.positions import Loop, is_list, loop_of, sliced
 from stepscope.remedies.rewrites.source_text import (
@@ -78,7 +78,8 @@ def _of_loop(context: Context, place: Place, loop: ast.For) -> Iterator[Rewrite]
     else:
         after = context.with_replaced(last, inner, batched.total)
         edits = [_lines(context, loop, [*before, f"{indent}{after}"], indent)]
-    yield context.rewrite(NAME, loop, place.scope, _EXPLANATION, edits, batched.assumptions, batched.expected)
+    rewrite = context.rewrite(NAME, loop, place.scope, _EXPLANATION, edits, batched.assumptions, batched.expected)
+    yield replace(rewrite, positions=_positions(batched, through))
 
 
 def _of_comprehension(context: Context, place: Place) -> Iterator[Rewrite]:
@@ -117,9 +118,15 @@ def _of_comprehension(context: Context, place: Place) -> Iterator[Rewrite]:
     start = context.source.span(statement)[0]
     before = [line for text in batched.before for line in _indented(text, indent)]
     ahead = Edit(start, start, _joined(context, [*before, indent]).removeprefix(indent))
-    yield context.rewrite(
+    rewrite = context.rewrite(
         NAME, statement, place.scope, _EXPLANATION, [ahead, edit], batched.assumptions, batched.expected
     )
+    yield replace(rewrite, positions=_positions(batched, through))
+
+
+def _positions(batched: _Batched, loop: Loop) -> Positions | None:
+    variable = next((name for name, part in loop.names.items() if part is None), None)
+    return None if variable is None else Positions("\n".join(batched.before), batched.each, variable, loop.start)
 
 
 def _temporaries(statements: Sequence[ast.stmt]) -> dict[str, ast.expr] | None:

@@ -25,6 +25,23 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
+class Positions:
+    """The losses of all positions of a loop, for who runs it and cannot change it.
+
+    Attributes:
+        statements: source text to run before, with the names of the loop's function.
+        losses: an expression that is then a tensor of one loss for each position, in order.
+        variable: the loop's name for the position.
+        start: the first position.
+    """
+
+    statements: str
+    losses: str
+    variable: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rewrite:
     """One change of a source text that keeps every character around it.
 
@@ -37,6 +54,7 @@ class Rewrite:
         assumptions: what must hold for the program to compute the same; each a sentence.
         edits: in order, none overlapping another.
         expected: what `assumptions` say of tensors, for who can look at them.
+        positions: of a loop over numbers of positions, their losses.
     """
 
     name: str
@@ -47,6 +65,7 @@ class Rewrite:
     assumptions: tuple[str, ...]
     edits: tuple[Edit, ...]
     expected: tuple[Expected, ...] = field(default=())
+    positions: Positions | None = None
 
 
 def without_overlaps(rewrites: Iterable[Rewrite]) -> list[Rewrite]:

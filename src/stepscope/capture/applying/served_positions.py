@@ -1,0 +1,84 @@
+"""A loop over positions that runs already, and so keeps its code: it is handed losses that were computed at once.
+
+The loop still asks for the loss of each position. The first question computes all of them, and each is answered by one
+element of that tensor: the same numbers, and in the backward pass one step for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from types import FrameType
+from typing import Any
+
+from stepscope.remedies.rewrites import Positions, Rewrite
+
+_INNER = ("<listcomp>", "<genexpr>")
+
+
+def function_frame(frame: FrameType) -> FrameType:
+    """The frame of the function or module that a comprehension stands in; any other frame itself."""
+    while frame.f_code.co_name in _INNER and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+class ServedPositions:
+    """The losses of one loop, computed anew whenever its tensors are others.
+
+    Args:
+        file: that the loop stands in.
+
+    Attributes:
+        loops: how often the loop was served from its first position to its last.
+    """
+
+    def __init__(self, rewrite: Rewrite, positions: Positions, file: str) -> None:
+        self.rewrite = rewrite
+        self.place = f"{os.path.basename(file)}:{rewrite.line}"
+        self.loops = 0
+        self._positions = positions
+        self._prepare = compile(positions.statements, "<stepscope>", "exec")
+        self._compute = compile(positions.losses, "<stepscope>", "eval")
+        self._expected = [compile(each.expression, "<stepscope>", "eval") for each in rewrite.expected]
+        self._losses: tuple[Any, ...] = ()
+        self._of: tuple[Any, ...] = ()
+        self._next = 0
+
+    def loss(self, frame: FrameType) -> Any:
+        """The loss that the call in this frame asks for; None where it has to be computed as it is."""
+        around = function_frame(frame)
+        place = frame.f_locals[self._positions.variable] - self._positions.start
+        local = around.f_locals
+        tensors = [eval(each, around.f_globals, local) for each in self._expected]
+        of = tuple((id(each), getattr(each, "_version", 0)) for each in tensors)
+        if place == 0:
+            if not is_right(self.rewrite, tensors):
+                return None
+            names = {**around.f_globals, **local}
+            exec(self._prepare, names)
+            losses = eval(self._compute, names)
+            self._losses, self._of, self._next = losses.unbind(), (of, tensors), 0
+        if not self._of or of != self._of[0] or place != self._next or place >= len(self._losses):
+            self._forget()
+            return None
+        found = self._losses[place]
+        self._next += 1
+        if self._next == len(self._losses):
+            self.loops += 1
+            self._forget()
+        return found
+
+    def _forget(self) -> None:
+        """Let go of the tensors: a graph is not to live longer for this."""
+        self._losses, self._of, self._next = (), (), 0
+
+
+def is_right(rewrite: Rewrite, tensors: list[Any]) -> bool:
+    """Whether what a rewrite takes for granted holds: logits, and targets that are class numbers of them."""
+    import torch
+
+    if len(tensors) != 2 or not all(isinstance(value, torch.Tensor) for value in tensors):
+        return False
+    logits, targets = tensors
+    fitting = all(value.dim() in each.dimensions for value, each in zip(tensors, rewrite.expected, strict=True))
+    return bool(fitting and logits.dim() == targets.dim() + 1 and not targets.is_floating_point())
