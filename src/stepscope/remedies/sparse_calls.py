@@ -118,10 +118,19 @@ class SparseBar:
         return len(self._bar)
 
     def __iter__(self) -> Iterator[Any]:
+        items = getattr(self._bar, "iterable", None)
         try:
-            yield from self._bar
+            if items is None:
+                yield from self._bar
+            else:
+                # tqdm's own iteration would draw when it thinks it is time.
+                for item in items:
+                    yield item
+                    self.update()
         finally:
             self._draw()
+            if items is not None:
+                self._bar.close()  # as its own iteration does
 
     def __enter__(self) -> SparseBar:
         self._bar.__enter__()

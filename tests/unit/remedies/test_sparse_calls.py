@@ -175,6 +175,16 @@ def test_a_real_bar_counts_to_its_end() -> None:
     assert out.getvalue().count("loss=") < 40
 
 
+def test_a_real_bar_that_is_iterated_over_is_drawn_as_rarely() -> None:
+    out = io.StringIO()
+    bar = every(10)(tqdm(range(25), file=out, mininterval=0))
+    for number in bar:
+        bar.set_postfix(number=number)
+
+    shown = [part.split("|")[-1].split("[")[0].strip() for part in out.getvalue().split("\r") if "|" in part]
+    assert list(dict.fromkeys(shown)) == ["0/25", "1/25", "11/25", "21/25", "25/25"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
