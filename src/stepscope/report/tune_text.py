@@ -28,10 +28,15 @@ def tune_text(result: TuneResult, command: Sequence[str], *, width: int) -> str:
     sentence = outcome_sentence(result)
     lines = []
     if result.best.settings:
-        lines += [*filled(f"Best: {printable(result.space.shown(result.best))}", width), ""]
+        best = "Best" if result.is_proven else "Best so far, not proven"
+        lines += [*filled(f"{best}: {printable(result.space.shown(result.best))}", width), ""]
     lines += [*filled(f"{sentence[0].upper()}{sentence[1:]}.", width), ""]
     if result.best.settings:
-        lines += ["To use it:", f"{_INDENT}{printable(command_line(result, command))}", ""]
+        lines += [
+            "To use it:" if result.is_proven else "To try it:",
+            f"{_INDENT}{printable(command_line(result, command))}",
+            "",
+        ]
         lines += _remedies(result, width)
     lines += ["What was tried:", ""]
     lines += table_lines(trial_table(result), width=width, whole="--json FILE")
@@ -60,8 +65,8 @@ def tune_markdown(result: TuneResult, command: Sequence[str]) -> str:
     lines = [f"**{escape(sentence[0].upper() + sentence[1:])}.**", ""]
     if result.best.settings:
         lines += [
-            f"- Best: {code(result.space.shown(result.best))}",
-            f"- To use it: {code(command_line(result, command))}",
+            f"- {'Best' if result.is_proven else 'Best so far, not proven'}: {code(result.space.shown(result.best))}",
+            f"- To {'use' if result.is_proven else 'try'} it: {code(command_line(result, command))}",
         ]
         lines.append("")
         for knob, shown, as_code, diff in remedies(result):

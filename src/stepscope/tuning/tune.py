@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 from stepscope.errors import UsageError
 from stepscope.tuning.locks import held
 from stepscope.tuning.tune_knobs import Configuration, Space
-from stepscope.tuning.tune_measure import Measure
+from stepscope.tuning.tune_measure import FEWEST_PROOF_ROUNDS, Measure
 from stepscope.tuning.tune_plan import Plan, choices, plan
 from stepscope.tuning.tune_study import TuneStudy
 from stepscope.tuning.tune_trials import Proposal, Trial
@@ -20,7 +20,7 @@ Stop: TypeAlias = Literal["done", "budget", "interrupted"]
 
 _PROOF_SHARE: Final = 0.2
 """Of the budget, kept for the proof; more where runs take long, but never more than half."""
-_PROOF_RUNS: Final = 8
+_PROOF_RUNS: Final = 2 * FEWEST_PROOF_ROUNDS
 _WAIT_S: Final = 1.0
 
 
@@ -81,6 +81,7 @@ class Search:
             UsageError: the program fails as it is, or cannot be started.
         """
         begun_s = time.monotonic()
+        self.study.set_unclear_proofs_aside()
         stop: Stop = "done"
         try:
             while self._step(self.budget_s - (time.monotonic() - begun_s)):

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, Final, Protocol
 
 from stepscope.capture.applying import applied_outcomes, environment_of
-from stepscope.capture.bench import FEWEST_ROUNDS, Bench, BenchFailure, BenchRun, BenchSettings, measure_round, stop_of
+from stepscope.capture.bench import Bench, BenchFailure, BenchRun, BenchSettings, measure_round, stop_of
 from stepscope.capture.bench_programs import BenchCommand, end_leftovers, last_lines
 from stepscope.capture.run_folder import RunFolder
 from stepscope.errors import UsageError
@@ -25,6 +25,8 @@ from stepscope.tuning.tune_trials import Measured, Proposal
 SCREEN_ROUNDS: Final = 2
 MOST_ROUNDS: Final = 5
 """Of a combination: it ends before where the interval leaves 0 out, or the estimate is no gain."""
+FEWEST_PROOF_ROUNDS: Final = 4
+"""Also where no time is left: two runs a side tell next to nothing."""
 MOST_PROOF_ROUNDS: Final = 30
 _HOPELESS: Final = 0.1
 """What is slower by more than this share after one round gets no second one."""
@@ -210,8 +212,8 @@ class BenchMeasure:
 def _is_enough(bench: Bench, proposal: Proposal, left_s: float) -> bool:
     """Whether it is clear enough, after a whole round, what the configuration does."""
     if proposal.purpose == "proof":
-        is_over = bench.rounds >= FEWEST_ROUNDS and bench.seconds + bench.seconds / bench.rounds > left_s
-        return is_over or stop_of(bench) is not None
+        is_over = bench.seconds + bench.seconds / bench.rounds > left_s
+        return bench.rounds >= FEWEST_PROOF_ROUNDS and (is_over or stop_of(bench) is not None)
     before, after = ([fmean(run.steady_ns) for run in bench.runs_of(label)] for label in "AB")
     if fmean(after) > fmean(before) * (1 + _HOPELESS):
         return True

@@ -48,6 +48,7 @@ class TuneStudy:
     def __init__(self, study: optuna.Study) -> None:
         self._study = study
         self._owner = process_name()
+        self._aside: frozenset[int] = frozenset()
 
     def check_program(self, program: Mapping[str, Any]) -> None:
         """Keep what is tuned, or see that it is the same as before.
@@ -84,7 +85,7 @@ class TuneStudy:
         states = import_optuna().trial.TrialState
         found = []
         for frozen in self._study.get_trials(deepcopy=False):
-            if "proposal" not in frozen.user_attrs or frozen.state is states.WAITING:
+            if "proposal" not in frozen.user_attrs or frozen.state is states.WAITING or frozen.number in self._aside:
                 continue
             if frozen.state is states.RUNNING and self._is_lost(frozen.user_attrs):
                 with contextlib.suppress(ValueError, RuntimeError):  # another process was first
@@ -94,6 +95,11 @@ class TuneStudy:
             if outcome is not None or frozen.state is states.RUNNING:
                 found.append(_trial(frozen.number, frozen.user_attrs))
         return found
+
+    def set_unclear_proofs_aside(self) -> None:
+        """Have proofs that show nothing, and contradict nothing, measured again: a search goes on, with new time."""
+        proofs = [trial for trial in self.trials() if trial.proposal.purpose == "proof" and trial.state == "measured"]
+        self._aside |= {trial.number for trial in proofs if trial.keeps_losses and not trial.is_shown}
 
     @contextlib.contextmanager
     def claimed(self, proposal: Proposal, space: Space) -> Iterator[Claim | None]:

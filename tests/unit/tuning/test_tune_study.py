@@ -135,6 +135,19 @@ def test_a_program_that_fails_as_it_is_ends_the_search(tmp_path: Path) -> None:
         Search(study(tmp_path), SPACE, failing, tmp_path / "lock", 1e6).run()
 
 
+def test_a_proof_that_was_not_clear_is_measured_again_and_one_that_was_is_not(tmp_path: Path) -> None:
+    class Unclear(Truth):
+        def __call__(self, proposal: Proposal, number: int, left_s: float) -> Outcome:
+            outcome = super().__call__(proposal, number, left_s)
+            return Outcome(measured(-0.5, half_width=0.9)) if proposal.purpose == "proof" else outcome
+
+    first = search(tmp_path, Unclear(FACTORS))
+    assert not first.is_proven
+    again = Truth(FACTORS)
+    assert search(tmp_path, again).is_proven
+    assert [proposal.purpose for proposal in again.proposals] == ["proof"]
+
+
 def test_no_time_is_left(tmp_path: Path) -> None:
     truth = Truth(FACTORS, space=SPACE)
     found = Search(study(tmp_path), SPACE, truth, tmp_path / "lock", 0.0).run()
