@@ -70,7 +70,7 @@ def test_killed_and_gone_on_with_it_finds_what_helps_and_says_why_the_rest_does_
     found: dict[str, Any] = json.loads((place / "found.json").read_text())
     assert (found["is_proven"], found["best"]["arguments"], found["stop"]) == (True, ["--quick"], "done")
     assert 2 < 1 / (1 + found["proof"]["measured"]["change"]) < 4.2
-    reasons = {str(list(trial["configuration"])): trial["outcome"] for trial in found["trials"]}
+    reasons = {str(list(trial["configuration"])): trial["reason"] for trial in found["trials"]}
     assert reasons["['--broken']"].endswith("before a step was seen: this option does not work")
     assert reasons["['zero-grad']"].startswith("not applied: ")
     assert json.loads((place / "data" / "tunes" / "mine" / "result.json").read_text()) == found
