@@ -109,10 +109,10 @@ def check_lengths(
     if query.shape[2] != key.shape[2]:
         raise ValueError(f"valid_seq_len needs as many keys as queries, not {key.shape[2]} and {query.shape[2]}")
     if isinstance(lengths, Tensor):
-        if lengths.dtype in (torch.bool,) or lengths.is_floating_point() or lengths.is_complex():
+        if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
             raise ValueError(f"valid_seq_len must hold integers, not {lengths.dtype}")
         found = tuple(lengths.shape)
-    elif isinstance(lengths, Sequence) and all(isinstance(n, int) and not isinstance(n, bool) for n in lengths):
+    elif isinstance(lengths, Sequence) and all(hasattr(n, "__index__") for n in lengths):
         found = (len(lengths),)
     else:
         raise TypeError("valid_seq_len must be a tensor or a list of integers, one for each batch element")
