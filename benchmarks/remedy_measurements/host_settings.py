@@ -29,13 +29,15 @@ if loaded_allocator() != "{name}":
 
 
 _OBJECTS = """
-records = [{"number": number, "text": [str(number)]} for number in range(400_000)]
-weight = torch.randn(128, 128)
+records = [[number] for number in range(300_000)]
+weight = torch.randn(256, 256)
+kept = []
 
 def step():
-    "Ten steps of a small model, each of which makes a few thousand objects."
+    "Ten steps of a small model, which keep 20,000 objects each until the next one has its own."
+    global kept
     for _ in range(10):
-        kept = [[number] for number in range(3000)]
+        kept = [[number] for number in range(20_000)]
         torch.tanh(weight @ weight).mean()
         after_step()
 """
@@ -65,12 +67,12 @@ MEASUREMENTS = (
     *ALLOCATORS,
     Measurement(
         "collect_garbage_at_steps",
-        "10 small steps beside 400,000 records that stay; collected after every 50",
-        _OBJECTS + "after_step = lambda: None\nmeasured(step, steps=30)",
+        "10 small steps that keep 20,000 objects each, beside 300,000 that stay; collected after every 50",
+        _OBJECTS + "after_step = lambda: None\nmeasured(step, steps=20)",
         _OBJECTS
         + "from stepscope.remedies import collect_garbage_at_steps\n"
         + "garbage = collect_garbage_at_steps(every=50)\n"
-        + "after_step = garbage.step\nmeasured(step, steps=30)",
+        + "after_step = garbage.step\nmeasured(step, steps=20)",
     ),
     Measurement(
         "set_thread_counts",

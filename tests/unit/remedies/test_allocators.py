@@ -196,6 +196,20 @@ def test_a_real_process_gets_its_memory_from_it(name: str) -> None:
     assert loaded_allocator() != name or name in os.environ.get("LD_PRELOAD", "")
 
 
+def test_nothing_of_it_needs_torch() -> None:
+    code = "import sys; from stepscope.remedies import find_allocator; find_allocator('jemalloc'); print('torch' in sys.modules)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(allocators.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == "False\n"
+
+
 def test_the_command_says_how_to_install_what_is_missing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--allocator", "jemalloc", sys.executable]) == 2
 
