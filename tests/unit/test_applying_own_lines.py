@@ -348,6 +348,59 @@ def test_probabilities_as_targets_are_refused(load: Load, applying: Applying) ->
     assert "logits and targets are not what the new code needs" in said(applying, "batched-loss", applied=False)[0]
 
 
+CRITERION = """
+    from torch import nn
+
+    def loss_of(logits, targets, criterion):
+        loss = 0
+        for t in range(6):
+            loss = loss + criterion(logits[:, t], targets[:, t])
+        return loss
+
+    def main():
+        criterion = nn.CrossEntropyLoss()
+"""
+
+
+class Own(torch.nn.CrossEntropyLoss):
+    """With another meaning, perhaps."""
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        torch.nn.CrossEntropyLoss(weight=torch.ones(5)),
+        torch.nn.CrossEntropyLoss(ignore_index=1),
+        torch.nn.CrossEntropyLoss(label_smoothing=0.1),
+        torch.nn.CrossEntropyLoss(reduction="sum"),
+        Own(),
+    ],
+)
+def test_another_criterion_than_the_source_shows_is_refused(load: Load, applying: Applying, criterion: Any) -> None:
+    module = load(CRITERION)
+    logits, targets = batch()
+
+    first, second = (module.loss_of(logits, targets, criterion) for _ in range(2))
+
+    assert torch.equal(first, second)
+    assert said(applying, "batched-loss") == []
+    assert "are not what the new code needs" in said(applying, "batched-loss", applied=False)[0]
+
+
+def test_the_criterion_that_the_source_shows_is_batched(load: Load, applying: Applying) -> None:
+    module = load(CRITERION)
+    logits, targets = batch()
+
+    first, second = (module.loss_of(logits, targets, torch.nn.CrossEntropyLoss()) for _ in range(2))
+    weighed = module.loss_of(logits, targets, torch.nn.CrossEntropyLoss(torch.arange(5.0)))
+
+    torch.testing.assert_close(second, first)
+    assert len(said(applying, "batched-loss")) == 1
+    assert "takes the losses of its positions from one call" in said(applying, "batched-loss")[0]
+    applying.remove()
+    assert torch.equal(weighed, module.loss_of(logits, targets, torch.nn.CrossEntropyLoss(torch.arange(5.0))))
+
+
 def test_a_file_that_has_changed_is_refused(load: Load, applying: Applying) -> None:
     module = load(LOSS)
     assert module.__file__ is not None

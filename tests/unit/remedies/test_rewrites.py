@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stepscope.remedies.rewrites import rewrites_of, rewritten, unified_diff
+from stepscope.remedies.rewrites import Criterion, rewrites_of, rewritten, unified_diff
 
 IMPORTS = """\
 import torch
@@ -177,6 +177,26 @@ LOSSES = {
             return loss
     """,
 }
+
+
+def test_a_criterion_that_is_an_argument_is_taken_for_the_one_of_its_name() -> None:
+    source = IMPORTS + dedent(
+        """
+        def train(logits, targets, criterion):
+            loss = 0
+            for t in range(LENGTH):
+                loss += criterion(logits[:, t], targets[:, t])
+            return loss
+
+        if __name__ == "__main__":
+            criterion = nn.CrossEntropyLoss(ignore_index=0).to("cuda")
+        """
+    )
+    (rewrite,) = rewrites_of(source)
+
+    assert "`criterion` is the CrossEntropyLoss that line 15 makes." in rewrite.assumptions
+    assert rewrite.criterion == Criterion("criterion", "CrossEntropyLoss", "mean", ("ignore_index",), is_argument=True)
+    assert "ignore_index=criterion.ignore_index" in rewritten(source, [rewrite])
 
 
 @pytest.mark.parametrize("form", LOSSES)
@@ -394,6 +414,13 @@ REFUSED = {
             loss = loss + F.cross_entropy(logits[:, t], targets[:, t]) * factor[t]
     """,
     "a criterion that nobody knows": """
+        for t in range(LENGTH):
+            loss = loss + criterion(logits[:, t], targets[:, t])
+    """,
+    "a criterion that may be one of two": """
+        def main():
+            criterion = nn.CrossEntropyLoss()
+            criterion = nn.CrossEntropyLoss(ignore_index=0)
         for t in range(LENGTH):
             loss = loss + criterion(logits[:, t], targets[:, t])
     """,

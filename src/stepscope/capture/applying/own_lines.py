@@ -111,7 +111,8 @@ class _Batching:
             self._applying.could_not(_BATCHED, f"{name}: {what} are not what the new code needs; see its assumptions")
             return
         others = [each for each in rewrites_in(code.co_filename, _BATCHED) if each.function == rewrite.function]
-        if code.co_name != "<module>":
+        is_checked_anew = any(each.criterion is not None and each.criterion.is_argument for each in others)
+        if code.co_name != "<module>" and not is_checked_anew:
             try:
                 new = swap(code, [each for each in others if each is rewrite or _is_right(each, around)])
             except NotSwapped as error:
@@ -150,6 +151,8 @@ def _is_right(rewrite: Rewrite, frame: FrameType) -> bool:
     try:
         # The user's own expressions: names, attributes of them and items by a literal.
         values = [eval(each.expression, frame.f_globals, frame.f_locals) for each in rewrite.expected]
+        criterion = rewrite.criterion
+        called = None if criterion is None else eval(criterion.expression, frame.f_globals, frame.f_locals)
     except Exception:
         return False
-    return is_right(rewrite, values)
+    return is_right(rewrite, values, called)

@@ -10,7 +10,7 @@ import os
 from types import FrameType
 from typing import Any
 
-from stepscope.remedies.rewrites import Positions, Rewrite
+from stepscope.remedies.rewrites import Criterion, Positions, Rewrite
 
 _INNER = ("<listcomp>", "<genexpr>")
 
@@ -52,7 +52,7 @@ class ServedPositions:
         tensors = [eval(each, around.f_globals, local) for each in self._expected]
         of = tuple((id(each), getattr(each, "_version", 0)) for each in tensors)
         if place == 0:
-            if not is_right(self.rewrite, tensors):
+            if not is_right(self.rewrite, tensors, self._criterion(around, local)):
                 return None
             names = {**around.f_globals, **local}
             exec(self._prepare, names)
@@ -68,17 +68,37 @@ class ServedPositions:
             self._forget()
         return found
 
+    def _criterion(self, frame: FrameType, local: Any) -> Any:
+        criterion = self.rewrite.criterion
+        return None if criterion is None else eval(criterion.expression, frame.f_globals, local)
+
     def _forget(self) -> None:
         """Let go of the tensors: a graph is not to live longer for this."""
         self._losses, self._of, self._next = (), (), 0
 
 
-def is_right(rewrite: Rewrite, tensors: list[Any]) -> bool:
-    """Whether what a rewrite takes for granted holds: logits, and targets that are class numbers of them."""
+def is_right(rewrite: Rewrite, tensors: list[Any], criterion: Any) -> bool:
+    """Whether what a rewrite takes for granted holds: logits, targets that are class numbers of them, the criterion."""
     import torch
+
+    if rewrite.criterion is not None and not _is_as_taken(rewrite.criterion, criterion):
+        return False
 
     if len(tensors) != 2 or not all(isinstance(value, torch.Tensor) for value in tensors):
         return False
     logits, targets = tensors
     fitting = all(value.dim() in each.dimensions for value, each in zip(tensors, rewrite.expected, strict=True))
     return bool(fitting and logits.dim() == targets.dim() + 1 and not targets.is_floating_point())
+
+
+def _is_as_taken(taken: Criterion, criterion: Any) -> bool:
+    """Whether a criterion is torch's own, reduces as was taken, and has no setting that the rewrite leaves out."""
+    import torch
+
+    if type(criterion) is not getattr(torch.nn, taken.kind) or criterion.reduction != taken.reduction:
+        return False
+    defaults = {"weight": None, "ignore_index": -100, "label_smoothing": 0.0}
+    if criterion._forward_hooks or criterion._forward_pre_hooks or criterion._backward_hooks:
+        return False
+    values = {name: getattr(criterion, name, default) for name, default in defaults.items() if name not in taken.other}
+    return values.get("weight") is None and all(values[name] == defaults[name] for name in values.keys() - {"weight"})

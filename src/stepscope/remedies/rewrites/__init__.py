@@ -15,6 +15,7 @@ from typing import Final
 from stepscope.remedies.rewrites import batched_loss, constructors, deferred_logging, training_loops
 from stepscope.remedies.rewrites.context import Context
 from stepscope.remedies.rewrites.kinds import (
+    Criterion,
     Edit,
     Expected,
     Positions,
@@ -25,7 +26,18 @@ from stepscope.remedies.rewrites.kinds import (
 )
 from stepscope.remedies.rewrites.source_text import SourceText
 
-__all__ = ["REWRITES", "Edit", "Expected", "Kind", "Positions", "Rewrite", "rewrites_of", "rewritten", "unified_diff"]
+__all__ = [
+    "REWRITES",
+    "Criterion",
+    "Edit",
+    "Expected",
+    "Kind",
+    "Positions",
+    "Rewrite",
+    "rewrites_of",
+    "rewritten",
+    "unified_diff",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stepscope.remedies.rewrites.context import Context
-from stepscope.remedies.rewrites.kinds import Edit, Expected, Positions, Rewrite
+from stepscope.remedies.rewrites.kinds import Criterion, Edit, Expected, Positions, Rewrite
 from stepscope.remedies.rewrites.loss_calls import LossCall, loss_call
 from stepscope.remedies.rewrites.positions import Loop, is_list, loop_of, sliced
 from stepscope.remedies.rewrites.source_text import (
@@ -40,12 +40,15 @@ class _Batched:
     total: str
     assumptions: tuple[str, ...]
     expected: tuple[Expected, ...]
+    criterion: Criterion | None
 
 
 def find(context: Context) -> Iterator[Rewrite]:
     """Loops and comprehensions that do nothing but add up, or collect, the losses of positions."""
     if not any(word in context.source.text for word in ("cross_entropy", "nll_loss", "Loss")):
         return
+    if context.binds("range", "zip", "sum", "len", "max"):
+        return  # something else than Python's own
     for place in context.places:
         if isinstance(place.statement, ast.For):
             yield from _of_loop(context, place, place.statement)
@@ -79,7 +82,7 @@ def _of_loop(context: Context, place: Place, loop: ast.For) -> Iterator[Rewrite]
         after = context.with_replaced(last, inner, batched.total)
         edits = [_lines(context, loop, [*before, f"{indent}{after}"], indent)]
     rewrite = context.rewrite(NAME, loop, place.scope, _EXPLANATION, edits, batched.assumptions, batched.expected)
-    yield replace(rewrite, positions=_positions(batched, through))
+    yield replace(rewrite, criterion=batched.criterion, positions=_positions(batched, through))
 
 
 def _of_comprehension(context: Context, place: Place) -> Iterator[Rewrite]:
@@ -121,7 +124,7 @@ def _of_comprehension(context: Context, place: Place) -> Iterator[Rewrite]:
     rewrite = context.rewrite(
         NAME, statement, place.scope, _EXPLANATION, [ahead, edit], batched.assumptions, batched.expected
     )
-    yield replace(rewrite, positions=_positions(batched, through))
+    yield replace(rewrite, criterion=batched.criterion, positions=_positions(batched, through))
 
 
 def _positions(batched: _Batched, loop: Loop) -> Positions | None:
@@ -206,7 +209,7 @@ def _batched(
         assumptions.append(f"{bases} are equally long: the loop ended with the shorter one.")
     elif not (texts[0][1] and texts[1][1]):
         assumptions.append(f"{bases} have all positions of the loop, which failed where one was missing.")
-    return _Batched(before, each, total, tuple(assumptions), expected)
+    return _Batched(before, each, total, tuple(assumptions), expected, found.criterion)
 
 
 def _temporaries_serve(call: ast.expr, temporary: dict[str, ast.expr]) -> bool:
@@ -273,6 +276,8 @@ def _called(callee: str, arguments: Sequence[str], before: str = "") -> str:
 def _assumptions(found: LossCall, expected: Sequence[Expected], is_bare: bool) -> Iterator[str]:
     logits, targets = (each.expression for each in expected)
     yield f"`{targets}` holds class numbers, not a probability for each class."
+    if found.criterion is not None and found.made_at is not None:
+        yield f"`{found.criterion.expression}` is the {found.criterion.kind} that line {found.made_at} makes."
     if all(len(each.dimensions) == 1 for each in expected):
         words = {2: "two", 3: "three"}
         shapes = [f"`{each.expression}` has {words[each.dimensions[0]]} dimensions" for each in expected]
@@ -292,14 +297,17 @@ def _are_used_elsewhere(place: Place, loop: ast.For, names: set[str]) -> bool:
     inside = {id(node) for node in ast.walk(loop)}
     for node in ast.walk(place.scope.node):
         if isinstance(node, ast.For | ast.AsyncFor) and names_in(node.target) & names:
-            inside |= {id(each) for each in ast.walk(node)}
+            inside |= {id(each) for part in (node.target, *node.body) for each in ast.walk(part)}
         elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
             if any(names_in(each.target) & names for each in node.generators):
                 inside |= {id(each) for each in ast.walk(node)}
         elif isinstance(node, ast.Global | ast.Nonlocal) and names.intersection(node.names):
             return True
     return any(
-        isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load) and id(node) not in inside
+        isinstance(node, ast.Name)
+        and node.id in names
+        and not isinstance(node.ctx, ast.Store)
+        and id(node) not in inside
         for node in ast.walk(place.scope.node)
     )
 

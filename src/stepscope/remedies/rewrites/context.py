@@ -51,6 +51,24 @@ class Context:
             | {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
         )
 
+    def binds(self, *names: str) -> bool:
+        """Whether the module gives any of the names a meaning of its own somewhere, such as one of a built-in."""
+        return not self._bound.isdisjoint(names)
+
+    @cached_property
+    def _bound(self) -> frozenset[str]:
+        found: set[str] = set()
+        for node in ast.walk(self.source.tree):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                found.add(node.id)
+            elif isinstance(node, ast.arg):
+                found.add(node.arg)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                found |= {each.asname or each.name.split(".")[0] for each in node.names}
+        return frozenset(found)
+
     def fresh(self, name: str) -> str:
         """The name, or one with a number after it that the module does not use."""
         number, found = 1, name

@@ -37,6 +37,8 @@ def _history(context: Context, place: Place, outermost: ast.stmt) -> Rewrite | N
         return None
     if any(isinstance(each, ast.Try) for each in place.around):
         return None  # what an exception leaves of the list may be read, too
+    if _is_changed_in_place(place, value):
+        return None  # all kept numbers would become the last one
     uses = [node for node in ast.walk(outermost) if isinstance(node, ast.Name) and node.id == name.id]
     filled = [
         each.func.value
@@ -66,7 +68,7 @@ def _history(context: Context, place: Place, outermost: ast.stmt) -> Rewrite | N
         edits,
         [
             "Each step's number stays in the device's memory until the loop ends, 512 bytes of it.",
-            f"`{value}` is not changed in place afterwards.",
+            f"`{value}` is a tensor, and is not changed in place afterwards.",
         ],
     )
 
@@ -96,8 +98,27 @@ def _sum(context: Context, place: Place) -> Rewrite | None:
         place.scope,
         "Adds up on the device, and reads the sum where it is used.",
         edits,
-        [f"`{target.id}` is added up in 32 bits: Python's numbers have 64."],
+        [f"`{value}` is a tensor.", f"`{target.id}` is added up in 32 bits: Python's numbers have 64."],
     )
+
+
+def _is_changed_in_place(place: Place, name: str) -> bool:
+    """Whether a loop changes the tensor of that name after its number is kept, or has the same one in every step."""
+    innermost = next(each for each in reversed(place.around) if isinstance(each, ast.For | ast.While))
+    made, changed = list[int](), list[int]()
+    for node in ast.walk(innermost):
+        if isinstance(node, ast.AugAssign) and dotted(node.target) == name:
+            changed.append(node.lineno)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            made += [node.lineno for target in targets for each in ast.walk(target) if dotted(each) == name]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and dotted(node.func.value) == name:
+            if node.func.attr.endswith("_") and not node.func.attr.endswith("__"):
+                changed.append(node.lineno)
+        elif isinstance(node, ast.keyword) and node.arg == "out" and dotted(node.value) == name:
+            changed.append(node.value.lineno)
+    read = place.statement.lineno
+    return any(each >= read for each in changed) or (bool(changed) and not any(each < read for each in made))
 
 
 def _read(value: ast.expr) -> str | None:

@@ -25,6 +25,25 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
+class Criterion:
+    """What a rewrite takes for granted of an object that computes a loss, besides that it weighs no classes.
+
+    Attributes:
+        expression: what reads it.
+        kind: the name of its class in torch.nn.
+        reduction: "mean" or "sum".
+        other: attributes that may be other than torch's defaults, since the rewrite reads them.
+        is_argument: the next call of the function may be given another one.
+    """
+
+    expression: str
+    kind: str
+    reduction: str
+    other: tuple[str, ...]
+    is_argument: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Positions:
     """The losses of all positions of a loop, for who runs it and cannot change it.
 
@@ -54,6 +73,7 @@ class Rewrite:
         assumptions: what must hold for the program to compute the same; each a sentence.
         edits: in order, none overlapping another.
         expected: what `assumptions` say of tensors, for who can look at them.
+        criterion: the same of what computes the loss, where that is an object.
         positions: of a loop over numbers of positions, their losses.
     """
 
@@ -65,6 +85,7 @@ class Rewrite:
     assumptions: tuple[str, ...]
     edits: tuple[Edit, ...]
     expected: tuple[Expected, ...] = field(default=())
+    criterion: Criterion | None = None
     positions: Positions | None = None
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stepscope.remedies.rewrites.context import Context, assigned_value
+from stepscope.remedies.rewrites.context import Context, assigned_value, bindings
+from stepscope.remedies.rewrites.kinds import Criterion
 from stepscope.remedies.rewrites.source_text import Scope, dotted, is_pure, names_in
 
 _FUNCTIONS: Final = {
@@ -50,6 +51,8 @@ class LossCall:
         keywords: of the functional call, besides reduction, as source text.
         ignored: the class number that counts for nothing, as source text.
         reduction: "mean" or "sum".
+        criterion: the object that is called, where one is.
+        made_at: the line that is taken to make it, where its name is an argument.
     """
 
     logits: Indexed
@@ -59,15 +62,18 @@ class LossCall:
     keywords: tuple[str, ...]
     ignored: str
     reduction: str
+    criterion: Criterion | None
+    made_at: int | None
 
 
 @dataclass(frozen=True, eq=False)
 class _Callee:
     function: str
-    text: str
     ignored: str
     keywords: tuple[str, ...]
     reduction: str
+    criterion: Criterion | None = None
+    made_at: int | None = None
 
 
 def loss_call(
@@ -93,6 +99,9 @@ def loss_call(
     callee = _functional(context, scope, call, named) or _object(context, scope, call)
     if callee is None or not {"input", "target"} <= named.keys():
         return None
+    others = [value for name, value in named.items() if name not in ("input", "target")]
+    if any(names_in(value) & {*loop, *temporary} for value in [*others, call.func]):
+        return None  # another setting at each position
     logits, targets = (_indexed(_followed(named[name], temporary), loop, temporary) for name in ("input", "target"))
     spelled = context.names.spelling(f"torch.nn.functional.{callee.function}", scope)
     if spelled is None or logits is None or targets is None:
@@ -108,6 +117,8 @@ def loss_call(
         keywords=callee.keywords,
         ignored=callee.ignored,
         reduction=callee.reduction,
+        criterion=callee.criterion,
+        made_at=callee.made_at,
     )
 
 
@@ -121,12 +132,12 @@ def _functional(context: Context, scope: Scope, call: ast.Call, named: Mapping[s
         return None
     ignored = context.source.of(extra["ignore_index"]) if "ignore_index" in extra else _IGNORED
     keywords = tuple(f"{name}={context.source.of(extra[name])}" for name in _KEYWORDS if name in extra)
-    return _Callee(function, context.source.of(call.func), ignored, keywords, reduction)
+    return _Callee(function, ignored, keywords, reduction)
 
 
 def _object(context: Context, scope: Scope, call: ast.Call) -> _Callee | None:
     """A criterion: a name or an attribute of self that is assigned nn.CrossEntropyLoss(...) once."""
-    made = _made(context, scope, call.func)
+    made, is_argument = _made(context, scope, call.func)
     function = _CLASSES.get(context.names.meaning(made.func, scope) or "") if made is not None else None
     if made is None or function is None or made.args or any(each.arg is None for each in made.keywords):
         return None
@@ -137,21 +148,43 @@ def _object(context: Context, scope: Scope, call: ast.Call) -> _Callee | None:
     text = context.source.of(call.func)
     ignored = f"{text}.ignore_index" if "ignore_index" in extra else _IGNORED
     keywords = tuple(f"{name}={text}.{name}" for name in _KEYWORDS if name in extra)
-    return _Callee(function, text, ignored, keywords, reduction)
+    kind = "CrossEntropyLoss" if function == "cross_entropy" else "NLLLoss"
+    criterion = Criterion(text, kind, reduction, tuple(name for name in _KEYWORDS if name in extra), is_argument)
+    return _Callee(function, ignored, keywords, reduction, criterion, made.lineno if is_argument else None)
 
 
-def _made(context: Context, scope: Scope, function: ast.expr) -> ast.Call | None:
-    """The call that made the object which is called."""
+def _made(context: Context, scope: Scope, function: ast.expr) -> tuple[ast.Call | None, bool]:
+    """The call that made the object which is called, and whether that is only known by the name of an argument."""
+    value: ast.expr | None
+    is_argument = False
     if isinstance(function, ast.Name):
         found = assigned_value(context, scope, function.id)
         value = found[0] if found is not None else None
+        is_argument = value is None and _is_argument(scope, function.id)
+        value = _only_one_of_that_name(context, function.id) if is_argument else value
     elif isinstance(function, ast.Attribute) and dotted(function) == f"self.{function.attr}":
         value = _attribute_of_self(context, scope, function.attr)
     else:
-        return None
+        return None, False
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _MOVES:
         value = value.func.value
-    return value if isinstance(value, ast.Call) else None
+    return (value if isinstance(value, ast.Call) else None), is_argument
+
+
+def _is_argument(scope: Scope, name: str) -> bool:
+    found = bindings(scope, name)
+    return len(found) == 1 and isinstance(found[0], ast.arg)
+
+
+def _only_one_of_that_name(context: Context, name: str) -> ast.expr | None:
+    """What the module assigns to the name, where it does so in one place alone."""
+    found = []
+    for place in context.places:
+        statement = place.statement
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            found += [statement.value for target in targets if isinstance(target, ast.Name) and target.id == name]
+    return found[0] if len(found) == 1 else None
 
 
 def _attribute_of_self(context: Context, scope: Scope, attribute: str) -> ast.expr | None:

@@ -78,7 +78,7 @@ def sliced(
         return None  # counts from the end
     surplus = _surplus(context, place, loop.stop, part, dimensions)
     if surplus is None:
-        last = shifted(context, loop.stop, part.offset)
+        last = _not_negative(shifted(context, loop.stop, part.offset))
     elif surplus + part.offset > 0:
         return None  # beyond the end
     else:
@@ -88,6 +88,15 @@ def sliced(
     simple = all(text.isidentifier() or text.lstrip("-").isdigit() or not text for text in (str(first or ""), last))
     span = f"{first or ''}:{last}" if simple else f"{first or ''} : {last}".strip()
     return f"{base}[{':, ' * part.axis}{span}]{part.casts}", surplus is not None
+
+
+def _not_negative(stop: str) -> str:
+    """The end of a slice that is empty where range() is: an end below zero would count from the end."""
+    tree = ast.parse(stop, mode="eval").body
+    number = whole_number(tree)
+    if number is not None:
+        return str(max(number, 0))
+    return f"max({stop}, 0)" if any(isinstance(each, ast.Sub | ast.USub) for each in ast.walk(tree)) else stop
 
 
 def shifted(context: Context, value: ast.expr, offset: int) -> str:
