@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from remedy_measurements import Measurement
+from remedy_measurements.processor_time import PROCESSOR_TIME
 
 _HEAD = """
 from torch.nn.functional import cross_entropy
-POSITIONS, WIDTH, CLASSES = 1024, 256, 32000
+POSITIONS, WIDTH, CLASSES = 1024, 128, 16000
 hidden = torch.randn(POSITIONS, WIDTH, device=device(){type}).requires_grad_()
 head = torch.nn.Linear(WIDTH, CLASSES, bias=False, device=device(){type})
 target = torch.randint(0, CLASSES, (POSITIONS,), device=device())
@@ -27,10 +28,14 @@ _TORCHS_LINEAR = (
 
 def _program(loss: str, dtype: str = "") -> str:
     imports = "from stepscope.remedies import chunked_cross_entropy, linear_cross_entropy"
-    return imports + _HEAD.replace("{type}", f", dtype=torch.{dtype}" if dtype else "").replace("{loss}", loss)
+    return (
+        PROCESSOR_TIME
+        + imports
+        + _HEAD.replace("{type}", f", dtype=torch.{dtype}" if dtype else "").replace("{loss}", loss)
+    )
 
 
-_SHAPE = "1,024 positions, width 256, 32,000 classes"
+_SHAPE = "1,024 positions, width 128, 16,000 classes"
 
 MEASUREMENTS = (
     Measurement("chunked_cross_entropy", f"{_SHAPE}, FP32", _program(_TORCH), _program(_CHUNKED)),

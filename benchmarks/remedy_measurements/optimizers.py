@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from remedy_measurements import Measurement
+from remedy_measurements.processor_time import PROCESSOR_TIME
 
-_STEP = """
+_STEP = (
+    PROCESSOR_TIME
+    + """
 parameters = [torch.nn.Parameter(torch.randn({size}, device=device())) for _ in range({count})]
 for parameter in parameters:
     parameter.grad = torch.randn_like(parameter)
@@ -14,6 +17,7 @@ for _ in range(2):
 {fuse}
 measured(optimizer.step, warmup=3, steps=20)
 """
+)
 _FUSE = "from stepscope.remedies import fuse_optimizer\noptimizer = fuse_optimizer(optimizer)"
 
 
@@ -24,11 +28,14 @@ def _step(name: str, count: int, size: int, options: str = "") -> Measurement:
     return Measurement("fuse_optimizer", what, program.replace("{fuse}", ""), program.replace("{fuse}", _FUSE))
 
 
-_GRADIENTS = """
+_GRADIENTS = (
+    PROCESSOR_TIME
+    + """
 parameters = [torch.nn.Parameter(torch.empty({size}, device=device())) for _ in range({count})]
 for parameter in parameters:
     parameter.grad = torch.randn_like(parameter) * 1e-3
 """
+)
 _LOOP = """
 def clip(limit=1.0):
     norm = sum(parameter.grad.norm().item() ** 2 for parameter in parameters) ** 0.5

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from remedy_measurements import Measurement
+from remedy_measurements.processor_time import PROCESSOR_TIME
 
-_TRAINING = """
+_TRAINING = (
+    PROCESSOR_TIME
+    + """
 model = torch.nn.Sequential(
-    torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 64)
+    torch.nn.Linear(512, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 64)
 ).to(device())
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 batch = torch.randn(256, 512, device=device())
 """
+)
 _PLAIN = """
 def step():
     optimizer.zero_grad()
@@ -47,7 +51,7 @@ measured(step, warmup=4, steps=20)
 MEASUREMENTS = (
     Measurement(
         "mixed_precision",
-        "three linear layers of 2,048, batch of 256, SGD: bf16 beside FP32",
+        "three linear layers of 1,024, batch of 256, SGD: bf16 beside FP32",
         _TRAINING + _PLAIN,
         _TRAINING + _GUARDED,
     ),

@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 from stepscope.remedies.class_losses import LossSettings, Reduction, applied, computed_in
 from stepscope.remedies.linear_losses import linear_loss
 
-_BLOCK_ON_A_CPU: Final = 2**18
-"""Scores in a block that stay in a core's cache while they are worked on."""
+_BLOCK_ON_A_CPU: Final = 2**20
+"""Scores in a block: of 16,000 classes on one core, half as many took 2 % longer, and four times as many no less."""
 _BLOCK: Final = 2**24
 """Scores in a block that keep a large device busy."""
 
