@@ -197,7 +197,12 @@ def test_a_real_process_gets_its_memory_from_it(name: str) -> None:
 
 
 def test_nothing_of_it_needs_torch() -> None:
-    code = "import sys; from stepscope.remedies import find_allocator; find_allocator('jemalloc'); print('torch' in sys.modules)"
+    code = (
+        "import sys\n"
+        "from stepscope.remedies import find_allocator\n"
+        "find_allocator('jemalloc')\n"
+        "print('torch' in sys.modules)\n"
+    )
 
     done = subprocess.run(
         [sys.executable, "-c", code],
