@@ -8,8 +8,6 @@ abandoned and puts one with the same values in the queue. What was interrupted i
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
 import time
 import warnings
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.errors import UsageError
 from stepscope.tuning.locks import held
+from stepscope.tuning.owners import is_alive, process_name
 from stepscope.tuning.storage import import_optuna, open_study
 from stepscope.tuning.sweep_file import Sweep
 from stepscope.tuning.sweep_search import ABANDONED, make_grid, make_pruner, make_sampler
@@ -233,44 +232,6 @@ class SweepStudy:
 def counted(trials: list[optuna.trial.FrozenTrial]) -> list[optuna.trial.FrozenTrial]:
     """Those trials that count towards the number asked for."""
     return [trial for trial in trials if ABANDONED not in trial.user_attrs]
-
-
-def process_name() -> dict[str, Any]:
-    """What tells this process from every other one of every machine."""
-    return {"machine": _machine(), "process": os.getpid(), "started": _started(os.getpid())}
-
-
-def is_alive(owner: dict[str, Any]) -> bool:
-    """Whether that process of this machine still runs."""
-    process = owner.get("process")
-    if type(process) is not int or process <= 0:
-        return False
-    started = _started(process)
-    if started is not None or os.path.isdir("/proc/self"):
-        return started is not None and started == owner.get("started")
-    with contextlib.suppress(ProcessLookupError):
-        try:
-            os.kill(process, 0)
-        except PermissionError:
-            return True
-        return True
-    return False
-
-
-def _started(process: int) -> str | None:
-    """When it was started, in the system's own measure; None where the system does not say, or it is gone."""
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()[19]
-    return None
-
-
-def _machine() -> str:
-    """The machine and, in a container, its space of process numbers."""
-    parts = [platform.node()]
-    with contextlib.suppress(OSError, ValueError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    return " ".join(parts)
 
 
 def _difference(before: Sweep, now: Sweep) -> str:
