@@ -16,6 +16,7 @@ from stepscope.tuning.tune import TuneResult
 from stepscope.tuning.tune_code import code_of
 from stepscope.tuning.tune_knobs import Configuration, Knob
 from stepscope.tuning.tune_losses import LossCheck
+from stepscope.tuning.tune_measure import UNCHECKED
 from stepscope.tuning.tune_trials import Measured, Trial
 
 _SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -28,7 +29,7 @@ _SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "outcome": pl.String,
 }
 _BUSY_CORES: Final = 0.5
-_FAILED: Final = {"not applied": "not applied", "out of memory": "out of memory"}
+_FAILED: Final = {"not applied": "not applied", "out of memory": "out of memory", UNCHECKED: "not checked"}
 
 
 def outcome_sentence(result: TuneResult) -> str:

@@ -34,6 +34,8 @@ _LONGEST_FACTOR: Final = 10.0
 _LONGEST_S: Final = 300.0
 """A run may take this factor of the longest run of the reference and these seconds more, such as to compile."""
 _MEMORY: Final = re.compile(r"out of memory|OutOfMemoryError|MemoryError|cannot allocate memory", re.IGNORECASE)
+UNCHECKED: Final = "it changes the results, and without a backward pass nothing tells by how much"
+_CHANGES_RESULTS: Final = ("half", "tf32")
 _KILLED: Final = ("exit code 137", "exit code 9")
 
 
@@ -115,14 +117,11 @@ class BenchMeasure:
                 losses = self._losses(bench, proposal)
                 if losses.equal is False:
                     return _outcome(bench, self._measured(bench, losses), losses.sentence)
+                if losses.equal is None and self.space.losses_of(proposal.configuration)[0] in _CHANGES_RESULTS:
+                    return _outcome(bench, reason=UNCHECKED)
             if _is_enough(bench, proposal, left_s):
                 break
         losses = self._losses(bench, proposal)
-        kind, _ = self.space.losses_of(proposal.configuration)
-        if losses.equal is None and kind in ("half", "tf32"):
-            return _outcome(
-                bench, reason="it changes the results, and without a backward pass nothing tells by how much"
-            )
         return _outcome(bench, self._measured(bench, losses))
 
     def _new_bench(self, proposal: Proposal, number: int, left_s: float) -> Bench:
