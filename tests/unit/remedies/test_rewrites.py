@@ -6,6 +6,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 import torch
@@ -436,6 +437,49 @@ REFUSED = {
     "a filter": """
         loss = sum(F.cross_entropy(logits[:, t], targets[:, t]) for t in range(LENGTH) if t % 2)
     """,
+    "a smoothing for each position": """
+        for t in range(LENGTH):
+            loss = loss + F.cross_entropy(logits[:, t], targets[:, t], label_smoothing=factor[t])
+    """,
+    "an ignored class for each position": """
+        for t in range(LENGTH):
+            ignored = t - 1
+            loss = loss + F.cross_entropy(logits[:, t], targets[:, t], ignore_index=ignored)
+    """,
+    "another range": """
+        def range(count):
+            return [0] * count
+        for t in range(LENGTH):
+            loss = loss + F.cross_entropy(logits[:, t], targets[:, t])
+    """,
+    "another zip": """
+        from itertools import product as zip
+        for x, y in zip(logits, targets):
+            loss = loss + F.cross_entropy(x, y)
+    """,
+    "the position is deleted afterwards": """
+        for t in range(LENGTH):
+            loss = loss + F.cross_entropy(logits[:, t], targets[:, t])
+        del t
+    """,
+    "the position is where another loop begins": """
+        for t in range(LENGTH):
+            loss = loss + F.cross_entropy(logits[:, t], targets[:, t])
+        for t in range(t):
+            loss = loss + 1
+    """,
+    "a criterion that changes": """
+        entropy = nn.CrossEntropyLoss()
+        entropy.weight = weight
+        for t in range(LENGTH):
+            loss = loss + entropy(logits[:, t], targets[:, t])
+    """,
+    "a criterion that is watched": """
+        entropy = nn.CrossEntropyLoss()
+        entropy.register_forward_hook(print)
+        for t in range(LENGTH):
+            loss = loss + entropy(logits[:, t], targets[:, t])
+    """,
     "another function of that name": """
         def cross_entropy(a, b):
             return a
@@ -443,6 +487,23 @@ REFUSED = {
             loss = loss + cross_entropy(logits[:, t], targets[:, t])
     """,
 }
+
+
+@pytest.mark.parametrize("stop", ["n - 2", "n", "-n", "2"])
+@pytest.mark.parametrize("n", [0, 1, 4])
+def test_a_loop_that_does_nothing_stays_one(stop: str, n: int) -> None:
+    source = (
+        f"{IMPORTS}def loss_of(logits, targets, n):\n    loss = torch.zeros(())\n    for t in range(2, {stop}):\n"
+        "        loss = loss + F.cross_entropy(logits[:, t - 2], targets[:, t])\n    return loss\n"
+    )
+    logits, targets = torch.randn(2, 5, 3), torch.zeros(2, 5, dtype=torch.long)
+    results = []
+    for text in (source, after(source, "batched-loss")):
+        names: dict[str, Any] = {}
+        exec(text, names)
+        results.append(names["loss_of"](logits, targets, n))
+    assert after(source, "batched-loss") != source
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("why", REFUSED)
@@ -472,6 +533,20 @@ KEPT = {
             loss = work()
             history.append(loss.item())
             print(history[-1])
+    """,
+    "one tensor that is added to": """
+        history = []
+        loss = torch.zeros(())
+        for step in range(9):
+            loss += work()
+            history.append(loss.item())
+    """,
+    "scaled after it is kept": """
+        history = []
+        for step in range(9):
+            loss = work()
+            history.append(loss.item())
+            loss.div_(9)
     """,
     "left inside the loop": """
         history = []

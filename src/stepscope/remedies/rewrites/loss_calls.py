@@ -146,11 +146,27 @@ def _object(context: Context, scope: Scope, call: ast.Call) -> _Callee | None:
     if reduction is None or not _are_understood(extra):
         return None
     text = context.source.of(call.func)
+    if _is_altered(context, text):
+        return None
     ignored = f"{text}.ignore_index" if "ignore_index" in extra else _IGNORED
     keywords = tuple(f"{name}={text}.{name}" for name in _KEYWORDS if name in extra)
     kind = "CrossEntropyLoss" if function == "cross_entropy" else "NLLLoss"
     criterion = Criterion(text, kind, reduction, tuple(name for name in _KEYWORDS if name in extra), is_argument)
     return _Callee(function, ignored, keywords, reduction, criterion, made.lineno if is_argument else None)
+
+
+def _is_altered(context: Context, criterion: str) -> bool:
+    """Whether the module changes an object after it is made: its attributes, its hooks, or what a global name means."""
+    for node in ast.walk(context.source.tree):
+        if isinstance(node, ast.Attribute) and dotted(node.value) == criterion:
+            if not isinstance(node.ctx, ast.Load) or node.attr.startswith("register_"):
+                return True
+        elif isinstance(node, ast.Call) and dotted(node.func) in ("setattr", "delattr"):
+            if node.args and dotted(node.args[0]) == criterion:
+                return True
+        elif isinstance(node, ast.Global | ast.Nonlocal) and criterion in node.names:
+            return True
+    return False
 
 
 def _made(context: Context, scope: Scope, function: ast.expr) -> tuple[ast.Call | None, bool]:
