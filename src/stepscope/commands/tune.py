@@ -194,6 +194,7 @@ def _settings(arguments: argparse.Namespace) -> BenchSettings:
 
 def _space(arguments: argparse.Namespace, words: list[str], folder: Path, study: TuneStudy, knobs: list[Knob]) -> Space:
     """What is searched: kept in the study from the first process on."""
+    from stepscope.commands._user_sources import UserSources
     from stepscope.readers import open_trace
     from stepscope.trace.cache import TraceCache
     from stepscope.tuning.locks import held
@@ -215,6 +216,7 @@ def _space(arguments: argparse.Namespace, words: list[str], folder: Path, study:
                 root,
                 _settings(arguments),
                 lambda path: open_trace(path, cache=TraceCache()),
+                UserSources(Path.cwd()).read,
                 _say,
             )
         around = surroundings_of(baseline.trace, baseline.facts or {}, baseline.ranks)

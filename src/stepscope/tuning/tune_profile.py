@@ -11,6 +11,7 @@ from stepscope.capture.bench import Bench, BenchSettings
 from stepscope.capture.bench_profile import profile_commands
 from stepscope.capture.bench_programs import BenchCommand
 from stepscope.diagnosis import diagnose
+from stepscope.diagnosis.diffs import Diffs, UserSource
 from stepscope.diagnosis.finding import Finding
 from stepscope.errors import TraceError
 from stepscope.trace import Trace
@@ -39,9 +40,13 @@ def baseline_of(
     folder: Path,
     settings: BenchSettings,
     open_trace: Callable[[str], Trace],
+    read: Callable[[str], UserSource | None],
     say: Callable[[str], None],
 ) -> Baseline:
     """Record a few steps of the program and diagnose them; what cannot be recorded is said, and the search goes on.
+
+    Args:
+        read: a source file that the trace names, for diffs; None where there is none that may be read.
 
     Raises:
         UsageError: the program cannot be started.
@@ -55,7 +60,7 @@ def baseline_of(
     recordings = [one for one in run.recordings() if one.get("trace")]
     try:
         trace = open_trace(str(run.latest_traces()[0]))
-        findings = diagnose(trace).findings
+        findings = Diffs(read).filled(diagnose(trace)).findings
     except TraceError as error:
         say(f"the profile cannot be read, so there are no findings to begin with: {error}")
         return Baseline()
