@@ -63,7 +63,7 @@ def _numbers(index: int) -> Tensor:
 def _kernel(name: str, tensors: list[Tensor]) -> None:
     kernels: Any = torch  # whose stubs know one version's arguments
     lists: list[Any] = [[tensor] for tensor in tensors]
-    step = [torch.tensor(float(_STEP), device=tensors[0].device)]
+    step = [torch.tensor(float(_STEP), dtype=torch.float32, device=tensors[0].device)]
     options: dict[str, Any] = {"lr": _RATE, "weight_decay": _DECAY, "maximize": False}
     if name == "SGD":
         kernels._fused_sgd_(*lists, momentum=_MOMENTUM, dampening=0.0, nesterov=False, is_first_step=False, **options)
