@@ -41,14 +41,14 @@ def kernel_reason(name: str, device: str, dtype: torch.dtype) -> str | None:
         return f"torch {torch.__version__} has no {kind}"
     exact = [_numbers(index) for index in range(2 + _STATES[name])]
     rounded = [tensor.to(device=device, dtype=dtype) for tensor in exact]
-    expected = _formula(name, *(tensor.float() for tensor in rounded))
+    expected = _formula(name, *(tensor.cpu().double() for tensor in rounded))
     try:
         with torch.no_grad():
             _kernel(name, rounded)
     except (AttributeError, RuntimeError, TypeError):
         return f"torch {torch.__version__} has no {kind}"
     allowed = _ROUNDINGS * torch.finfo(dtype).eps * float(expected.abs().max())
-    if float((rounded[0].float() - expected).abs().max()) > allowed:
+    if float((rounded[0].cpu().double() - expected).abs().max()) > allowed:
         return f"torch {torch.__version__}'s {kind} does not compute what its loop does"
     return None
 

@@ -123,6 +123,7 @@ def test_what_torch_can_fuse_runs_its_fused_kernel(name: str) -> None:
     kernel = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw", "Adagrad": "adagrad"}[type(optimizer).__name__]
     assert f"aten::_fused_{kernel}_" in called
     assert optimizer.fusion.reasons == ()
+    assert fuse_optimizer(made(name, network(torch.float64))).fusion.implementation == "fused"
     assert str(optimizer.fusion) == "updates with torch's fused kernels"
 
 
