@@ -34,9 +34,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 def two_ranks(
-    facts: DataParallelFacts | None = DDP, *, gradients: int = 8, sizes: tuple[int, ...] = (1, 2), marks: str = ""
+    facts: DataParallelFacts | None = DDP,
+    *,
+    gradients: int = 8,
+    sizes: tuple[int, ...] = (1, 2),
+    price: int = 50,
+    marks: str = "",
 ) -> Trace:
-    """Steps of 2 ms: a kernel of 100 us for each gradient of 1 MiB, then messages of these MiB over LINK."""
+    """Steps of 3 ms: a kernel of 100 us for each gradient of 1 MiB, then messages of these MiB over LINK."""
     model = ModelFacts(gradient_bytes=gradients * MIB)
     program = None if facts is None else ProgramFacts(data_parallel=(facts,), model=model)
     machine = Machine(Metadata(world_size=2, rank=0, program=program))
@@ -52,10 +57,10 @@ def two_ranks(
             number += 1
             machine.launch((base + 110) * US, US, number)
             machine.work(
-                begin * US, (50 + 100 * size) * US, "ncclDevKernel_AllReduce_Sum_f32", number,
+                begin * US, (price + 100 * size) * US, "ncclDevKernel_AllReduce_Sum_f32", number,
                 kind="communication", message_elements=size * MIB // 4, message_type="float",
             )  # fmt: skip
-            begin += 50 + 100 * size
+            begin += price + 100 * size
         if marks:
             machine.operator((base + 120) * US, 30 * US, marks)
         number += 1
@@ -118,6 +123,14 @@ def test_messages_of_one_size_do_not_tell_what_a_message_costs() -> None:
     assert found.settings.bucket_cap_mb is None
     assert "messages of several sizes" in reasons_of(found)["bucket_cap_mb"]
     assert [each.known for each in found.reasons if each.setting == "bucket_cap_mb"] == [False]
+
+
+def test_where_no_message_has_a_price_none_smaller_than_the_recorded_are_tried() -> None:
+    found = settings_of(two_ranks(sizes=(2, 4), price=0))
+    assert found.latency_ns == 0
+    assert [each.megabytes for each in found.sizes[:3]] == [None, 2, 4]
+    assert found.settings.bucket_cap_mb == 2
+    assert settings_of(two_ranks(sizes=(2, 2), price=0)).sizes == ()
 
 
 @pytest.mark.parametrize(

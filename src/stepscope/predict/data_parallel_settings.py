@@ -14,7 +14,7 @@ from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.predict.buckets import BUCKET_BYTES, Gradients, gradients_of
 from stepscope.predict.exchanges import RecordedExchange, recorded_exchange
-from stepscope.predict.exposed_buckets import BucketSize, bucket_sizes
+from stepscope.predict.exposed_buckets import SIZES_MB, BucketSize, bucket_sizes
 from stepscope.predict.links import FASTEST
 from stepscope.program_facts import DataParallelFacts
 from stepscope.remedies.parallel_settings import DataParallelSettings
@@ -25,6 +25,8 @@ WORTH: Final = 0.01
 """Share of the step that another size of buckets must hide more than torch's own to be named."""
 MOST_OFF: Final = 0.5
 """Share by which the messages may differ from latency and bandwidth in the median for these to mean something."""
+SEVERAL: Final = 2
+"""Times as large as the smallest message the largest must be to tell the price of a message from that of its bytes."""
 COPY: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 SEARCH: Final = "torch.distributed.ddp.reducer::search_unused_parameters"
 _OF_PYTORCH: Final = r"^DistributedDataParallel\.forward|^torch::autograd::AccumulateGrad$|ddp\.reducer::"
@@ -158,7 +160,8 @@ def _bucket(
     if link is None:
         why = "the recording does not tell how large the messages were: record shapes"
         return (), Reason(name, None, why, known=False)
-    if not link.has_latency:
+    smallest, largest = _recorded_bytes(exchange)
+    if not link.has_latency and largest < SEVERAL * smallest:
         why = (
             "the recorded messages do not tell what each costs whatever its size: record some steps with another "
             "bucket_cap_mb, so that there are messages of several sizes"
@@ -171,7 +174,9 @@ def _bucket(
             "larger buckets"
         )
         return (), Reason(name, None, why, known=False)
-    sizes = bucket_sizes(view.experiment, gradients, link, exchange.ranks)
+    # Where no latency shows, it may show in smaller messages than the recorded ones.
+    tried = [each for each in SIZES_MB if link.has_latency or each << 20 >= smallest]
+    sizes = bucket_sizes(view.experiment, gradients, link, exchange.ranks, tried)
     own, best = sizes[0], min(sizes, key=lambda each: each.exposed_ns)
     worth = WORTH * view.step_ns
     near = [each for each in sizes[1:] if each.exposed_ns <= best.exposed_ns + worth / 10 and each.megabytes]
@@ -179,6 +184,12 @@ def _bucket(
     if own.exposed_ns - size.exposed_ns <= worth:
         size = own
     return sizes, Reason(name, size.megabytes, _why_size(view, sizes, size, facts))
+
+
+def _recorded_bytes(exchange: RecordedExchange) -> tuple[int, int]:
+    """The smallest and the largest all-reduce of known size."""
+    known = exchange.table.filter(pl.col("kind") == "all_reduce")["bytes"].drop_nulls().to_numpy()
+    return int(known.min(initial=np.iinfo(np.int64).max)), int(known.max(initial=0))
 
 
 def _why_size(view: View, sizes: tuple[BucketSize, ...], size: BucketSize, facts: DataParallelFacts | None) -> str:
