@@ -17,16 +17,16 @@ from stepscope.tuning.tune_code import code_of
 from stepscope.tuning.tune_knobs import Configuration, Knob
 from stepscope.tuning.tune_losses import LossCheck
 from stepscope.tuning.tune_measure import UNCHECKED
-from stepscope.tuning.tune_trials import Measured, Trial
+from stepscope.tuning.tune_trials import LEAST_GAIN, Measured, Trial
 
 _SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "tried": pl.String,
     "on_top_of": pl.String,
     "step_ns": pl.Float64,
     "times_faster": pl.String,
+    "outcome": pl.String,
     "interval": pl.String,
     "loss_difference": pl.String,
-    "outcome": pl.String,
 }
 _BUSY_CORES: Final = 0.5
 _FAILED: Final = {"not applied": "not applied", "out of memory": "out of memory", UNCHECKED: "not checked"}
@@ -116,17 +116,18 @@ def trial_row(result: TuneResult, trial: Trial) -> tuple[object, ...]:
     reference, configuration = trial.proposal.reference, trial.proposal.configuration
     added = Configuration(tuple(pair for pair in configuration.settings if pair not in reference.settings))
     left = [name for name, _ in reference.settings if configuration.value(name) is None]
-    tried = result.space.shown(added) if added.settings or not left else f"without {', '.join(left)}"
+    parts = [result.space.shown(added)] if added.settings or not left else []
+    tried = ", ".join([*parts, *(f"without {name}" for name in left)])
     on_top = result.space.shown(reference) if reference.settings else ""
     if trial.proposal.purpose == "proof":
         tried, on_top = "the best, in fresh runs" if configuration == result.best else f"fresh runs: {tried}", ""
     measured = trial.measured
     if measured is None:
-        return (tried, on_top, None, "", "", "", outcome_words(result, trial))
+        return (tried, on_top, None, "", outcome_words(result, trial), "", "")
     ratio = f"{measured.before_ns / measured.after_ns:.2f}" if measured.before_ns and measured.after_ns else ""
     largest = measured.losses.largest
     losses = "" if largest is None else power(largest)
-    return (tried, on_top, measured.after_ns, ratio, times_interval(measured), losses, outcome_words(result, trial))
+    return (tried, on_top, measured.after_ns, ratio, outcome_words(result, trial), times_interval(measured), losses)
 
 
 def outcome_words(result: TuneResult, trial: Trial) -> str:
@@ -137,6 +138,8 @@ def outcome_words(result: TuneResult, trial: Trial) -> str:
         return "losses differ"
     if trial.proposal.purpose == "proof":
         return "proven" if trial.is_shown else "not shown"
+    if trial.proposal.purpose == "simplify":
+        return "no less without" if trial.gain is not None and trial.gain > -LEAST_GAIN else "needed"
     is_kept = set(trial.proposal.configuration.settings) <= set(result.best.settings)
     if trial.is_shown:
         return "kept" if is_kept else "helps, but not in the best"

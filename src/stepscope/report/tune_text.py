@@ -75,7 +75,7 @@ def tune_markdown(result: TuneResult, command: Sequence[str]) -> str:
             lines.append("")
             lines += [*_fenced(diff or as_code, "diff" if diff else "python"), ""]
     rows = [
-        "| tried | on top of | step | times faster | interval | loss difference | outcome |",
+        "| tried | on top of | step | times faster | outcome | interval | loss difference |",
         "|---|---|---:|---:|---|---|---|",
     ]
     for row in trial_table(result).iter_rows(named=True):

@@ -89,6 +89,10 @@ class Configuration:
         """The same with one knob set, too or otherwise."""
         return Configuration.of({**dict(self.settings), name: value})
 
+    def without(self, name: str) -> Configuration:
+        """The same with one knob left as the program has it."""
+        return Configuration(tuple(pair for pair in self.settings if pair[0] != name))
+
     def value(self, name: str) -> str | None:
         """What a knob is set to; None where it is left alone."""
         return dict(self.settings).get(name)

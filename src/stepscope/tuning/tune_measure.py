@@ -213,12 +213,13 @@ def _is_enough(bench: Bench, proposal: Proposal, left_s: float) -> bool:
     if proposal.purpose == "proof":
         is_over = bench.seconds + bench.seconds / bench.rounds > left_s
         return bench.rounds >= FEWEST_PROOF_ROUNDS and (is_over or stop_of(bench) is not None)
-    before, after = ([fmean(run.steady_ns) for run in bench.runs_of(label)] for label in "AB")
-    if fmean(after) > fmean(before) * (1 + _HOPELESS):
+    before, after = (fmean(fmean(run.steady_ns) for run in bench.runs_of(label)) for label in "AB")
+    simplifies = proposal.purpose == "simplify"
+    if not simplifies and after > before * (1 + _HOPELESS):
         return True
     if bench.rounds < SCREEN_ROUNDS:
         return False
-    if proposal.purpose == "screen" or bench.rounds >= MOST_ROUNDS or fmean(after) >= fmean(before):
+    if proposal.purpose == "screen" or bench.rounds >= MOST_ROUNDS or (after <= before) is simplifies:
         return True
     [(_, found)] = bench.comparisons()
     return found.verdict != "no difference shown"

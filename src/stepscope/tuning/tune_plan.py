@@ -6,7 +6,8 @@ come to the same plan and only have to take different parts of it.
 1. Screening: each value of each knob alone against the program as it is.
 2. Combination: what may help, in the order of its gain, each on top of what was shown to help before; then what makes
    sense only together with one of these, and the other values of their knobs. What is not shown to help is left out.
-3. Refinement: further combinations, as a sampler suggests them from all trials (Optuna's TPE).
+3. Refinement: further combinations, as a sampler suggests them from all trials (Optuna's TPE). One that is shown to
+   help is measured without each setting that came with it, and keeps those that it is slower without.
 4. Proof: the best against the program as it is, in fresh runs. The best of many noisy measurements looks better than it
    is; only these runs count for the result.
 """
@@ -21,9 +22,9 @@ from typing import Final, Literal, TypeAlias
 from stepscope.capture.applying import parse_applications
 from stepscope.errors import UsageError
 from stepscope.tuning.tune_knobs import Configuration, Space
-from stepscope.tuning.tune_trials import Proposal, Purpose, Trial
+from stepscope.tuning.tune_trials import LEAST_GAIN, Proposal, Purpose, Trial
 
-Phase: TypeAlias = Literal["screen", "combine", "refine", "proof", "done"]
+Phase: TypeAlias = Literal["screen", "combine", "refine", "simplify", "proof", "done"]
 
 MOST_REFINEMENTS: Final = 8
 PATIENCE: Final = 4
@@ -86,7 +87,9 @@ def plan(space: Space, trials: Sequence[Trial], *, hurry: bool = False) -> Plan:
             return Plan("screen", best, known.open(screens))
         if wanted:
             return Plan("combine", best, known.open(wanted))
-    best = _refined(best, known)
+    best, simpler = _refined(best, known)
+    if not hurry and simpler is not None:
+        return Plan("simplify", best, known.open([simpler]))
     if not hurry and _may_refine(space, known, best):
         return Plan("refine", best)
     return _proof(best, known)
@@ -176,12 +179,23 @@ def _is_possible(space: Space, configuration: Configuration) -> bool:
         return False
 
 
-def _refined(best: Configuration, known: _Known) -> Configuration:
-    """The best with the refinements that were shown to help, in the order in which they were measured."""
+def _refined(best: Configuration, known: _Known) -> tuple[Configuration, Proposal | None]:
+    """The best with the refinements that were shown to help, in the order in which they were measured.
+
+    Also what has to be measured to know whether all of the last one is needed; None where that is known.
+    """
     for trial in known.of("refine"):
         if trial.is_shown and trial.proposal.reference == best:
+            added = [name for name, value in trial.proposal.configuration.settings if best.value(name) != value]
             best = trial.proposal.configuration
-    return best
+            for name in added if len(added) > 1 else ():
+                proposal = Proposal("simplify", best.without(name), best)
+                found = known.ended(proposal)
+                if found is None:
+                    return best, proposal
+                if found.keeps_losses and found.gain is not None and found.gain > -LEAST_GAIN:
+                    best = proposal.configuration
+    return best, None
 
 
 def _may_refine(space: Space, known: _Known, best: Configuration) -> bool:

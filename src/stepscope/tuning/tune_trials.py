@@ -10,9 +10,9 @@ from typing import Any, Final, Literal, TypeAlias
 from stepscope.tuning.tune_knobs import Configuration
 from stepscope.tuning.tune_losses import LossCheck
 
-Purpose: TypeAlias = Literal["screen", "combine", "refine", "proof"]
+Purpose: TypeAlias = Literal["screen", "combine", "refine", "simplify", "proof"]
 """Why something is measured: alone against the program as it is; on top of what helps so far; further combinations of
-knobs; and the best against the program as it is, afresh."""
+knobs; one of these without a setting; and the best against the program as it is, afresh."""
 State: TypeAlias = Literal["running", "measured", "failed"]
 
 LEAST_GAIN: Final = 0.01

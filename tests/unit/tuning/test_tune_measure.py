@@ -58,6 +58,10 @@ def bench(before_ms: Sequence[float], after_ms: Sequence[float]) -> Bench:
         ("combine", [10, 10.1], [10.2, 10.1], True),  # no gain
         ("combine", [10, 12], [9, 11], False),  # not clear
         ("combine", [10, 12, 10, 12, 10], [9, 11, 9, 11, 9], True),  # and will not be soon
+        ("simplify", [10], [20], False),
+        ("simplify", [10, 12], [9.9, 12], True),  # no slower without
+        ("simplify", [10, 12], [10.5, 12.5], False),
+        ("simplify", [10, 10.1], [15, 15.1], True),  # shown to be needed
         ("proof", [10], [20], False),
         ("proof", [10, 10, 10], [5, 5, 5], False),  # too few to tell how much runs differ
         ("proof", [10, 10, 10, 10], [5, 5, 5, 5], True),

@@ -153,6 +153,28 @@ def test_refinements_end_when_they_no_longer_help() -> None:
     assert plan(space, [*known, *useless]).phase == "proof"
 
 
+def test_what_came_with_a_refinement_and_does_not_help_is_dropped_again() -> None:
+    space = space_of(COMPILE, FUSED, CLIP)
+    known = [trial(number, alone(name), -0.3) for number, name in enumerate(["compile"])]
+    known += [trial(number, alone(name), 0.0) for number, name in enumerate(["fuse-optimizer", "clip-in-one-pass"], 1)]
+    step = plan(space, known)
+    whole = Configuration.of({"compile": ON, "fuse-optimizer": ON, "clip-in-one-pass": ON})
+    known.append(trial(3, Proposal("refine", whole, step.best), -0.2))
+    step = plan(space, known)
+    assert (step.phase, step.best) == ("simplify", whole)
+    [without_clip] = step.proposals
+    assert without_clip == Proposal("simplify", whole.without("clip-in-one-pass"), whole)
+    assert plan(space, known, hurry=True).proposals == (Proposal("proof", whole),)
+
+    needed = plan(space, [*known, trial(4, without_clip, 0.1)])
+    assert needed.proposals == (Proposal("simplify", whole.without("fuse-optimizer"), whole),)
+    known.append(trial(4, without_clip, 0.0))
+    [without_fused] = plan(space, known).proposals
+    assert dict(without_fused.configuration.settings) == {"compile": ON}
+    step = plan(space, [*known, trial(5, without_fused, 0.25)])
+    assert (step.phase, dict(step.best.settings)) == ("refine", {"compile": ON, "fuse-optimizer": ON})
+
+
 def test_a_proposal_survives_the_database() -> None:
     proposal = Proposal("combine", Configuration.of({"--x": "a b, 'c'", "workers": "2"}), Configuration.of({"--x": ON}))
     assert Proposal.from_key(proposal.key) == proposal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 from stepscope.report.json_report import json_bytes
@@ -97,15 +98,15 @@ def test_the_text() -> None:
     assert "    AdamW made at train.py:31 now runs fused" in lines
     assert "    AdamW(..., fused=True)" in lines
     assert "    DataLoader(dataset, ..., num_workers=2)" in lines
-    rows = {line.split("  ")[0]: line for line in lines}
-    assert rows["fuse-optimizer"].endswith("kept")
-    assert rows["workers=2"].endswith("kept")  # on top of the fused optimizer, which the table says
+    rows = {re.split("  +", line)[0]: re.split("  +", line) for line in lines}
+    assert "kept" in rows["fuse-optimizer"]
+    assert "kept" in rows["workers=2"]  # on top of the fused optimizer, which the table says
     assert "may help, not shown" in text
-    assert rows["A_B=1"].endswith("losses differ")
-    assert rows["--fast"].endswith("failed")
+    assert "losses differ" in rows["A_B=1"]
+    assert "failed" in rows["--fast"]
     assert r"  --fast: the program failed with exit code 1: \x1b[31mboom" in lines
     assert "  A_B=1: losses differ by more than 1e-4 (largest difference 3.0e-2 in 50 losses)" in lines
-    assert rows["the best, in fresh runs"].endswith("proven")
+    assert "proven" in rows["the best, in fresh runs"]
     assert "\x1b" not in text
     assert "6 comparisons were measured, each with both sides in turn; this process took 754.00 s." in text
     assert "2 steps with the best take long." in text
