@@ -8,23 +8,16 @@ _READ = """
 from torch.utils.data import DataLoader, Dataset
 
 class Files(Dataset):
-    "Samples that take a millisecond to come, as from a disk."
+    "Samples that take 4 ms to come, as from a disk far away."
     def __len__(self):
         return 100_000
     def __getitem__(self, index):
-        time.sleep(0.001)
+        time.sleep(0.004)
         return torch.full((256,), float(index))
 
-weight = torch.randn(1024, 1024)
-
 def compute(batch):
-    for _ in range(2):
-        weight @ weight
-
-begin = time.perf_counter()
-for _ in range(5):
-    compute(None)
-step_ms = (time.perf_counter() - begin) / 5 * 1e3
+    "A step of 50 ms of an accelerator, in which the processors have nothing to do."
+    time.sleep(0.05)
 """
 _STEPS = """
 batches = iter(loader)
@@ -72,11 +65,11 @@ def endless(loader):
 MEASUREMENTS = (
     Measurement(
         "tune_loader",
-        "16 samples of 1 ms each, read in the training process; and with what it chose in 5 s",
+        "16 samples of 4 ms each, a step of 50 ms; read in the training process, and as it chose in 5 s",
         _READ + "loader = DataLoader(Files(), batch_size=16)" + _STEPS,
         _READ
         + "from stepscope.remedies import tune_loader\n"
-        + "loader = tune_loader(Files(), step_ms, batch_size=16, budget_s=5).loader()"
+        + "loader = tune_loader(Files(), 50, batch_size=16, budget_s=5).loader()"
         + _STEPS,
     ),
     Measurement(
