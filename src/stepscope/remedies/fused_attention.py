@@ -59,8 +59,8 @@ def attention(
         scale: 1 / sqrt(head size) where None.
         softmax_mode: "fast" allows scores and probabilities in bfloat16, for bfloat16 inputs. Only the CPU has it here
             and the HPU's kernel; on CUDA it is the exact one. On a CPU outputs are off by 0.5 % instead of 0.2 % where
-            scores deviate by 1, by 1.1 % where they deviate by 4 (`benchmarks/attention_error.py`), and it takes the
-            time of the exact one or up to a third less.
+            scores deviate by 1, by 1.1 % where they deviate by 4 (`benchmarks/attention_error.py`). It is
+            not always faster: in training no gain was shown.
         recompute: the backward pass computes again what can be (True), or more is saved for it (False); None asks
             `recompute_attention_enabled`. Under `torch.compile` give True or False.
         valid_seq_len: length without padding of each batch element, with is_causal=True and no mask. Padding costs no
