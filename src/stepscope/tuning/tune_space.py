@@ -105,21 +105,19 @@ def search_space(findings: Sequence[Finding], user: Sequence[Knob], around: Surr
         findings: of the baseline, the largest saving first.
     """
     known = {flag.name for flag in all_flags()}
-    left_out: dict[str, list[str]] = {}
     prescribed = [knob for finding in findings for knob in _of_finding(finding, around)]
-    standard = []
-    for knob, why_not in _standard(around):
-        if why_not is None:
-            standard.append(knob)
-        elif knob.name not in {each.name for each in prescribed}:
-            left_out.setdefault(why_not, []).append(knob.name)
+    standard = list(_standard(around))
     first, second = [knob for knob in prescribed if knob.promised_ns], [k for k in prescribed if not k.promised_ns]
     first.sort(key=lambda knob: -(knob.promised_ns or 0))
     knobs = []
-    for knob in named_once([*first, *second, *user, *standard]):
-        values = tuple(value for value in knob.values if _is_allowed(knob, value, known))
+    for knob in named_once([*first, *second, *user, *(knob for knob, why_not in standard if why_not is None)]):
+        values = tuple(value for value in knob.values if _is_allowed(knob, value, known, around))
         if values:
             knobs.append(replace(knob, values=values))
+    left_out: dict[str, list[str]] = {}
+    for knob, why_not in standard:
+        if why_not is not None and knob.name not in {each.name for each in knobs}:
+            left_out.setdefault(why_not, []).append(knob.name)
     said = (f"{_listed(names)} left out: {why_not}" for why_not, names in left_out.items())
     return Space(tuple(knobs), tuple(said))
 
@@ -149,10 +147,12 @@ def chosen_space(space: Space, only: Sequence[str] | None, skip: Sequence[str]) 
     return replace(space, knobs=tuple(knobs), said=() if only is not None else space.said)
 
 
-def _is_allowed(knob: Knob, value: str, known: set[str]) -> bool:
-    """Whether `--apply` takes the word; of other kinds everything is."""
+def _is_allowed(knob: Knob, value: str, known: set[str], around: Surroundings) -> bool:
+    """Whether `--apply` takes the word here; of other kinds everything is allowed."""
     if knob.kind != "apply":
         return True
+    if knob.name == "allocator" and value not in around.allocators:
+        return False
     try:
         return knob.name in known and bool(parse_applications(knob.shown(value)))
     except UsageError:

@@ -85,6 +85,9 @@ def test_findings_come_first_by_their_promise_then_the_users_knobs() -> None:
 def test_a_word_that_nothing_applies_is_left_out() -> None:
     assert "no-such-flag" not in names(PROCESSOR, finding("odd", 5, "no-such-flag"))
     assert "workers" in names(PROCESSOR, finding("odd", 5, "workers=none"))
+    found = search_space((finding("host-allocator", 5, "allocator=jemalloc"),), (), PROCESSOR)
+    assert "allocator" not in {knob.name for knob in found.knobs}
+    assert "allocator was left out: neither jemalloc nor tcmalloc is installed" in found.said
 
 
 def test_only_and_skip() -> None:
