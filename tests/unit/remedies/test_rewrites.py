@@ -107,6 +107,14 @@ LOSSES = {
                 loss += F.cross_entropy(logits[i], targets[i])
             return loss / len(logits)
     """,
+    "sample by sample": """
+        def loss_of(logits, targets):
+            logits, targets = logits[:, 0], targets[:, 0]
+            loss = 0
+            for i in range(logits.shape[0]):
+                loss += F.cross_entropy(logits[i], targets[i], ignore_index=0)
+            return loss
+    """,
     "sequence by sequence, zipped": """
         def loss_of(logits, targets):
             loss = 0
@@ -391,6 +399,10 @@ REFUSED = {
     "positions from the end": """
         for t in range(LENGTH):
             loss = loss + F.cross_entropy(logits[:, t - 1], targets[:, t])
+    """,
+    "none at all": """
+        for t in range(-1):
+            loss = loss + F.cross_entropy(logits[:, t], targets[:, t])
     """,
     "steps of two": """
         for t in range(0, LENGTH, 2):

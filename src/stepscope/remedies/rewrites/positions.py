@@ -32,8 +32,9 @@ def loop_of(target: ast.expr, iterated: ast.expr) -> Loop | None:
     if iterated.func.id == "range" and isinstance(target, ast.Name) and 1 <= len(iterated.args) <= 2:
         start = whole_number(iterated.args[0]) if len(iterated.args) == 2 else 0
         stop = iterated.args[-1]
-        if start is None or start < 0 or not is_pure(stop):
-            return None
+        literal = whole_number(stop)
+        if start is None or start < 0 or not is_pure(stop) or (literal is not None and literal < start):
+            return None  # a slice would count a negative end from the end
         return Loop({target.id: None}, start, stop)
     if iterated.func.id == "zip" and isinstance(target, ast.Tuple) and len(target.elts) == len(iterated.args) == 2:
         names: dict[str, Indexed | None] = {}
