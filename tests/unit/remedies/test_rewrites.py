@@ -684,6 +684,29 @@ def test_a_history_keeps_its_values() -> None:
     assert said == pytest.approx(expected[1], rel=1e-6)
 
 
+def test_a_history_of_the_module_itself() -> None:
+    source = dedent(
+        """\
+        history = []
+        for batch in loader:
+            loss = work(batch)
+            history.append(loss.item())
+        print(history)
+        """
+    )
+    assert after(source, "deferred-logging") == dedent(
+        """\
+        history = []
+        for batch in loader:
+            loss = work(batch)
+            history.append(loss.detach())
+        history = [number.item() for number in history]
+        print(history)
+        """
+    )
+    assert rewrites_of(f"{source}def last():\n    return history[-1]\n") == []
+
+
 HOSTILE = {
     "nothing": "",
     "no Python": "for in loss:",

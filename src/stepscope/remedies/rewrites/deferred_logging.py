@@ -14,10 +14,11 @@ NAME: Final = "deferred-logging"
 
 
 def find(context: Context) -> Iterator[Rewrite]:
-    """`history.append(loss.item())` and `running += loss.item()` in a loop of a function."""
+    """`history.append(loss.item())` and `running += loss.item()` in a loop of a function, or of the module itself."""
     for place in context.places:
         outermost = next((each for each in place.around if isinstance(each, ast.For | ast.While)), None)
-        if outermost is None or not place.scope.is_function or _is_conditional(place):
+        in_class = isinstance(place.scope.node, ast.ClassDef)
+        if outermost is None or in_class or _is_conditional(place):
             continue
         for found in (_history(context, place, outermost), _sum(context, place)):
             if found is not None:
