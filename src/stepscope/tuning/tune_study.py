@@ -57,6 +57,8 @@ class TuneStudy:
             UsageError: the study is about another program, or the program was changed.
         """
         known = self._study.user_attrs.get(_PROGRAM)
+        if known is None and self._study.get_trials(deepcopy=False):
+            raise UsageError(f"the study {self._study.study_name} is not one of stepscope tune; take another name")
         if known is None:
             self._study.set_user_attr(_PROGRAM, dict(program))
             return
@@ -73,7 +75,8 @@ class TuneStudy:
     def space(self) -> Space | None:
         """What is searched; None where nobody has said so yet. Of several that processes wrote at once, the first."""
         found = sorted(name for name in self._study.user_attrs if name.startswith(_SPACE))
-        return Space.from_json(self._study.user_attrs[found[0]]) if found else None
+        with self._readable():
+            return Space.from_json(self._study.user_attrs[found[0]]) if found else None
 
     def keep_space(self, space: Space) -> Space:
         """Keep what is searched; returns what everybody searches."""
@@ -93,8 +96,18 @@ class TuneStudy:
                 continue
             outcome = frozen.user_attrs.get("outcome")
             if outcome is not None or frozen.state is states.RUNNING:
-                found.append(_trial(frozen.number, frozen.user_attrs))
+                with self._readable():
+                    found.append(_trial(frozen.number, frozen.user_attrs))
         return found
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Turn what is wrong with the content of a study into one sentence."""
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            name = self._study.study_name
+            raise UsageError(f"the study {name} is damaged, or of another version of stepscope: {error!r}") from error
 
     def set_unclear_proofs_aside(self) -> None:
         """Have proofs that show nothing, and contradict nothing, measured again: a search goes on, with new time."""

@@ -164,6 +164,19 @@ def test_a_study_of_something_else_is_refused(tmp_path: Path) -> None:
         study(tmp_path).check_program({**program, "script": "b2"})
 
 
+def test_a_study_of_another_tool_or_a_damaged_one(tmp_path: Path) -> None:
+    shared = study(tmp_path)
+    shared._study.enqueue_trial({}, user_attrs={"proposal": '["screen", [], [["x", ""]]]', "outcome": {"state": 7}})
+    with pytest.raises(UsageError, match="the study search is not one of stepscope tune"):
+        shared.check_program({"words": ["train.py"]})
+    shared._study.ask()
+    with pytest.raises(UsageError, match="the study search is damaged, or of another version of stepscope: KeyError"):
+        shared.trials()
+    shared._study.set_user_attr("space 1", {"knobs": [{"colour": "red"}], "said": []})
+    with pytest.raises(UsageError, match="the study search is damaged"):
+        shared.space()
+
+
 def test_the_space_of_the_first_process_counts(tmp_path: Path) -> None:
     assert study(tmp_path).space() is None
     assert study(tmp_path).keep_space(SPACE) == SPACE
