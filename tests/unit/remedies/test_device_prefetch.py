@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections import OrderedDict, defaultdict
@@ -15,6 +16,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
+from stepscope.remedies import device_prefetch
 from stepscope.remedies.device_prefetch import prefetch_to_device
 from stepscope.remedies.nested_batches import mapped, moved, tensors_of
 
@@ -214,6 +216,69 @@ def test_xla_gets_its_own_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name in ("torch_xla", "torch_xla.distributed", "torch_xla.distributed.parallel_loader"):
         sys.modules.pop(name, None)
     assert got == [("xla", 1), ("xla", 2)]
+
+
+class SimulatedStreams:
+    """The calls of torch's module of a device with streams, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        calls = self.calls
+
+        class Event:
+            made = 0
+
+            def __init__(self) -> None:
+                type(self).made += 1
+                self.number = self.made
+
+            def record(self, stream: str) -> None:
+                calls.append(f"event {self.number} in {stream}")
+
+        self.Event = Event
+
+    def Stream(self, device: torch.device) -> str:
+        return "side"
+
+    @contextlib.contextmanager
+    def stream(self, stream: str) -> Iterator[None]:
+        self.calls.append(f"begin {stream}")
+        yield
+
+    def device(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def current_stream(self, device: torch.device) -> SimulatedStreams:
+        return self
+
+    def wait_event(self, event: Any) -> None:
+        self.calls.append(f"step waits for event {event.number}")
+
+
+def test_the_step_waits_for_its_batch_on_the_device_and_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = SimulatedStreams()
+    monkeypatch.setattr(device_prefetch, "streams_of", lambda device: streams)
+    monkeypatch.setattr(
+        torch.Tensor,
+        "record_stream",
+        lambda tensor, stream: streams.calls.append(f"kept: {len(tensor)}"),
+        raising=False,
+    )
+    on_device = torch.ones(7, device=META)
+    batches = iter(prefetch_to_device([[torch.ones(number), on_device] for number in (1, 2)], META, ahead=1))
+
+    next(batches)
+
+    assert streams.calls == [
+        "begin side",
+        "event 1 in side",
+        "begin side",
+        "event 2 in side",
+        "step waits for event 1",
+        "kept: 1",
+    ]
+    next(batches)
+    assert streams.calls[6:] == ["step waits for event 2", "kept: 2"]
 
 
 @pytest.mark.gpu
