@@ -36,7 +36,7 @@ def _history(context: Context, place: Place, outermost: ast.stmt) -> Rewrite | N
     indent = context.source.indent(outermost)
     if value is None or indent is None or not isinstance(name, ast.Name) or _leaves(outermost):
         return None
-    if any(isinstance(each, ast.Try) for each in place.around):
+    if any(hasattr(each, "finalbody") for each in place.around):  # try, and the except* of later Pythons
         return None  # what an exception leaves of the list may be read, too
     if _is_changed_in_place(place, value):
         return None  # all kept numbers would become the last one
