@@ -28,7 +28,8 @@ class MemberDropout(nn.Module):
         if not self.training:
             return inputs
         kept = torch.rand_like(inputs) >= self.share
-        return torch.where(kept, inputs / (1 - self.share), 0.0)
+        scale = torch.where(self.share < 1, 1 / (1 - self.share), 0.0)  # not infinite where all is dropped
+        return torch.where(kept, inputs, 0.0) * scale.to(inputs.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,14 @@ class Members:
     buffers: dict[str, Tensor]
     shares: dict[str, list[float]]
     prototype: nn.Module
+
+    def train(self) -> None:
+        """Put the template in training mode, all but those parts that were in eval() mode in a model that trains."""
+        parts = self.prototype.named_modules()
+        held = [name for name, part in parts if _is_held(self.prototype, part)]
+        self.template.train()
+        for name in held:
+            self.template.get_submodule(name).training = False
 
     def model(self, member: int, values: Mapping[str, Tensor]) -> nn.Module:
         """A module of its own with that member's values and dropout."""
@@ -67,13 +76,20 @@ def stacked(models: Sequence[nn.Module]) -> Members:
     Where nn.Dropout's share differs between models, the template has a `MemberDropout` in its place.
 
     Raises:
-        ValueError: no model, or models that differ in more than their values and nn.Dropout's share.
+        TypeError: something that is no module.
+        ValueError: no model, none with a parameter to train, or models that differ in more than their values and
+            nn.Dropout's share.
     """
     if not models:
         raise ValueError("give at least one model")
     first = models[0]
+    for model in models:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"models are torch.nn.Modules, not {type(model).__name__}")
     for number, other in enumerate(models[1:], start=1):
         _check_alike(first, other, number)
+    if not any(parameter.requires_grad for parameter in first.parameters()):
+        raise ValueError("the models have no parameter to train")
     shares = {
         name: found
         for name, module in first.named_modules()
@@ -102,10 +118,17 @@ def _check_alike(first: nn.Module, other: nn.Module, number: int) -> None:
         if type(module) is not type(twin):
             kinds = f"{type(module).__name__} and {type(twin).__name__}"
             raise ValueError(f"models 0 and {number} are built differently: {place} is {kinds}")
+        if _is_held(first, module) != _is_held(other, twin):
+            raise ValueError(f"models 0 and {number} differ in whether {place} is in eval() mode")
         _check_values(module, twin, place, number)
         _check_settings(module, twin, place, number)
     if _ties(first) != _ties(other):
         raise ValueError(f"models 0 and {number} share their parameters differently")
+
+
+def _is_held(model: nn.Module, part: nn.Module) -> bool:
+    """Whether a part of a model was put in eval() mode by itself, as a batch norm that is to keep its statistics."""
+    return model.training and not part.training
 
 
 def _check_values(first: nn.Module, other: nn.Module, place: str, number: int) -> None:

@@ -48,6 +48,7 @@ class HorizontalTrainer:
 
     Args:
         models: as many as members, built alike on one device; members begin with their values, which are copied.
+            A part in eval() mode, such as a batch norm that keeps its statistics, stays so in a model that trains.
         loss: a function of the model and a batch that gives the mean loss, a scalar.
         optimizer: torch.optim.SGD, Adam or AdamW.
         hyperparameters: for each member what the optimizer's constructor takes, such as lr, momentum, betas,
@@ -79,6 +80,10 @@ class HorizontalTrainer:
     ) -> None:
         if batches not in ("shared", "own"):
             raise ValueError(f'batches is "shared" or "own", not {batches!r}')
+        if max_norm is not None and not max_norm >= 0:
+            raise ValueError(f"max_norm must be 0 or more, not {max_norm}")
+        if chunk_size is not None and chunk_size < 1:
+            raise ValueError(f"chunk_size must be 1 or more, not {chunk_size}")
         self._stacked = stacked(models)
         self.members = len(models)
         self.active = list(range(self.members))
@@ -101,12 +106,15 @@ class HorizontalTrainer:
 
         Raises:
             RuntimeError: the model cannot be mapped; the sentence says why.
-            ValueError: every member was stopped, or a batch of another number of members.
+            ValueError: every member was stopped, a batch of another number of members, or a loss that is no scalar
+                tensor or depends on no parameter.
         """
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._template.train()
+        self._stacked.train()
         losses = self._mapped(batch)
+        if not losses.requires_grad:
+            raise ValueError("the loss does not depend on the models' parameters: was it detached?")
         losses.sum().backward()  # type: ignore[no-untyped-call]
         if self._max_norm is not None:
             self._clip(self._max_norm)
@@ -156,7 +164,7 @@ class HorizontalTrainer:
             "parameters": {name: value.detach().clone() for name, value in self._parameters.items()},
             "buffers": {name: value.clone() for name, value in self._buffers.items()},
             "hyperparameters": {name: value.clone() for name, value in self.hyperparameters.items()},
-            "steps": self._update.steps,
+            "steps": dict(self._update.steps),
             "optimizer": {
                 name: {key: each.clone() for key, each in of.items()} for name, of in self._update.state.items()
             },
@@ -179,7 +187,7 @@ class HorizontalTrainer:
         self._parameters = {n: v.detach().clone().requires_grad_(trained[n]) for n, v in state["parameters"].items()}
         self._buffers = {name: value.clone() for name, value in state["buffers"].items()}
         self.hyperparameters = {name: value.clone() for name, value in state["hyperparameters"].items()}
-        self._update.steps = int(state["steps"])
+        self._update.steps = dict(state["steps"])
         self._update.state = {n: {k: each.clone() for k, each in of.items()} for n, of in state["optimizer"].items()}
         self._ended = {}
         for member, values in state["ended"].items():
@@ -194,7 +202,10 @@ class HorizontalTrainer:
             def model(*positional: Any, **named: Any) -> Any:
                 return torch.func.functional_call(self._template, (parameters, buffers), positional, named)
 
-            return self._loss(model, batch)
+            found = self._loss(model, batch)
+            if not isinstance(found, Tensor):
+                raise ValueError(f"the loss must be a tensor, a scalar for each member, not {type(found).__name__}")
+            return found
 
         mapped = torch.func.vmap(
             loss_of_one,

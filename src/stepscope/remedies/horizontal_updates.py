@@ -6,6 +6,7 @@ AdamW, in the order in which torch computes them without fused or foreach.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -22,7 +23,7 @@ class StackedUpdate(ABC):
 
     Attributes:
         state: parameter's name -> what is kept for it, each (members, *shape).
-        steps: taken so far, the same for all members.
+        steps: parameter's name -> updates of it so far, the same for all members.
         defaults: the hyperparameters and what they are where none is given.
     """
 
@@ -30,16 +31,28 @@ class StackedUpdate(ABC):
 
     def __init__(self) -> None:
         self.state: dict[str, dict[str, Tensor]] = {}
-        self.steps = 0
+        self.steps: dict[str, int] = {}
 
     @torch.no_grad()
     def step(self, parameters: Mapping[str, Tensor], rates: Rates) -> None:
-        """Update every parameter that has a gradient."""
-        self.steps += 1
+        """Update every parameter that has a gradient.
+
+        In FP32 where parameters are narrower: in bfloat16 a beta of 0.999 would be 1.
+        """
         for name, parameter in parameters.items():
-            if parameter.grad is not None:
-                numbers = {key: _beside(value, parameter) for key, value in rates.items()}
+            if parameter.grad is None:
+                continue
+            self.steps[name] = self.steps.get(name, 0) + 1
+            wide = parameter if parameter.dtype.itemsize >= 4 else parameter.float()
+            numbers = {key: _beside(value, wide) for key, value in rates.items()}
+            if wide is parameter:
                 self._update(name, parameter, parameter.grad, numbers)
+                continue
+            if name in self.state:
+                self.state[name] = {key: value.float() for key, value in self.state[name].items()}
+            self._update(name, wide, parameter.grad.float(), numbers)
+            parameter.copy_(wide)
+            self.state[name] = {key: value.to(parameter.dtype) for key, value in self.state[name].items()}
 
     def keep(self, kept: Tensor) -> None:
         """Forget all members but these, by their positions (int64)."""
@@ -106,8 +119,8 @@ class StackedAdam(StackedUpdate):
         second.lerp_(gradient * gradient, 1 - beta2)
         if self.amsgrad:
             second = torch.maximum(state["max_exp_avg_sq"], second, out=state["max_exp_avg_sq"])
-        divisor = second.sqrt().mul_((1 - beta2**self.steps).rsqrt()).add_(numbers["eps"])
-        parameter.addcdiv_(first * (-numbers["lr"] / (1 - beta1**self.steps)), divisor)
+        divisor = second.sqrt().mul_((1 - beta2 ** self.steps[name]).rsqrt()).add_(numbers["eps"])
+        parameter.addcdiv_(first * (-numbers["lr"] / (1 - beta1 ** self.steps[name])), divisor)
 
 
 class StackedAdamW(StackedAdam):
@@ -152,17 +165,35 @@ def stacked_update(
             raise ValueError(f"{name} must be the same for all members")
         chosen[name] = values.pop()
     rates = {
-        name: torch.tensor([float(member.get(name, default)) for member in members], dtype=precision, device=device)
+        name: torch.tensor(
+            [_number(name, member.get(name, default)) for member in members], dtype=precision, device=device
+        )
         for name, default in kind.defaults.items()
     }
     return kind(**chosen), rates
+
+
+def _number(name: str, value: Any) -> float:
+    """A hyperparameter, within the range that torch's optimizers take."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} must be a number for each member, not {value!r}") from error
+    if not (0 <= number < (1 if name.startswith("beta") else math.inf) or name == "dampening"):
+        raise ValueError(
+            f"{name} must be {'from 0 to below 1' if name.startswith('beta') else '0 or more'}, not {number}"
+        )
+    return number
 
 
 def _split_betas(given: Mapping[str, Any]) -> dict[str, Any]:
     """The hyperparameters with beta1 and beta2 in place of betas."""
     found = dict(given)
     if "betas" in found:
-        found["beta1"], found["beta2"] = found.pop("betas")
+        try:
+            found["beta1"], found["beta2"] = found.pop("betas")
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"betas must be two numbers, not {given['betas']!r}") from error
     return found
 
 

@@ -147,6 +147,71 @@ def test_bfloat16_members_agree_as_its_roundings_allow() -> None:
         assert_same(found, alone(model, torch.optim.SGD, {"lr": 0.05}, seen)[0], 0.03)
 
 
+def test_adam_trains_bfloat16_members() -> None:
+    models = [model.to(torch.bfloat16) for model in models_of(mlp, 2)]
+    seen = [(inputs.to(torch.bfloat16), targets) for inputs, targets in batches()]
+    trainer = HorizontalTrainer(models, loss, torch.optim.AdamW, {"lr": 0.01})
+    for batch in seen:
+        trainer.step(batch)
+    for found, model in zip(trainer.models(), models, strict=True):
+        assert_same(found, alone(model, torch.optim.AdamW, {"lr": 0.01}, seen)[0], 0.05)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([nn.Linear(6, 4), nn.Linear(6, 4)])
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        found: Tensor = self.heads[self.calls % 2](inputs)
+        return found
+
+
+def test_a_parameter_that_some_steps_do_without_counts_its_own_updates() -> None:
+    models, seen = models_of(TwoHeads, 2), batches()
+    trainer = HorizontalTrainer(models, loss, torch.optim.Adam, {"lr": 0.05})
+    for batch in seen:
+        trainer.step(batch)
+    for found, model in zip(trainer.models(), models, strict=True):
+        assert_same(found, alone(model, torch.optim.Adam, {"lr": 0.05}, seen)[0], 1e-4)
+
+
+def test_a_part_in_eval_mode_keeps_its_statistics() -> None:
+    models, seen = models_of(convolutional, 2), batches(2)
+    for model in models:
+        model[2].eval()  # type: ignore[index, operator]
+    trainer = HorizontalTrainer(models, loss, torch.optim.SGD, {"lr": 0.1})
+    for batch in seen:
+        trainer.step(batch)
+        trainer.evaluate(batch)
+    for found, model in zip(trainer.models(), models, strict=True):
+        assert torch.equal(found[2].running_mean, model[2].running_mean)  # type: ignore[index, arg-type]
+        assert not torch.equal(found[2].weight, model[2].weight)  # type: ignore[index, arg-type]
+    models[1].train()
+    with pytest.raises(ValueError, match="whether 2 is in eval"):
+        HorizontalTrainer(models, loss)
+
+
+def test_a_member_that_drops_everything_has_gradients_of_zero() -> None:
+    models = [nn.Sequential(nn.Linear(6, 4), nn.Dropout(share), nn.Linear(4, 4)) for share in (0.0, 1.0)]
+    trainer = HorizontalTrainer(models, loss, torch.optim.SGD, {"lr": 0.1})
+    trainer.step(batches(1)[0])
+    assert torch.equal(trainer.models()[1][0].weight, models[1][0].weight)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("value", [0.5, None, (1, 2)])
+def test_a_loss_that_is_no_tensor_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="the loss must be a tensor"):
+        HorizontalTrainer(models_of(mlp, 2), lambda model, batch: value).step(batches(1)[0])
+
+
+def test_a_loss_without_a_gradient_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not depend"):
+        HorizontalTrainer(models_of(mlp, 2), lambda *given: loss(*given).detach()).step(batches(1)[0])
+
+
 def test_each_member_may_see_batches_of_its_own() -> None:
     models, first, second = models_of(mlp, 2), batches(), batches()[::-1]
     trainer = HorizontalTrainer(models, loss, torch.optim.SGD, {"lr": 0.1}, batches="own")
@@ -270,6 +335,7 @@ def test_frozen_parameters_stay() -> None:
     ("models", "reason"),
     [
         ([], "at least one model"),
+        ([nn.ReLU(), nn.ReLU()], "no parameter to train"),
         ([nn.Linear(2, 2), nn.Linear(2, 3)], "shape"),
         ([nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))], "built differently"),
         ([nn.Sequential(nn.ReLU()), nn.Sequential(nn.GELU())], "0 is ReLU and GELU"),
@@ -308,6 +374,11 @@ def test_what_cannot_be_mapped_is_refused_with_its_reason() -> None:
         (torch.optim.SGD, {"beta": 1.0}, "knows lr, momentum, dampening, weight_decay, not beta"),
         (torch.optim.Adam, [{"amsgrad": True}, {}], "amsgrad must be the same"),
         (torch.optim.Adam, [{}, {}, {}], "2 models have hyperparameters for 3"),
+        (torch.optim.Adam, {"betas": 0.9}, "betas must be two numbers"),
+        (torch.optim.Adam, {"betas": (0.9, 1.0)}, "beta2 must be from 0 to below 1"),
+        (torch.optim.SGD, {"lr": -0.1}, "lr must be 0 or more"),
+        (torch.optim.SGD, {"lr": float("nan")}, "lr must be 0 or more"),
+        (torch.optim.SGD, {"lr": "fast"}, "lr must be a number"),
     ],
 )
 def test_unknown_optimizers_and_hyperparameters_are_refused(optimizer: Any, settings: Any, reason: str) -> None:
