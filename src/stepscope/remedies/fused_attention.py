@@ -157,6 +157,8 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings, recomputes: bool
 ) -> Results:
     """By one of PyTorch's kernels where it has one for this, else in blocks."""
+    if not key.shape[2]:
+        return _without_keys(query, key, value, settings)
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
     wants = settings.want_dropout or settings.want_probabilities or (settings.fast and query.device.type == "cpu")
     has_kernel = _is_transformed() or (
@@ -174,6 +176,15 @@ def _attend(
         query, key, value, mask, settings.dropout_p, settings.causal, scale=settings.scale, **more
     )
     return output, None, None
+
+
+def _without_keys(query: Tensor, key: Tensor, value: Tensor, settings: Settings) -> Results:
+    """What queries get that see no key: zeros, which depend on all three."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.transpose(-2, -1)
+    probabilities = scores.detach() if settings.want_probabilities else None
+    return scores @ value, probabilities, scores.bool() if settings.want_dropout else None
 
 
 def _copies(mask: Tensor | None, query: Tensor, key: Tensor, recomputes: bool) -> bool:

@@ -30,6 +30,8 @@ def attend_by_element(
 
     Padding is never read, so that its values do not matter, and its gradients are zeros.
     """
+    if not query.shape[0]:
+        return attend(query, key, value)
     whole = query.shape[2]
     found: list[list[Tensor]] = [[], [], []]
     for q, k, v, length in zip(query.unbind(), key.unbind(), value.unbind(), lengths, strict=True):
@@ -41,7 +43,8 @@ def attend_by_element(
             if result is not None:
                 results_of_kind.append(pad(result[0], (*borders, *around)))
     output, probabilities, kept = (torch.stack(each) if each else None for each in found)
-    return output if output is not None else query.new_empty(0), probabilities, kept
+    assert output is not None
+    return output, probabilities, kept
 
 
 def can_use_flex(query: Tensor, lengths: Tensor | Sequence[int], dropout_p: float) -> bool:

@@ -188,6 +188,26 @@ def test_padding_is_zero_and_the_rest_is_as_if_it_were_not_there(padding: str, d
         torch.testing.assert_close(one.grad, expected, rtol=tolerance, atol=tolerance)
 
 
+def test_an_empty_batch_with_lengths_keeps_its_shape() -> None:
+    query, key, value = torch.randn(0, 4, 5, 8), torch.randn(0, 2, 5, 8), torch.randn(0, 2, 5, 3)
+    output, kept = attention(
+        query, key, value, is_causal=True, valid_seq_len=[], recompute=False, return_dropout_mask=True
+    )
+    assert (tuple(output.shape), tuple(kept.shape)) == ((0, 4, 5, 3), (0, 4, 5, 5))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_queries_without_any_key_get_zeros(masked: bool) -> None:
+    query, key, value = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 0, 8), torch.randn(2, 2, 0, 3)
+    query.requires_grad_()
+    mask = torch.zeros(5, 0) if masked else None
+    output, weights = attention(query.detach(), key, value, mask, return_attn_probs=True)
+    assert torch.equal(output, torch.zeros(2, 4, 5, 3))
+    assert tuple(weights.shape) == (2, 4, 5, 0)
+    attention(query, key, value, mask).sum().backward()
+    assert torch.equal(query.grad, torch.zeros_like(query))
+
+
 def test_padding_costs_no_work() -> None:
     given = inputs((2, 4, 256, 16), keys=256)
     with Watched() as watched:
