@@ -59,10 +59,11 @@ def rank_of(rank: int, port: int, folder: Path) -> None:
     steps |= {name: step_of(settings) for name, settings in SINGLE.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(TURNS + 3):
-        for name, step in steps.items():
+        first = turn % len(steps)  # none is always the first or behind the same one
+        for name in [*steps][first:] + [*steps][:first]:
             dist.barrier()
             start = time.perf_counter()
-            step()
+            steps[name]()
             if turn >= 3:
                 times[name].append(time.perf_counter() - start)
     if rank == 0:
