@@ -54,7 +54,7 @@ def _remedies(result: TuneResult, width: int) -> Iterator[str]:
         yield from filled(printable(f"{shown}: {knob.why}"), width)
         for sentence in applied_sentences(result, knob):
             yield from filled(printable(sentence), width, _INDENT, _INDENT)
-        for line in (diff or as_code).splitlines():
+        for line in (diff or as_code).rstrip().splitlines():
             yield f"{_INDENT}{printable(line)}"
         yield ""
 
