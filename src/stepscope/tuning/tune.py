@@ -99,6 +99,8 @@ class Search:
         with held(self.lock, self.waiting):
             trials = self.study.trials()
             step = plan(self.space, trials, hurry=left_s < self._reserve_s(trials))
+            if step.phase == "done" and step.proof is None and left_s > 0:  # nothing to keep time for a proof of
+                step = plan(self.space, trials)
             proposal = step.proposals[0] if step.proposals else None
             if step.phase == "refine":
                 proposal = self.study.suggested(self.space, choices(self.space, trials, step.best), step.best)

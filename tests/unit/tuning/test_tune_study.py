@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,6 +153,22 @@ def test_no_time_is_left(tmp_path: Path) -> None:
     truth = Truth(FACTORS, space=SPACE)
     found = Search(study(tmp_path), SPACE, truth, tmp_path / "lock", 0.0).run()
     assert (found.stop, found.best.settings, truth.proposals) == ("budget", (), [])
+
+
+@pytest.mark.parametrize(("factors", "purposes"), [(FACTORS, ["screen"] * 4 + ["proof"]), ({}, ["screen"] * 5)])
+def test_time_is_kept_for_a_proof_only_where_there_is_something_to_prove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factors: dict[str, float], purposes: list[str]
+) -> None:
+    now = 0.0
+
+    def fifteen_seconds(proposal: Proposal) -> None:
+        nonlocal now
+        now += 15.0
+
+    monkeypatch.setattr("stepscope.tuning.tune.time", SimpleNamespace(monotonic=lambda: now, sleep=lambda _: None))
+    truth = Truth(factors, space=SPACE, before=fifteen_seconds)
+    Search(study(tmp_path), SPACE, truth, tmp_path / "lock", 70.0).run()
+    assert [proposal.purpose for proposal in truth.proposals[:5]] == purposes
 
 
 def test_a_study_of_something_else_is_refused(tmp_path: Path) -> None:
