@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 import numpy as np
+import polars as pl
 
 from stepscope.analysis.host import TABLES
 from stepscope.analysis.naming import cause_of_name
@@ -15,6 +16,8 @@ from stepscope.trace.nesting import Rows, inherit
 BACKWARD_NODE: Final = "autograd::engine::evaluate_function"
 """Beginning of what the engine calls a node's run. Values read right inside are not the program's: anomaly detection
 asks whether they are NaN."""
+_REDUCER: Final = r"^torch(\.|::)distributed(\.ddp\.|::)reducer::"
+"""What DistributedDataParallel's reducer calls its own work."""
 _NICE: Final = (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
@@ -22,6 +25,26 @@ def every_steps(cost_ns: int, length_ns: int, share: float) -> int:
     """The least handy number of steps between two logs at which they cost no more than this share of the rest."""
     wanted = math.ceil(cost_ns / (share * max(length_ns - cost_ns, 1)))
     return next((number for number in _NICE if number >= wanted), _NICE[-1])
+
+
+def reads_of_reducer(view: View) -> Rows:
+    """The rows in `operators` of values that DistributedDataParallel reads, which are not the program's.
+
+    Where it looks for unused parameters, it reads for each one whether any rank used it: `used[number].item()` on the
+    line of the backward pass.
+    """
+    place = pl.format("{}:{}", "source_file", "source_line")
+    operators = view.trace.operators.with_row_index("row").select(
+        "row", "name", "lane", "start_ns", "parent", place=place
+    )
+    lines = operators.filter(pl.col("name").str.contains(_REDUCER))["place"].drop_nulls().unique()
+    if lines.is_empty():
+        return np.zeros(0, np.int64)
+    outermost = operators.filter(pl.col("parent").is_null()).sort("lane", "start_ns", maintain_order=True)
+    found = outermost.with_columns(before=pl.col("name").shift(1).over("lane")).filter(
+        (pl.col("name") == "aten::item") & (pl.col("before") == "aten::select") & pl.col("place").is_in(lines.implode())
+    )
+    return found["row"].to_numpy().astype(np.int64)
 
 
 def outermost_logging(view: View) -> Rows:

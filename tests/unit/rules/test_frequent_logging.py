@@ -213,6 +213,22 @@ def checked_for_nan() -> Trace:
     return recording.trace()
 
 
+def looking_for_unused_parameters() -> Trace:
+    """Two steps in whose backward pass DistributedDataParallel asks of ten parameters whether a rank used them."""
+    recording = Recording()
+    for begin in (0, 1000):
+        recording.step(begin, 1000, begin)
+        place = {"source_file": "train.py", "source_line": 30, "source_function": "main"}
+        for index in range(10):
+            at = begin + 20 + 50 * index
+            recording.operator(at, 5, "aten::select", **place)
+            recording.operator(at + 10, 5, "aten::item", **place)
+            recording.operator(at + 20, 5, "torch.distributed.ddp.reducer::copy_bucket_to_grad", **place)
+        recording.line(begin, 1000, "train.py(30): main")
+    return recording.trace()
+
+
+SILENT["DistributedDataParallel looks for unused parameters"] = looking_for_unused_parameters
 SILENT["what anomaly detection reads in the backward pass"] = checked_for_nan
 FIRES["a metric that reads value after value"] = lambda: reading(10)
 SILENT["a few values are read"] = lambda: reading(4)

@@ -234,6 +234,19 @@ def test_each_kind_is_noted_once_and_calls_inside_others_are_not_counted_again()
     assert shape.title.startswith("an operator whose output size depends on values is called once a step")
 
 
+def test_what_looking_for_unused_parameters_reads_is_not_noted() -> None:
+    recording = Recording()
+    recording.step(0, 1000, 0)
+    backward = {"source_file": "train.py", "source_line": 14, "source_function": "step"}
+    for begin in (100, 200):
+        recording.operator(begin, 5, "aten::select", **backward)
+        recording.operator(begin + 10, 5, "aten::item", **backward)
+        recording.operator(begin + 20, 5, "torch.distributed.ddp.reducer::copy_bucket_to_grad", **backward)
+    assert asked(rule, recording.trace()).findings == ()
+    recording.operator(800, 5, "aten::item", **backward | {"source_line": 15})
+    assert figures_of(the_finding(rule, recording.trace()))[0][1] == 1.0
+
+
 def test_what_anomaly_detection_reads_in_the_backward_pass_is_not_noted() -> None:
     recording = Recording()
     recording.step(0, 1000, 0)

@@ -40,7 +40,7 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.logging_calls import every_steps, outermost_logging
+from stepscope.diagnosis.logging_calls import every_steps, outermost_logging, reads_of_reducer
 from stepscope.diagnosis.recording_cost import unrecorded_ns
 from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
@@ -151,6 +151,7 @@ def _reads(view: View) -> tuple[Rows, dict[str, int]]:
     inside = pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
     own = pl.col("parent").is_null()  # compiled code and the search for anomalies read values of their own
     items = operators.filter((pl.col("name") == "aten::item") & own & inside & (pl.col("lane") == view.lane))
+    items = items.filter(pl.Series(~np.isin(items["row"].to_numpy(), reads_of_reducer(view)), dtype=pl.Boolean))
     slices = view.slices_of_operators(items["row"].to_numpy().astype(np.int64))
     frameworks = [CAUSE_CODES[cause] for cause in ("optimizer", "input", "checkpoint", "profiler_overhead", "logging")]
     around = view.activity.around[slices] if len(slices) else slices

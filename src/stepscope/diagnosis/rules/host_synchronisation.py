@@ -46,7 +46,7 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
-from stepscope.diagnosis.logging_calls import BACKWARD_NODE, every_steps
+from stepscope.diagnosis.logging_calls import BACKWARD_NODE, every_steps, reads_of_reducer
 from stepscope.diagnosis.rules._reported import figures_of, note, places_of
 from stepscope.diagnosis.rules._synchronisation_kinds import KINDS, Kind, kinds_of
 from stepscope.diagnosis.threshold import Threshold
@@ -147,7 +147,7 @@ def _calls_on_cpu(view: View, pattern: str) -> Rows:
         & ~parents.str.starts_with(BACKWARD_NODE).fill_null(False)
         & pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
     )
-    rows = found["row"].to_numpy().astype(np.int64)
+    rows = np.setdiff1d(found["row"].to_numpy().astype(np.int64), reads_of_reducer(view))
     causes = view.activity.cause_of(view.activity.around[view.slices_of_operators(rows)])
     frameworks = np.isin(causes, [CAUSE_CODES[cause] for cause in _FRAMEWORKS_OWN])
     in_optimizer = np.flatnonzero(causes == CAUSE_CODES["optimizer"])
