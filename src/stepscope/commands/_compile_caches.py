@@ -124,6 +124,8 @@ def _prune(limited: Sequence[tuple[CompileCache, int]]) -> int:
         except EvictionBusy as error:
             _output.print_text(f"{printable(str(error))}; it keeps the cache below the limit.\n")
             continue
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         except OSError as error:
             raise UsageError(f"{cache.folder} cannot be pruned: {error.strerror or error}") from error
         _output.print_text(f"{_sentence(cache, eviction)}\n")
@@ -134,9 +136,12 @@ def _prune(limited: Sequence[tuple[CompileCache, int]]) -> int:
 def _watch(limited: Sequence[tuple[CompileCache, int]], look_s: float) -> int:
     from stepscope.remedies.compile_caches import BackgroundEviction
 
-    eviction = BackgroundEviction(
-        limited, look_s=look_s, tell=lambda cache, done: _output.print_text(f"{_sentence(cache, done)}\n")
-    )
+    try:
+        eviction = BackgroundEviction(
+            limited, look_s=look_s, tell=lambda cache, done: _output.print_text(f"{_sentence(cache, done)}\n")
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     for cache, limit in limited:
         _output.print_text(f"Keeping {printable(str(cache.folder))} below {size(limit)}; Ctrl-C ends it.\n")
     try:
@@ -215,7 +220,7 @@ def _cache(text: str) -> CompileCache:
     kind, equals, folder = text.partition("=")
     if not equals or kind not in KINDS:
         raise argparse.ArgumentTypeError(f"{text!r} is no cache: write KIND=DIR with {', '.join(KINDS)}")
-    if not Path(folder).is_dir():
+    if not folder or not Path(folder).is_dir():
         raise argparse.ArgumentTypeError(f"{folder!r} is no folder")
     return CompileCache(next(each for each in KINDS if each == kind), Path(folder), "--folder")
 

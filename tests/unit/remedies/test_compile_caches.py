@@ -17,7 +17,7 @@ from stepscope.remedies.compile_caches import (
     find_caches,
 )
 from stepscope.remedies.compile_caches.entries import LOCK, TRASH
-from stepscope.remedies.compile_caches.places import size_in_bytes
+from stepscope.remedies.compile_caches.places import CacheKind, size_in_bytes
 
 SOURCES = Path(compile_caches.__file__).resolve().parents[3]
 OLD = 1_000_000_000.0
@@ -190,6 +190,27 @@ def test_a_limit_is_needed(tmp_path: Path) -> None:
         evict_in_background(-1, [cache])
     with pytest.raises(ValueError, match="no cache has a limit"):
         evict_in_background(caches=[cache])
+
+
+@pytest.mark.parametrize("written", ["train.py", ".git/HEAD", "thesis.txt"])
+@pytest.mark.parametrize("kind", ["hpu", "xla", "triton", "inductor"])
+def test_a_folder_of_somebodys_work_is_left_alone(tmp_path: Path, kind: CacheKind, written: str) -> None:
+    write(tmp_path / written, 100)
+    write(tmp_path / "sub" / "code", 100)
+    cache = CompileCache(kind, tmp_path, "--folder")
+    for act in (lambda: evict(cache, 1, recently_s=0), lambda: evict_in_background(1, [cache])):
+        with pytest.raises(ValueError, match="no compile cache, and nothing is removed"):
+            act()
+    assert sorted(os.listdir(tmp_path)) == sorted([written.partition("/")[0], "sub"])
+
+
+def test_the_folder_that_one_works_in_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "work" / "sub" / "notes", 100)
+    monkeypatch.chdir(file.parent)
+    for folder in (file.parent, tmp_path / "work", Path("/"), Path.home()):
+        with pytest.raises(ValueError, match="a folder to work in"):
+            evict(CompileCache("hpu", folder, "--folder"), 1, recently_s=0)
+    assert file.exists()
 
 
 def test_a_thread_evicts_after_a_write(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Final
 
 from stepscope.remedies.compile_caches.entries import entries_of
-from stepscope.remedies.compile_caches.eviction import RECENTLY_S, Eviction, EvictionBusy, evict
+from stepscope.remedies.compile_caches.eviction import RECENTLY_S, Eviction, EvictionBusy, evict, refuse_other_folders
 from stepscope.remedies.compile_caches.places import CompileCache, find_caches
 
 LOOK_S: Final = 5.0
@@ -33,6 +33,8 @@ class BackgroundEviction:
         recently_s: float = RECENTLY_S,
         tell: Callable[[CompileCache, Eviction], None] | None = None,
     ) -> None:
+        for cache, _ in caches:
+            refuse_other_folders(cache)
         self._caches = caches
         self._look_s, self._recently_s = look_s, recently_s
         self._tell = tell
@@ -70,7 +72,9 @@ class BackgroundEviction:
             state = (sum(entry.bytes for entry in entries), max((entry.made_unix for entry in entries), default=0.0))
             if self._seen.get(cache) == state:
                 continue
-            with contextlib.suppress(EvictionBusy, OSError):  # the other one evicts for all, or it is tried again
+            with contextlib.suppress(
+                EvictionBusy, OSError, ValueError
+            ):  # the other one evicts for all, or it is tried again
                 eviction = evict(cache, limit, recently_s=self._recently_s)
                 if eviction.removed:
                     self.evictions.append((cache, eviction))
@@ -96,7 +100,7 @@ def evict_in_background(
         look_s: seconds between two looks; a cache so large that looking takes long is looked at less often.
 
     Raises:
-        ValueError: a limit that is not above 0, or none at all for any cache.
+        ValueError: a limit that is not above 0, none at all for any cache, or a folder that is surely no cache.
     """
     if limit_bytes is not None and limit_bytes <= 0:
         raise ValueError(f"a cache's limit must be above 0 bytes, not {limit_bytes}")

@@ -21,6 +21,23 @@ SHARE_KEPT: Final = 0.99
 RECENTLY_S: Final = 60.0
 """What was written or read this recently is taken to be in use, although no process has it open just now."""
 
+_OF_PEOPLE: Final = frozenset({".git", ".hg", ".svn", ".venv", ".ssh", ".bashrc", ".profile", ".config", "Makefile"})
+_WRITTEN_BY_PEOPLE: Final = (
+    ".py",
+    ".ipynb",
+    ".md",
+    ".txt",
+    ".toml",
+    ".yaml",
+    ".yml",
+    ".sh",
+    ".tex",
+    ".pdf",
+    ".csv",
+    ".pt",
+)
+"""How files end that none of these compilers puts at the top of its cache."""
+
 
 class EvictionBusy(RuntimeError):
     """Another process evicts from the same cache at this moment."""
@@ -60,7 +77,7 @@ def evict(cache: CompileCache, limit_bytes: int | None = None, *, recently_s: fl
         limit_bytes: the most that the cache may hold; its own limit where it is None.
 
     Raises:
-        ValueError: there is no limit, or it is not above 0.
+        ValueError: there is no limit, it is not above 0, or the folder holds what no compile cache does.
         EvictionBusy: another process evicts from it now.
         OSError: the folder cannot be written.
     """
@@ -69,6 +86,7 @@ def evict(cache: CompileCache, limit_bytes: int | None = None, *, recently_s: fl
         raise ValueError(f"{cache.folder} has no limit: say how many bytes it may hold, more than 0")
     if not cache.folder.is_dir():
         return Eviction((), (), 0, 0, limit)
+    refuse_other_folders(cache)
     with _only_evictor(cache.folder):
         _remove_trash(cache.folder)
         entries = entries_of(cache)
@@ -77,6 +95,23 @@ def evict(cache: CompileCache, limit_bytes: int | None = None, *, recently_s: fl
         if before <= most:
             return Eviction((), (), before, before, limit)
         return _evicted(cache, entries, before, most, limit, recently_s)
+
+
+def refuse_other_folders(cache: CompileCache) -> None:
+    """Raise ValueError where a folder is surely no compile cache: eviction would remove what somebody wrote.
+
+    A recipe's or executable's file may have any name, so that only the rest of the folder tells.
+    """
+    folder = cache.folder.resolve()
+    here = Path.cwd() if os.path.isdir(os.curdir) else None
+    if folder in (Path.home().resolve(), Path(folder.anchor)) or (here is not None and here.is_relative_to(folder)):
+        raise ValueError(f"{cache.folder} is no compile cache but a folder to work in: nothing is removed there")
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        for each in found:
+            if each.name in _OF_PEOPLE or each.name.endswith(_WRITTEN_BY_PEOPLE):
+                raise ValueError(
+                    f"{cache.folder} holds {each.name}: it is no compile cache, and nothing is removed there"
+                )
 
 
 def _evicted(
