@@ -37,6 +37,7 @@ def clip_grad_norm(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_
         TypeError: for a module or an optimizer instead of parameters.
         ValueError: for a negative max_norm, or a norm_type that is not above 0.
     """
+    norm_type = math.inf if norm_type == "inf" else norm_type  # type: ignore[comparison-overlap]  # as torch takes it
     _check(parameters, max_norm, norm_type)
     listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if any(parameter.grad is not None and _is_wrapped(parameter.grad) for parameter in listed):
@@ -69,7 +70,7 @@ def _check(parameters: object, max_norm: float, norm_type: float) -> None:
         raise TypeError(f"clip_grad_norm takes parameters, not {type(parameters).__name__}{hint}")
     if not max_norm >= 0:
         raise ValueError(f"max_norm has to be 0 or more, not {max_norm}")
-    if not norm_type > 0:
+    if not isinstance(norm_type, (int, float)) or not norm_type > 0:
         raise ValueError(f"norm_type has to be above 0 (2.0, or math.inf for the largest value), not {norm_type}")
 
 

@@ -138,6 +138,13 @@ def test_nonsense_is_refused_in_a_sentence() -> None:
             clip_grad_norm([], wrong)
         with pytest.raises(ValueError, match="norm_type has to be above 0"):
             clip_grad_norm([], 1.0, wrong)
+    with pytest.raises(ValueError, match="norm_type has to be above 0"):
+        clip_grad_norm([], 1.0, "two")  # type: ignore[arg-type]
+
+
+def test_the_largest_value_may_be_asked_for_by_its_name() -> None:
+    given = parameters(torch.float32)
+    assert clip_grad_norm(given, math.inf, "inf") == clip_grad_norm(given, math.inf, math.inf)  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu
