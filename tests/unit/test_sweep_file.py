@@ -212,6 +212,7 @@ def test_the_values_of_a_grid(given: object, grid: list[object]) -> None:
         ({"lr": {"min": 1, "max": 0.5}}, "parameters.lr.max must be above min: it is 0.5, and min is 1"),
         ({"lr": {"min": 1}}, "parameters.lr.max is missing"),
         ({"lr": {"min": "a", "max": 2}}, "parameters.lr.min must be a number, not 'a'"),
+        ({"lr": {"min": 1, "max": 10**400}}, "parameters.lr.max must be a finite number"),
         ({"lr": {"min": 0, "max": 2, "log": True}}, "parameters.lr.min must be above 0 where log is true, not 0"),
         ({"lr": {"mx": 1}}, "parameters.lr.mx is not known; did you mean max?"),
         ({"lr": {"values": []}}, "parameters.lr.values must be a list with at least one value"),
