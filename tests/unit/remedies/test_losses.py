@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,14 +24,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"weight": True, "label_smoothing": 0.2, "reduction": "none"},
     {"weight": True, "label_smoothing": 0.2, "ignore_index": 3},
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def numbers(*shape: int, seed: int = 0, dtype: Any = None) -> Any:

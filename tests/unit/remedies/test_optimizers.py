@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,6 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "NAdam": ("NAdam", {"lr": 0.01}),
     "Adamax": ("Adamax", {"lr": 0.01}),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def network(dtype: Any = None) -> Any:

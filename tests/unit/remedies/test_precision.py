@@ -16,14 +16,6 @@ torch = pytest.importorskip("torch")
 from stepscope.remedies import MixedPrecision, PrecisionDrift, allow_tf32, mixed_precision  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def network() -> Any:
     torch.manual_seed(2)
     layers = (torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.3), torch.nn.Linear(32, 4))

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from stepscope.remedies.rewrites.kinds import Edit, Expected, Rewrite
 from stepscope.remedies.rewrites.source_text import Place, Scope, SourceText, expressions_of
-from stepscope.remedies.rewrites.torch_names import TorchNames
+from stepscope.remedies.rewrites.torch_names import TorchNames, names_bound_by
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +59,8 @@ class Context:
     def _bound(self) -> frozenset[str]:
         found: set[str] = set()
         for node in ast.walk(self.source.tree):
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                found.add(node.id)
-            elif isinstance(node, ast.arg):
-                found.add(node.arg)
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                found.add(node.name)
-            elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= names_bound_by(node)
+            if isinstance(node, ast.Import | ast.ImportFrom):
                 found |= {each.asname or each.name.split(".")[0] for each in node.names}
         return frozenset(found)
 

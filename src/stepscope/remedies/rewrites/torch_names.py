@@ -90,16 +90,22 @@ class TorchNames:
         found: set[str] = set()
         homes: dict[str, set[str]] = {}
         for node in ast.walk(self._tree):
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                found.add(node.id)
-            elif isinstance(node, ast.arg):
-                found.add(node.arg)
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                found.add(node.name)
-            elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= names_bound_by(node)
+            if isinstance(node, ast.Import | ast.ImportFrom):
                 for alias, home in _every_import(node).items():
                     homes.setdefault(alias, set()).add(home)
         return found | {alias for alias, different in homes.items() if len(different) > 1}
+
+
+def names_bound_by(node: ast.AST) -> set[str]:
+    """The names that a node itself gives a meaning, but for those it imports: a target, an argument, a definition."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        return {node.id}
+    if isinstance(node, ast.arg):
+        return {node.arg}
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    return set()
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
