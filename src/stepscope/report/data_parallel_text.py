@@ -54,11 +54,17 @@ def _value(reason: Reason) -> str:
 
 
 def _sizes(found: SettingsFromTrace) -> pl.DataFrame:
-    rows = [
-        ("1, then 25" if each.megabytes is None else str(each.megabytes), each.messages, each.communication_ns,
-         each.exposed_ns)
-        for each in found.sizes
-    ]  # fmt: skip
+    """Sizes in a row that make the same messages share one line: of a small model all large ones do."""
+    rows: list[tuple[str, float, float, float]] = []
+    first = ""
+    for each in found.sizes:
+        size = "1, then 25" if each.megabytes is None else str(each.megabytes)
+        costs = (each.messages, each.communication_ns, each.exposed_ns)
+        if each.megabytes is not None and first and rows[-1][1:] == costs:
+            rows[-1] = (f"{first} to {size}", *costs)
+        else:
+            rows.append((size, *costs))
+            first = "" if each.megabytes is None else size
     return pl.DataFrame(rows, schema=dict(_SIZES), orient="row")
 
 
