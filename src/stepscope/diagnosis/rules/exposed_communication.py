@@ -120,6 +120,7 @@ def _remedy(view: View, work: pl.DataFrame) -> Remedy:
     views = "" if has_views else ", gradient_as_bucket_view=True"
     return Remedy(
         "Overlap gradients' communication with the backward pass, and send less often or less.",
+        "# which of these settings suit this program: stepscope data-parallel RUN\n"
         f"model = DistributedDataParallel(model, bucket_cap_mb=50{views}, static_graph=True)\n"
         "with model.no_sync():                                # all but the last of several small batches\n"
         "    loss(model(batch)).backward()\n"
