@@ -43,7 +43,7 @@ def outcome_sentence(result: TuneResult) -> str:
         return "it was faster in the search; fresh runs that prove it are missing"
     if not any(trial.state == "measured" for trial in result.trials):
         return "nothing was measured"
-    return "nothing that was tried makes the step shorter by more than chance may"
+    return "nothing that was tried was shown to make the step shorter"
 
 
 def proof_sentence(measured: Measured) -> str:
