@@ -540,6 +540,10 @@ class TestQuery:
         [
             ("select * from operator", "there is no table 'operator'; did you mean operators?"),
             ("select nam from operators", "there is no column 'nam'; did you mean name?"),
+            (
+                "select name from operators where step = 3",
+                "'step' is no column of the tables that the query names, but of annotations",
+            ),
             ("select from", "the query cannot be answered: "),
             ("select * from operators where", "the query cannot be answered: "),
             ("select name + 1 from operators", "the query cannot be answered: "),

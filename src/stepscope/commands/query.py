@@ -118,6 +118,9 @@ def _sentence(message: str, tables: dict[str, pl.LazyFrame]) -> str:
     column = re.search(r'unable to find column "(.+?)"', first) or re.fullmatch(r'"?([\w.]+)"?', first)
     if column is not None:
         known = {name for table in tables.values() for name in table.collect_schema().names()}
+        holders = [name for name, table in tables.items() if column[1] in table.collect_schema().names()]
+        if holders:
+            return f"{column[1]!r} is no column of the tables that the query names, but of {' and '.join(holders)}"
         return f"there is no column {column[1]!r}{suggestion(column[1], known)}"
     return first
 
