@@ -2,9 +2,10 @@
 
     python benchmarks/remedies.py                    all of them
     python benchmarks/remedies.py --only attention   those whose name or case holds a word
+    python benchmarks/remedies.py --pages            and give the pages in docs/remedies that quote them the new figures
 
-The two programs of a measurement run in turn, in a process of their own each, `--rounds` times; a time is the median
-of all steps of all rounds, a ratio is without over with, so that above 1 the remedy helps. Its interval is the one of
+The two programs of a measurement run in turn, in a process of their own each, `--rounds` times; a time is the mean of
+all steps of all rounds, a ratio is without over with, so that above 1 the remedy helps. Its interval is the one of
 `stepscope bench`. Memory is the peak of the process (of the device with CUDA), the median of the rounds.
 """
 
@@ -56,6 +57,11 @@ def one_run(program: str) -> dict[str, Any]:
     return said
 
 
+def case(measurement: Measurement) -> str:
+    """The cells of its row that are the same in every run."""
+    return f"| `{measurement.remedy}` | {measurement.what} |"
+
+
 def row(measurement: Measurement, rounds: int) -> str:
     """A line of the table, in Markdown."""
     runs: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
@@ -65,16 +71,25 @@ def row(measurement: Measurement, rounds: int) -> str:
             runs[which].append(one_run(programs[which]))
     times = {which: [run["step_ns"] for run in found] for which, found in runs.items()}
     change = compare_samples(times[True], times[False])
-    middle = {which: statistics.median(step for run in found for step in run) for which, found in times.items()}
+    without, with_remedy = change.after_ns or 0.0, change.before_ns or float("nan")
     peaks = {which: statistics.median(run["peak_bytes"] for run in found) for which, found in runs.items()}
     interval = ""
     if change.change_low is not None and change.change_high is not None:
         interval = f" ({1 + change.change_low:.2f} to {1 + change.change_high:.2f})"
     return (
-        f"| `{measurement.remedy}` | {measurement.what} | {middle[False] / 1e6:.2f} | {middle[True] / 1e6:.2f} "
-        f"| {middle[False] / middle[True]:.2f}{interval} | {peaks[False] / 2**20:.0f} | {peaks[True] / 2**20:.0f} "
+        f"{case(measurement)} {without / 1e6:.2f} | {with_remedy / 1e6:.2f} "
+        f"| {without / with_remedy:.2f}{interval} | {peaks[False] / 2**20:.0f} | {peaks[True] / 2**20:.0f} "
         f"| {peaks[False] / peaks[True]:.2f} |"
     )
+
+
+def write_into_pages(folder: Path, rows: dict[str, str]) -> None:
+    """Put the rows, by their first cells, in the place of those that pages quote."""
+    for page in folder.glob("*.md"):
+        lines = page.read_text(encoding="utf-8").split("\n")
+        found = [next((new for first, new in rows.items() if line.startswith(first)), line) for line in lines]
+        if found != lines:
+            page.write_text("\n".join(found), encoding="utf-8")
 
 
 def chosen(only: str | None) -> list[Measurement]:
@@ -95,11 +110,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", metavar="WORD", help="measure those whose name or case holds this word")
     parser.add_argument("--rounds", metavar="N", type=int, default=3, help="processes of each program (default: 3)")
+    parser.add_argument("--pages", action="store_true", help="write the rows into the pages that quote them")
     options = parser.parse_args(arguments)
     print("| Remedy | Case | without, ms | with, ms | ratio (95 % interval) | without, MiB | with, MiB | ratio |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
+    rows = {}
     for measurement in chosen(options.only):
-        print(row(measurement, options.rounds), flush=True)
+        rows[case(measurement)] = found = row(measurement, options.rounds)
+        print(found, flush=True)
+    if options.pages:
+        write_into_pages(Path(__file__).resolve().parent.parent / "docs" / "remedies", rows)
 
 
 if __name__ == "__main__":
