@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from stepscope.capture.applying import Applying, install
 from stepscope.capture.applying.logged_numbers import kept_in
@@ -399,6 +400,45 @@ def test_the_criterion_that_the_source_shows_is_batched(load: Load, applying: Ap
     assert "takes the losses of its positions from one call" in said(applying, "batched-loss")[0]
     applying.remove()
     assert torch.equal(weighed, module.loss_of(logits, targets, torch.nn.CrossEntropyLoss(torch.arange(5.0))))
+
+
+def test_another_call_gets_what_it_got_before(load: Load, applying: Applying) -> None:
+    module = load(
+        LOSS
+        + """
+    class Task:
+        def __init__(self):
+            self.criterion = nn.CrossEntropyLoss()
+
+        def loss_of(self, logits, targets):
+            loss = 0
+            for t in range(LENGTH):
+                loss += self.criterion(logits[:, t], targets[:, t])
+            return loss
+
+    def paired(logits, targets):
+        loss = 0
+        for one, other in zip(logits, targets):
+            loss += F.cross_entropy(one, other)
+        return loss
+    """
+    )
+    logits, targets = batch()
+    task = module.Task()
+    functions: list[Callable[..., Any]] = [module.loss_of, task.loss_of, module.paired]
+    plain = [function(logits, targets) for function in functions]
+    for function, expected in zip(functions, plain, strict=True):
+        torch.testing.assert_close(function(logits, targets), expected)
+    assert len([each for each in said(applying, "batched-loss") if "at once" in each]) == 3
+    task.criterion = nn.CrossEntropyLoss(weight=torch.arange(1.0, logits.shape[-1] + 1))
+    expected = sum(task.criterion(logits[:, t], targets[:, t]) for t in range(module.LENGTH))
+    torch.testing.assert_close(task.loss_of(logits, targets), expected)
+    chances = torch.softmax(torch.randn_like(logits), -1)
+    expected = sum(nn.functional.cross_entropy(logits[:, t], chances[:, t]) for t in range(module.LENGTH))
+    torch.testing.assert_close(module.loss_of(logits, chances) * module.LENGTH, expected)
+    longer = torch.cat([targets, targets])
+    torch.testing.assert_close(module.paired(logits, longer), plain[2])
+    torch.testing.assert_close(module.paired(list(logits), list(longer)), plain[2])
 
 
 def test_a_file_that_has_changed_is_refused(load: Load, applying: Applying) -> None:

@@ -16,7 +16,8 @@ from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Final
 
-from stepscope.remedies.rewrites import Edit, Rewrite, rewrites_of, rewritten
+from stepscope.capture.applying.guarded_code import Guard, NotGuarded, guarded
+from stepscope.remedies.rewrites import Edit, Rewrite, rewrites_of
 
 _LARGEST_BYTES: Final = 4 * 2**20
 
@@ -54,13 +55,13 @@ def rewrites_in(file: str, kind: str) -> tuple[Rewrite, ...]:
         return ()
 
 
-def swap(code: CodeType, rewrites: Sequence[Rewrite]) -> CodeType:
+def swap(code: CodeType, rewrites: Sequence[Rewrite], guard: Guard) -> CodeType:
     """Have all live functions of that code run what their source says after the rewrites; returns the new code.
 
     Raises:
         NotSwapped: they keep their code.
     """
-    new = rewritten_code(code, rewrites)
+    new = rewritten_code(code, rewrites, guard)
     functions = [each for each in gc.get_referrers(code) if isinstance(each, FunctionType) and each.__code__ is code]
     if not functions:
         raise NotSwapped("no function that runs this code was found")
@@ -69,15 +70,18 @@ def swap(code: CodeType, rewrites: Sequence[Rewrite]) -> CodeType:
     return new
 
 
-def rewritten_code(code: CodeType, rewrites: Sequence[Rewrite]) -> CodeType:
-    """What the code's source compiles to after the rewrites.
+def rewritten_code(code: CodeType, rewrites: Sequence[Rewrite], guard: Guard) -> CodeType:
+    """What the code's source compiles to after the rewrites, each done where the guard says that it holds.
 
     Raises:
         NotSwapped: its file is another than it was compiled from, or the new code would not fit the function.
     """
     source = _current_source(code)
-    tree = ast.parse(rewritten(source, rewrites))
-    _keep_lines(tree, _old_lines(source, [edit for rewrite in rewrites for edit in rewrite.edits]))
+    lines = _old_lines(source, [edit for rewrite in rewrites for edit in rewrite.edits])
+    try:
+        tree = guarded(source, rewrites, guard, lambda each: _keep_lines(each, lines))
+    except NotGuarded as error:
+        raise NotSwapped(str(error)) from error
     new = _same_place(compile(tree, code.co_filename, "exec", dont_inherit=True), code)
     for name in ("co_freevars", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"):
         if new is None or getattr(new, name) != getattr(code, name):

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from stepscope.capture.applying.code_swaps import NotSwapped, is_current, rewrites_in, swap
 from stepscope.capture.applying.flags import Flag
+from stepscope.capture.applying.guarded_code import Guard
 from stepscope.capture.applying.patching import Applying, in_a_line, is_users_file
 from stepscope.capture.applying.served_positions import ServedPositions, function_frame, is_right
 from stepscope.remedies.rewrites import Rewrite
@@ -48,6 +49,8 @@ class _Batching:
         self._compiling = getattr(torch.compiler, "is_compiling", lambda: False)
         self._judged: dict[int, CodeType] = {}
         """By identity; holding them keeps the identities theirs."""
+        self._guard = Guard(is_right)
+        self._guard.install()
         self._new: list[CodeType] = []
         self._waiting: dict[int, tuple[str, int]] = {}
         """New code, by identity -> the function that has it from its next call on, and the code that it had."""
@@ -114,12 +117,13 @@ class _Batching:
         is_checked_anew = any(each.criterion is not None and each.criterion.is_argument for each in others)
         if code.co_name != "<module>" and not is_checked_anew:
             try:
-                new = swap(code, [each for each in others if each is rewrite or _is_right(each, around)])
+                new = swap(code, [each for each in others if each is rewrite or _is_right(each, around)], self._guard)
+                self._new.append(new)
+                self._waiting[id(new)] = (name, id(frame.f_code))
             except NotSwapped as error:
-                self._applying.could_not(_BATCHED, f"{name}: {error}; {_DIFF}")
-                return
-            self._new.append(new)
-            self._waiting[id(new)] = (name, id(frame.f_code))
+                if rewrite.positions is None or not is_current(code):
+                    self._applying.could_not(_BATCHED, f"{name}: {error}; {_DIFF}")
+                    return
         elif not is_current(code):
             self._applying.could_not(_BATCHED, f"{name}: its file is not the one that runs; {_DIFF}")
             return

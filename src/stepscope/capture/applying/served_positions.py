@@ -88,7 +88,10 @@ def is_right(rewrite: Rewrite, tensors: list[Any], criterion: Any) -> bool:
         return False
     logits, targets = tensors
     fitting = all(value.dim() in each.dimensions for value, each in zip(tensors, rewrite.expected, strict=True))
-    return bool(fitting and logits.dim() == targets.dim() + 1 and not targets.is_floating_point())
+    if not fitting or logits.dim() != targets.dim() + 1 or targets.is_floating_point():
+        return False
+    # Without a number of positions the loop goes through both, and ends with the shorter one.
+    return rewrite.positions is not None or sorted(logits.shape[:-1]) == sorted(targets.shape)
 
 
 def _is_as_taken(taken: Criterion, criterion: Any) -> bool:
