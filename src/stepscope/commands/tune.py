@@ -249,7 +249,7 @@ def _search(
     from stepscope.tuning.tune_trials import Proposal, Trial
 
     def begins(proposal: Proposal, step: Plan) -> None:
-        against = f" on top of {space.shown(proposal.reference)}" if proposal.reference.settings else ""
+        against = f" against {space.shown(proposal.reference)}" if proposal.reference.settings else ""
         left = f" ({len(step.proposals)} to go)" if step.phase == "screen" else ""
         _say(f"{proposal.purpose}{left}: {space.shown(proposal.configuration)}{against}")
 

@@ -51,7 +51,7 @@ def proof_sentence(measured: Measured) -> str:
     if measured.before_ns is None or measured.after_ns is None:
         return "no steps were measured"
     times = f"step {duration(measured.before_ns)} -> {duration(measured.after_ns)}: {faster(measured)}"
-    interval = times_interval(measured)
+    interval = interval_words(measured)
     shown = f" ({share_of(measured.confidence)} interval {interval})" if interval else ""
     return f"{times}{shown}, {loss_words(measured.losses)}"
 
@@ -70,6 +70,15 @@ def times_interval(measured: Measured) -> str:
     if low is None or high is None or low <= -1:
         return ""
     return f"{1 / (1 + high):.2f} to {1 / (1 + low):.2f}"
+
+
+def interval_words(measured: Measured) -> str:
+    """The interval of what `faster` says: of how many times slower, where it says slower."""
+    low, high = measured.change_low, measured.change_high
+    if low is None or high is None or low <= -1:
+        return ""
+    is_slower = bool(measured.before_ns and measured.after_ns and measured.after_ns > measured.before_ns)
+    return f"{1 + low:.2f} to {1 + high:.2f}" if is_slower else times_interval(measured)
 
 
 def loss_words(losses: LossCheck) -> str:
@@ -101,7 +110,7 @@ def _not_shown(measured: Measured | None) -> str:
         return "nothing was measured"
     if measured.losses.equal is False:
         return loss_words(measured.losses)
-    interval = times_interval(measured)
+    interval = interval_words(measured)
     return f"{faster(measured)}{f', interval {interval}' if interval else ''}"
 
 
@@ -116,9 +125,13 @@ def trial_row(result: TuneResult, trial: Trial) -> tuple[object, ...]:
     reference, configuration = trial.proposal.reference, trial.proposal.configuration
     added = Configuration(tuple(pair for pair in configuration.settings if pair not in reference.settings))
     left = [name for name, _ in reference.settings if configuration.value(name) is None]
+    given = {name for name, _ in added.settings}
+    replaced = Configuration(tuple(pair for pair in reference.settings if pair[0] in given))
+    kept = Configuration(tuple(pair for pair in reference.settings if pair[0] not in given))
     parts = [result.space.shown(added)] if added.settings or not left else []
-    tried = ", ".join([*parts, *(f"without {name}" for name in left)])
-    on_top = result.space.shown(reference) if reference.settings else ""
+    parts += [f"instead of {result.space.shown(replaced)}"] if replaced.settings else []
+    tried = ", ".join([*([" ".join(parts)] if parts else []), *(f"without {name}" for name in left)])
+    on_top = result.space.shown(kept) if kept.settings else ""
     if trial.proposal.purpose == "proof":
         tried, on_top = "the best, in fresh runs" if configuration == result.best else f"fresh runs: {tried}", ""
     measured = trial.measured
@@ -226,7 +239,7 @@ def gain_words(trial: Trial) -> str:
     measured = trial.measured
     if measured is None or measured.before_ns is None or measured.after_ns is None:
         return trial.reason
-    interval = times_interval(measured)
+    interval = interval_words(measured)
     shown = f" ({interval})" if interval else ""
     reason = f"; {loss_words(measured.losses)}" if measured.losses.equal is False else ""
     saved = f"{duration(measured.before_ns)} -> {duration(measured.after_ns)}, {faster(measured)}{shown}"

@@ -8,7 +8,14 @@ from dataclasses import replace
 
 from stepscope.report.json_report import json_bytes
 from stepscope.report.tune_json import tune_json
-from stepscope.report.tune_sentences import command_line, gain_words, loss_words, outcome_sentence, proof_sentence
+from stepscope.report.tune_sentences import (
+    command_line,
+    gain_words,
+    loss_words,
+    outcome_sentence,
+    proof_sentence,
+    trial_row,
+)
 from stepscope.report.tune_text import tune_markdown, tune_text
 from stepscope.tuning.tune import TuneResult
 from stepscope.tuning.tune_knobs import ON, Configuration, Knob, user_knob
@@ -90,6 +97,20 @@ def test_the_command_line_to_use() -> None:
     assert command_line(own, ("torchrun", "train.py")) == "A_B=1 torchrun train.py --fast"
 
 
+def test_another_value_of_a_setting_stands_for_the_one_that_it_takes_the_place_of() -> None:
+    two, fused = ("workers", "2"), ("fuse-optimizer", ON)
+    other = Proposal("combine", Configuration((fused, ("workers", "1"))), Configuration((fused, two)))
+    without = Proposal("simplify", Configuration((fused,)), Configuration((fused, two)))
+    assert trial_row(RESULT, replace(TRIALS[0], proposal=other))[:2] == (
+        "workers=1 instead of workers=2",
+        "fuse-optimizer",
+    )
+    assert trial_row(RESULT, replace(TRIALS[0], proposal=without))[:2] == (
+        "without workers",
+        "fuse-optimizer, workers=2",
+    )
+
+
 def test_the_text() -> None:
     text = tune_text(RESULT, COMMAND, width=120)
     lines = text.splitlines()
@@ -134,5 +155,7 @@ def test_the_json() -> None:
 
 def test_progress() -> None:
     assert gain_words(TRIALS[0]) == "100.0 ms -> 50.0 ms, 2.00 times faster (1.98 to 2.02)"
+    slower = replace(TRIALS[0], measured=measured(0.25, half_width=0.05))
+    assert gain_words(slower) == "100.0 ms -> 125.0 ms, 1.25 times slower (1.20 to 1.30)"
     assert gain_words(TRIALS[2]) == TRIALS[2].reason
     assert gain_words(TRIALS[3]).endswith("; losses differ by more than 1e-4 (largest difference 3.0e-2 in 50 losses)")
