@@ -70,7 +70,7 @@ def _lines(held: Sequence[tuple[CompileCache, list[Entry]]], hits: dict[str, tup
     now = time.time()
     for cache, entries in held:
         taken = sum(entry.bytes for entry in entries)
-        most = f" of at most {size(cache.limit_bytes)}" if cache.limit_bytes else ", no limit"
+        most = f" of at most {size(cache.limit_bytes)}" if cache.limit_bytes else ", no limit,"
         by = "where it lies by default" if cache.said_by == "default" else cache.said_by
         yield f"{_NAMES[cache.kind]}: {size(taken)}{most} in {printable(str(cache.folder))} ({by})"
         if not entries:
@@ -161,8 +161,9 @@ def _sentence(cache: CompileCache, eviction: Eviction) -> str:
     if eviction.removed == () and eviction.before_bytes:
         text += f", it holds {size(eviction.before_bytes)}"
     if not eviction.is_below:
-        stay = "1 entry is" if len(eviction.in_use) == 1 else f"{count(len(eviction.in_use))} entries are"
-        text += f"; that is above the limit, because {stay} in use"
+        is_one = len(eviction.in_use) == 1
+        stay, was = ("1 entry is", "was") if is_one else (f"{count(len(eviction.in_use))} entries are", "were")
+        text += f"; that is above the limit, because {stay} in use, or {was} within the last minute"
     return f"{_NAMES[cache.kind]}, {printable(str(cache.folder))}: {text}."
 
 
