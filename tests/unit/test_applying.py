@@ -89,6 +89,7 @@ class TestLists:
             ("workers", "workers needs a value: workers=N"),
             ("workers=2,workers=3", "workers is to be applied twice, as 2 and as 3"),
             ("workers=-1", "workers is a whole number from 0 on, not '-1'"),
+            ("workers=1000000", "workers is at most 1,024, not 1000000"),
             ("prefetch=0", "prefetch is a whole number from 1 on, not '0'"),
             ("workers=1234567890", "workers is a whole number from 0 on, not '1234567890'"),
             ("workers=²", "workers is a whole number from 0 on, not '²'"),

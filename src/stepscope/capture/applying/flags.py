@@ -12,6 +12,9 @@ from stepscope.errors import UsageError
 LONGEST_NUMBER: Final = 9
 """Digits that a value may have; all that is counted here is far below."""
 
+MOST_PROCESSES: Final = 1024
+"""Workers, or threads: more than any machine has processors for, and few enough to be started by mistake."""
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -20,12 +23,14 @@ class Value:
     Attributes:
         shown: for people, such as "N" or "jemalloc|tcmalloc".
         least: the smallest whole number; None where it is one of the choices.
+        most: the largest whole number.
         choices: the words it may be.
         default: what counts where nothing stands there; None where something must.
     """
 
     shown: str
     least: int | None = None
+    most: int = 10**9
     choices: tuple[str, ...] = ()
     default: str | None = None
 
@@ -130,6 +135,8 @@ def _checked(flag: Flag, value: str, is_given: bool) -> str:
     is_number = value.isascii() and value.isdecimal() and len(value) <= LONGEST_NUMBER
     if not is_number or int(value) < allowed.least:
         raise UsageError(f"{flag.name} is a whole number from {allowed.least} on, not {value!r}")
+    if int(value) > allowed.most:
+        raise UsageError(f"{flag.name} is at most {allowed.most:,}, not {value}")
     return str(int(value))
 
 

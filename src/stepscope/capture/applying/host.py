@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stepscope.capture.applying.flags import Flag, Value
+from stepscope.capture.applying.flags import MOST_PROCESSES, Flag, Value
 from stepscope.capture.applying.patching import Applying
 from stepscope.errors import UsageError
 
@@ -16,7 +16,7 @@ FLAGS: Final = (
         "has an operator use N threads of the host",
         "torch was not asked for its threads",
         "Workers of DataLoaders keep their one thread.",
-        Value("N", least=1),
+        Value("N", least=1, most=MOST_PROCESSES),
     ),
     Flag(
         "allocator",

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stepscope.capture.applying.flags import Flag, Value
+from stepscope.capture.applying.flags import MOST_PROCESSES, Flag, Value
 from stepscope.capture.applying.patching import Applying, in_a_line, made_here
 
 _NONE_MADE: Final = "no DataLoader was made"
@@ -19,14 +19,14 @@ FLAGS: Final = (
         _NONE_MADE,
         "An IterableDataset gets one worker at most, since each would give all of its batches. Where a worker fails "
         "before its first batch, the loader goes on without. Random augmentation draws other numbers in workers.",
-        Value("N", least=0),
+        Value("N", least=0, most=MOST_PROCESSES),
     ),
     Flag(
         "prefetch",
         "has each worker prepare N batches ahead",
         _NONE_MADE,
         "Only where the loader has workers.",
-        Value("N", least=1),
+        Value("N", least=1, most=MOST_PROCESSES),
     ),
     Flag(
         "pin-memory",
