@@ -116,6 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Search, prove and print; 130 where Ctrl-C came."""
     from stepscope.capture.launch import command_of
     from stepscope.tuning.storage import import_optuna, open_study
+    from stepscope.tuning.tune_knobs import Space
+    from stepscope.tuning.tune_space import chosen_space
     from stepscope.tuning.tune_study import TuneStudy
 
     if arguments.json == "-" and arguments.markdown == "-":
@@ -123,6 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
     knobs = _user_knobs(arguments)
     if not arguments.program:
         raise UsageError("say what to tune: stepscope tune train.py")
+    only, skip = _names(arguments.only), _names(arguments.skip) or ()
+    chosen_space(Space(tuple(knobs)), only, skip)  # a name that is none is told before the program runs
     words = command_of(arguments.program)
     import_optuna()
     folder = _folder(arguments, words)

@@ -27,7 +27,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["nowhere.py"], "there is no script nowhere.py"),
         (["--knob", "fused", "train.py"], "'fused' is no knob"),
         (["--knob", "--x=", "train.py"], "'--x=' has an empty value"),
-        (["--only", "worker", "--no-profile", "train.py"], "there is no knob 'worker'"),
+        (["--only", "worker", "failing.py"], "there is no knob 'worker'"),
         (["--study", "../up", "train.py"], "'../up' is no name for a run"),
         (["--folder", "train.py", "train.py"], "no folder can be made in "),
         (["--storage", "nonsense://x", "train.py"], "the study in nonsense://x cannot be opened"),
