@@ -66,7 +66,7 @@ def chunked_cross_entropy(
     _check_chunk(chunk_size)
     counted = logits.shape[-1] if classes is None else classes
     settings = _settings(counted, logits, weight, ignore_index, reduction, label_smoothing, z_loss)
-    keep = keep_logits or logits.is_leaf or any(stride == 0 for stride in logits.stride())
+    keep = keep_logits or logits.is_leaf or _overlaps(logits)
     rows = chunk_size or max(1, (_BLOCK_ON_A_CPU if logits.device.type == "cpu" else _BLOCK) // logits.shape[-1])
     with torch.autocast(logits.device.type, enabled=False):
         losses = applied(_ChunkedLoss, logits, target, settings, rows, keep)
@@ -190,6 +190,13 @@ def _blocks(rows: int, first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor,
     else:
         for index in range(first.shape[0]):
             yield from _blocks(rows, first[index], *(tensor[index] for tensor in others))
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether numbers share a place in memory: an expanded dimension, or fewer places than numbers."""
+    dimensions = list(zip(tensor.shape, tensor.stride(), strict=True))
+    places = 1 + sum((size - 1) * stride for size, stride in dimensions)
+    return places < tensor.numel() or any(size > 1 and not stride for size, stride in dimensions)
 
 
 def _reduced(losses: Tensor, target: Tensor, settings: LossSettings) -> Tensor:

@@ -305,6 +305,18 @@ def test_a_second_backward_pass_says_what_to_do() -> None:
         loss.backward()
 
 
+@pytest.mark.parametrize(("shape", "strides"), [((4, 5), (2, 1)), ((4, 5), (0, 1)), ((2, 3), (0, 4))])
+def test_logits_that_share_memory_are_not_written_over(shape: tuple[int, int], strides: tuple[int, int]) -> None:
+    targets = torch.arange(shape[0]) % shape[1]
+    whole = torch.randn(20, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for function in (chunked_cross_entropy, torch.nn.functional.cross_entropy):
+        given = whole.clone().requires_grad_()
+        function((given * 1).as_strided(shape, strides), targets).backward()  # type: ignore[operator]
+        gradients.append(given.grad)
+    torch.testing.assert_close(*gradients)
+
+
 def test_what_else_needs_the_logits_is_not_given_wrong_ones() -> None:
     logits = numbers(POSITIONS, CLASSES) * 1.0
     squares = (logits**2).sum()
