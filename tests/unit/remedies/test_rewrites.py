@@ -480,6 +480,9 @@ REFUSED = {
         for t in range(t):
             loss = loss + 1
     """,
+    "a change in the same statement": """
+        loss = logits.zero_().sum() + sum(F.cross_entropy(logits[:, t], targets[:, t]) for t in range(LENGTH))
+    """,
     "a criterion that changes": """
         entropy = nn.CrossEntropyLoss()
         entropy.weight = weight

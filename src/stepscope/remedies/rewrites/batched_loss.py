@@ -14,7 +14,7 @@ from typing import Final
 from stepscope.remedies.rewrites.context import Context
 from stepscope.remedies.rewrites.kinds import Criterion, Edit, Expected, Positions, Rewrite
 from stepscope.remedies.rewrites.loss_calls import LossCall, loss_call
-from stepscope.remedies.rewrites.positions import Loop, is_list, loop_of, sliced
+from stepscope.remedies.rewrites.positions import Loop, comes_after_a_change, is_list, loop_of, sliced
 from stepscope.remedies.rewrites.source_text import (
     Place,
     dotted,
@@ -100,6 +100,8 @@ def _of_comprehension(context: Context, place: Place) -> Iterator[Rewrite]:
     generator = comprehension.generators[0]
     through = loop_of(generator.target, generator.iter)
     if len(comprehension.generators) > 1 or generator.ifs or generator.is_async or through is None:
+        return
+    if comes_after_a_change(nodes, comprehension):
         return
     inner, call = _scaled(comprehension.elt, {}, set(through.names))
     batched = _batched(context, place, through, call, {}, set())

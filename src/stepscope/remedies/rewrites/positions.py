@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepscope.remedies.rewrites.context import Context, bindings
@@ -208,3 +209,17 @@ def is_list(context: Context, scope: Scope, base: ast.expr) -> bool:
             if any(dotted(target) == name for target in targets):
                 return True
     return False
+
+
+def comes_after_a_change(nodes: Sequence[ast.AST], comprehension: ast.ListComp | ast.GeneratorExp) -> bool:
+    """Whether a call before the comprehension, in the same statement, has something that it reads in its hands."""
+    read = names_in(comprehension)
+    inside = {id(node) for node in ast.walk(comprehension)}
+    begin = (comprehension.lineno, comprehension.col_offset)
+    return any(
+        isinstance(node, ast.Call)
+        and id(node) not in inside
+        and (node.end_lineno or node.lineno, node.end_col_offset or 0) <= begin
+        and names_in(node) & read
+        for node in nodes
+    )
