@@ -54,6 +54,15 @@ def test_without_a_device_operators_compute() -> None:
     ]
 
 
+def test_what_the_profiler_does_to_end_counts_for_nobody() -> None:
+    recording = small_recording()
+    recording.annotation(0, 140, "PyTorch Profiler (0)")
+    recording.annotation(130, 900, "Optimizer.step#AdamW.step")
+
+    assert sum(row[1] for row in pieces_of(recording.trace())) == 140
+    assert sum(row[1] for row in pieces_of(recording.trace(), Window(0, 1030))) == 1030
+
+
 def test_with_a_device_operators_dispatch() -> None:
     recording = small_recording()
     recording.launched(65, 70, 10, "gemm", 101)

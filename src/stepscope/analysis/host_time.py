@@ -17,6 +17,8 @@ XLA_THREADS: Final = r"^tf_XLA"
 XLA_EXECUTION: Final = r"^ThunkExecutor::Execute$"
 WAITING: Final = ("synchronisation", "untraced", "dispatch")
 """Causes of a main thread that may be waiting for what XLA computes, or computing it."""
+_PROFILER: Final = "PyTorch Profiler ("
+"""Beginning of the name of the span of a recording; a number follows."""
 
 HOST_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "start_ns": pl.Int64,
@@ -48,7 +50,9 @@ def host_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
 
     Returns:
         Columns as in HOST_SCHEMA, in order of time; the durations add up to the window, by default from the
-        thread's first slice to its last one's end, or what of that was read.
+        thread's first slice to its last one's end, or what of that was read, and never beyond the end of PyTorch's
+        profiler: an annotation that was open then, as of the optimizer's step whose end stops it, ends when all is
+        written.
     """
     activity = activity or host_activity(trace)
     lane = main_lane(trace, activity)
@@ -58,7 +62,8 @@ def host_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
     if window is None:
         read = trace.metadata.window or Window(0, 2**62)
         start_ns = max(int(timeline.times[1]), read.start_ns)
-        window = Window(start_ns, max(min(int(timeline.times[-1]), read.end_ns), start_ns))
+        end_ns = min(int(timeline.times[-1]), read.end_ns, _profiler_end_ns(trace))
+        window = Window(start_ns, max(end_ns, start_ns))
     pieces = activity.cut(lane, np.array([window.start_ns]), np.array([window.end_ns]))
     cause = pl.Series(list(CAUSES)).gather(pieces.cause.astype(np.int64))
     frame = pl.DataFrame(
@@ -74,6 +79,13 @@ def host_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
     return frame.filter(pl.col("duration_ns") > 0).select(
         [pl.col(name).cast(dtype) for name, dtype in HOST_SCHEMA.items()]
     )
+
+
+def _profiler_end_ns(trace: Trace) -> int:
+    """When PyTorch's profiler ended, by its own span; later than everything where there is none."""
+    names = pl.col("name").str.starts_with(_PROFILER)
+    end = trace.annotations.filter(names).select((pl.col("start_ns") + pl.col("duration_ns")).max()).item()
+    return 2**62 if end is None else int(end)
 
 
 def _computing_elsewhere(trace: Trace) -> IntervalSet:
