@@ -6,6 +6,8 @@ import builtins
 import io
 import json
 import logging
+import sys
+from collections import Counter, defaultdict
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,13 @@ def names_recorded(folder: Path, program: Any) -> list[str]:
     profiler.export_chrome_trace(str(path))
     events = json.loads(path.read_text())["traceEvents"]
     return [event["name"] for event in events if event["name"].startswith((PREFIX, LOADER_START))]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process of its own: another test's torch.compile counts for the whole process."""
+    if "torch._dynamo.utils" in sys.modules:
+        monkeypatch.setattr(sys.modules["torch._dynamo.utils"], "counters", defaultdict(Counter))
 
 
 def test_a_call_is_named_only_while_it_is_asked_for(tmp_path: Path) -> None:
