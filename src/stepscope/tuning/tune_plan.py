@@ -5,7 +5,8 @@ come to the same plan and only have to take different parts of it.
 
 1. Screening: each value of each knob alone against the program as it is.
 2. Combination: what may help, in the order of its gain, each on top of what was shown to help before; then what makes
-   sense only together with one of these, and the other values of their knobs. What is not shown to help is left out.
+   sense only together with one of these, the other values of their knobs, and where the step is at most half as long by
+   now, what a longer step may have hidden. What is not shown to help is left out.
 3. Refinement: further combinations, as a sampler suggests them from all trials (Optuna's TPE). One that is shown to
    help is measured without each setting that came with it, and keeps those that it is slower without.
 4. Proof: the best against the program as it is, in fresh runs. The best of many noisy measurements looks better than it
@@ -29,6 +30,10 @@ Phase: TypeAlias = Literal["screen", "combine", "refine", "simplify", "proof", "
 MOST_REFINEMENTS: Final = 8
 PATIENCE: Final = 4
 """Refinements one after the other that are not shown to help, after which there are no more."""
+_HIDDEN_UNTIL: Final = 0.5
+"""Of the unchanged step: what the best must take at most, for what showed nothing alone to be tried once more."""
+_HIDDEN_GAIN: Final = 0.05
+"""Of the best's step: what it must have been able to save, as far as its interval tells, to be tried once more."""
 _HARMFUL: Final = -0.05
 """What makes a step longer by more than this share alone is not tried in combinations."""
 _AHEAD: Final = 4
@@ -114,11 +119,11 @@ def _screens(space: Space) -> Iterator[Proposal]:
 
 def _combined(space: Space, known: _Known) -> tuple[Configuration, list[Proposal]]:
     """What was shown to help, put together one by one, and what has to be measured to know more."""
-    best = Configuration()
+    best, best_ns = Configuration(), float("inf")
     wanted: list[Proposal] = []
 
     def tried(candidate: Configuration) -> None:
-        nonlocal best
+        nonlocal best, best_ns
         if not _is_possible(space, candidate) or len(wanted) >= _AHEAD:
             return
         trial = None
@@ -131,6 +136,7 @@ def _combined(space: Space, known: _Known) -> tuple[Configuration, list[Proposal
             wanted.append(proposal)
         elif trial.is_shown and not wanted:  # what comes after one that is not known counts only if that is no help
             best = candidate
+            best_ns = (trial.measured.after_ns if trial.measured is not None else None) or best_ns
 
     for name, value in _by_gain(space, known):
         if best.value(name) is None:
@@ -143,7 +149,24 @@ def _combined(space: Space, known: _Known) -> tuple[Configuration, list[Proposal
         for value in space.knob(name).values:
             if value != chosen and value in _usable(space, known, name):
                 tried(best.with_setting(name, value))
+    for name, value in _hidden(space, known, best_ns):
+        if best.value(name) is None:
+            tried(best.with_setting(name, value))
     return best, wanted
+
+
+def _hidden(space: Space, known: _Known, best_ns: float) -> Iterator[tuple[str, str]]:
+    """What showed no gain alone, but may have one beside a step that is much shorter than the one it was tried on."""
+    for knob in space.knobs:
+        for value in knob.values:
+            trial = known.ended(Proposal("screen", Configuration(((knob.name, value),))))
+            if trial is None or trial.measured is None or trial.is_promising or not trial.keeps_losses:
+                continue
+            before_ns, change_low = trial.measured.before_ns, trial.measured.change_low
+            if before_ns is None or change_low is None or best_ns > _HIDDEN_UNTIL * before_ns:
+                continue
+            if trial.measured.verdict != "slower" and -change_low * before_ns >= _HIDDEN_GAIN * best_ns:
+                yield knob.name, value
 
 
 def _by_gain(space: Space, known: _Known) -> list[tuple[str, str]]:

@@ -100,6 +100,27 @@ def test_a_gain_that_is_not_clear_after_screening_is_measured_again() -> None:
     assert plan(space_of(COMPILE), [screened, refuted]).best.settings == ()
 
 
+def test_what_a_long_step_may_have_hidden_is_tried_once_more() -> None:
+    knobs = space_of(COMPILE, FUSED, CLIP, WORKERS)
+    helped = trial(0, alone("compile"), -0.7)
+    others = [
+        trial(1, alone("fuse-optimizer"), 0.0, half_width=0.03),  # may save 3 ms of the 30 that are left
+        trial(2, alone("clip-in-one-pass"), 0.0, half_width=0.01),  # 1 ms at most
+        trial(3, alone("workers", "1"), 0.2, half_width=0.1),  # is slower
+        trial(4, alone("workers", "2"), 0.0, half_width=0.01),
+        trial(5, alone("workers", "4"), 0.0, half_width=0.01),
+    ]
+    on_top = Proposal(
+        "combine", Configuration.of({"compile": ON, "fuse-optimizer": ON}), alone("compile").configuration
+    )
+    step = plan(knobs, [helped, *others])
+    assert (step.phase, step.proposals) == ("combine", (on_top,))
+    found = plan(knobs, [helped, *others, trial(6, on_top, -0.1)])
+    assert dict(found.best.settings) == {"compile": ON, "fuse-optimizer": ON}
+    shorter_by_a_third = plan(knobs, [trial(0, alone("compile"), -0.33), *others])
+    assert shorter_by_a_third.phase != "combine"
+
+
 def test_what_others_measure_is_not_proposed_again() -> None:
     running = Trial(0, alone("compile"), "running")
     step = plan(space_of(COMPILE, FUSED), [running])
