@@ -1,4 +1,4 @@
-"""Which device a process computes on, and torch's module for its streams, whatever the version of torch."""
+"""Which device a process computes on, its streams, and the host's memory for it, whatever the version of torch."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def default_device() -> torch.device:
     if xla is not None:
         return torch.device(xla.device())
     return torch.device("cpu")
+
+
+def host_memory(like: torch.Tensor) -> torch.Tensor:
+    """Memory of the host for a copy of a tensor: pinned, where this torch can do that for the device."""
+    try:
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+    except (RuntimeError, NotImplementedError):
+        return torch.empty(like.shape, dtype=like.dtype)
 
 
 def streams_of(device: torch.device) -> Any | None:

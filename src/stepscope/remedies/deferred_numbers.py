@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from stepscope.remedies.accelerators import streams_of
+from stepscope.remedies.accelerators import host_memory, streams_of
 
 _DEEPEST: Final = 64
 """Sums of sums that are put off: a host that is further ahead than this waits."""
@@ -65,7 +65,7 @@ class DeferredNumber:
         if streams is None:
             self._copy = single.clone()
             return
-        self._copy = _pinned(single)
+        self._copy = host_memory(single)
         self._copy.copy_(single, non_blocking=True)
         self._event = streams.Event()
         self._event.record(streams.current_stream(single.device))
@@ -265,14 +265,6 @@ class DeferredNumber:
 
 def _plain(value: Any) -> Any:
     return value.value if isinstance(value, DeferredNumber) else value
-
-
-def _pinned(like: torch.Tensor) -> torch.Tensor:
-    """Memory of the host for a copy: pinned, where this torch can do that for the device."""
-    try:
-        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
-    except (RuntimeError, NotImplementedError):
-        return torch.empty(like.shape, dtype=like.dtype)
 
 
 def _what(value: object) -> str:

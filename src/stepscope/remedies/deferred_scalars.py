@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from stepscope.remedies.accelerators import streams_of
+from stepscope.remedies.accelerators import host_memory, streams_of
 
 Write = Callable[[int, str, float], object]
 _MOST_UNREAD: Final = 4
@@ -46,7 +46,7 @@ class _Group:
             if streams is None:
                 self.copies[key] = together  # read when it is asked for
                 continue
-            copy = _host_memory(together)
+            copy = host_memory(together)
             copy.copy_(together, non_blocking=True)
             event = streams.Event()
             event.record(streams.current_stream(together.device))
@@ -200,14 +200,6 @@ def _scalar(name: str, value: Any) -> torch.Tensor | float:
 
 def _is_on_host(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
-
-
-def _host_memory(like: torch.Tensor) -> torch.Tensor:
-    """Memory of the host for a copy: pinned, where this torch can do that for the device."""
-    try:
-        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
-    except (RuntimeError, NotImplementedError):
-        return torch.empty(like.shape, dtype=like.dtype)
 
 
 def _writer(write: Any) -> tuple[Write, Callable[[], object]]:
