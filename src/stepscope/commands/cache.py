@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _compile_caches, _output
@@ -28,8 +27,6 @@ examples:
   stepscope cache compile prune --limit 10GiB                remove what was used longest ago
   stepscope cache compile watch --limit 10GiB                the same after each write, until Ctrl-C
 """
-_UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS_OF_1024: Final = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def prepare_parser(parser: CommandParser) -> None:
@@ -80,11 +77,12 @@ def parsed_size(text: str) -> int:
     Raises:
         UsageError: the text is no size.
     """
-    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)\s*", text.lower())
-    units = _UNITS | _UNITS_OF_1024
-    if match is None or match[2] not in units:
+    from stepscope.remedies.compile_caches.places import bytes_of
+
+    found = bytes_of(text)
+    if found is None:
         raise UsageError(f"{text!r} is no size: write a number with MB, GB, MiB or GiB, such as 2GiB")
-    return int(float(match[1]) * units[match[2]])
+    return found
 
 
 def _clear(cache: TraceCache) -> None:

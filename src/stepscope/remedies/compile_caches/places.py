@@ -15,9 +15,8 @@ CacheKind: TypeAlias = Literal["inductor", "triton", "xla", "hpu"]
 KINDS: Final[tuple[CacheKind, ...]] = get_args(CacheKind)
 LIMIT: Final = "STEPSCOPE_COMPILE_CACHE_LIMIT"
 """Environment variable with the most bytes that each cache is to hold, where the compiler has no setting of its own."""
-_GIB: Final = 2**30
-_UNITS: Final = {"": 1, "b": 1, "k": 2**10, "kib": 2**10, "m": 2**20, "mib": 2**20, "g": _GIB, "gib": _GIB}
-_DECIMAL: Final = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "tib": 2**40}
+_UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS_OF_1024: Final = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +49,19 @@ def find_caches(environment: Mapping[str, str] | None = None) -> list[CompileCac
         environment: variables; those of this process where it is None.
     """
     variables = os.environ if environment is None else environment
-    general = _size(variables.get(LIMIT, ""))
+    general = bytes_of(variables.get(LIMIT, "")) or None
     found: dict[Path, CompileCache] = {}
     for cache in _named(variables):
         limited = cache if cache.limit_bytes is not None else _with_limit(cache, general)
         found.setdefault(cache.folder.absolute(), limited)
     return [cache for cache in found.values() if cache.said_by != "default" or cache.folder.is_dir()]
+
+
+def bytes_of(text: str) -> int | None:
+    """Bytes from "10GiB", "500 MB", "4096" or "0"; None where the text is no size."""
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
+    unit = (_UNITS | _UNITS_OF_1024).get(match[2]) if match else None
+    return int(float(match[1]) * unit) if match and unit else None
 
 
 def size_in_bytes(text: str) -> int:
@@ -64,8 +70,8 @@ def size_in_bytes(text: str) -> int:
     Raises:
         ValueError: the text is no size, or none above 0.
     """
-    found = _size(text)
-    if found is None:
+    found = bytes_of(text)
+    if not found:
         raise ValueError(f"{text!r} is no size above 0: write a number with MB, GB, MiB or GiB, such as 10GiB")
     return found
 
@@ -78,7 +84,7 @@ def _named(variables: Mapping[str, str]) -> Iterator[CompileCache]:
     yield _cache("triton", variables.get("TRITON_CACHE_DIR"), "TRITON_CACHE_DIR", home)
     jax = variables.get("JAX_COMPILATION_CACHE_DIR")
     if jax and "://" not in jax:
-        most = _size(variables.get("JAX_COMPILATION_CACHE_MAX_SIZE", ""))
+        most = bytes_of(variables.get("JAX_COMPILATION_CACHE_MAX_SIZE", "")) or None
         yield CompileCache("xla", Path(jax), "JAX_COMPILATION_CACHE_DIR", most)
     torch_xla = variables.get("XLA_PERSISTENT_CACHE_PATH")
     if torch_xla:
@@ -105,10 +111,3 @@ def _user() -> str:
     except (KeyError, ModuleNotFoundError, OSError):
         name = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
     return re.sub(r'[\\/:*?"<>|]', "_", name)
-
-
-def _size(text: str) -> int | None:
-    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
-    unit = (_UNITS | _DECIMAL).get(match[2]) if match else None
-    found = int(float(match[1]) * unit) if match and unit else 0
-    return found or None
