@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Mapping
 from typing import Any, Final
 
 from stepscope.capture.applying.flags import Flag, Value
-from stepscope.capture.applying.patching import Applying, in_a_line, made_here
+from stepscope.capture.applying.patching import Applying
 
 _NONE_MADE: Final = "no DistributedDataParallel was made"
 FLAGS: Final = (
@@ -52,25 +50,11 @@ def install(applying: Applying, chosen: Mapping[str, str]) -> None:
     """Have the DistributedDataParallel modules that are made from now on be as the flags say."""
     from torch.nn.parallel import DistributedDataParallel
 
-    original = DistributedDataParallel.__init__
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def made(self: Any, *positional: Any, **named: Any) -> None:
-        try:
-            bound = signature.bind(self, *positional, **named)
-            said = _change(bound.arguments, chosen)
-            original(*bound.args, **bound.kwargs)
-        except Exception as error:
-            original(self, *positional, **named)  # what the user got wrong is raised here
-            for flag in chosen:
-                applying.could_not(flag, f"{made_here(type(self).__name__)} refuses it: {in_a_line(error)}")
-            return
-        name = made_here(type(self).__name__)
+    def tell(module: Any, name: str, said: dict[str, str]) -> None:
         for flag, sentence in said.items():
             applying.did(flag, f"{name} {sentence}")
 
-    applying.replace(DistributedDataParallel, "__init__", made)
+    applying.replace_constructor(DistributedDataParallel, chosen, lambda arguments: _change(arguments, chosen), tell)
 
 
 def _change(arguments: dict[str, Any], chosen: Mapping[str, str]) -> dict[str, str]:

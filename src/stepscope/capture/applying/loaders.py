@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
 from stepscope.capture.applying.flags import MOST_PROCESSES, Flag, Value
-from stepscope.capture.applying.patching import Applying, in_a_line, made_here
+from stepscope.capture.applying.patching import Applying, in_a_line
 
 _NONE_MADE: Final = "no DataLoader was made"
 FLAGS: Final = (
@@ -56,34 +54,21 @@ def install(applying: Applying, chosen: Mapping[str, str]) -> None:
     """Have the loaders that are made from now on be as the flags say; subclasses and libraries' loaders too."""
     from torch.utils.data import DataLoader
 
-    original = DataLoader.__init__
-    signature = inspect.signature(original)
     rescue = _Rescue(applying)
     kept: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    @functools.wraps(original)
-    def made(self: Any, *positional: Any, **named: Any) -> None:
-        try:
-            bound = signature.bind(self, *positional, **named)
-            plan = _Plan(bound.arguments, chosen)
-            original(*bound.args, **bound.kwargs)
-        except Exception as error:
-            original(self, *positional, **named)  # what the user got wrong is raised here
-            for flag in chosen:
-                applying.could_not(flag, f"{made_here(type(self).__name__)} refuses it: {in_a_line(error)}")
-            return
-        name = made_here(type(self).__name__)
+    def tell(loader: Any, name: str, plan: _Plan) -> None:
         for flag, sentence in plan.done:
             if sentence not in _AS_MADE or not applying.said_about(flag):  # as where a library makes a loader anew
                 applying.did(flag, f"{name} {sentence}")
         for flag, sentence in plan.refused:
             applying.could_not(flag, f"{name}: {sentence}")
         if plan.has_new_workers:
-            rescue.watch(self)
+            rescue.watch(loader)
         if plan.keeps_workers:
-            kept.add(self)
+            kept.add(loader)
 
-    applying.replace(DataLoader, "__init__", made)
+    applying.replace_constructor(DataLoader, chosen, lambda arguments: _Plan(arguments, chosen), tell)
     if "persistent-workers" in chosen:
         _draw_seeds_as_before(applying, kept)
     if "pin-memory" in chosen:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from stepscope.capture.applying.outcomes import MOST_SENTENCES, PREFIX
 from stepscope.capture.bootstrap_plan import is_helper
 from stepscope.capture.manifest import rank_and_world_size
 from stepscope.capture.run_folder import RunFolder, write_json
 from stepscope.errors import StepscopeError
+
+Changed = TypeVar("Changed")
 
 _PACKAGE: Final = str(Path(__file__).resolve().parents[2]) + os.sep
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -104,6 +107,40 @@ class Applying:
             return around(original, *positional, **named)
 
         self.replace(owner, name, wrapped)
+
+    def replace_constructor(
+        self,
+        kind: Any,
+        flags: Collection[str],
+        change: Callable[[dict[str, Any]], Changed],
+        tell: Callable[[Any, str, Changed], None],
+    ) -> None:
+        """Have what is made of a class from now on, subclasses' too, be made with other arguments.
+
+        Args:
+            kind: the class.
+            flags: what the change is made for.
+            change: changes a constructor's arguments in place and says what it did.
+            tell: is given the object, its name with its place in the program, and what `change` said. Where the
+                constructor refuses the changed arguments it is called as the program did, and no flag is applied.
+        """
+        original = kind.__init__
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def made(own: Any, *positional: Any, **named: Any) -> None:
+            try:
+                bound = signature.bind(own, *positional, **named)
+                changed = change(bound.arguments)
+                original(*bound.args, **bound.kwargs)
+            except Exception as error:
+                original(own, *positional, **named)  # what the user got wrong is raised here
+                for flag in flags:
+                    self.could_not(flag, f"{made_here(type(own).__name__)} refuses it: {in_a_line(error)}")
+                return
+            tell(own, made_here(type(own).__name__), changed)
+
+        self.replace(kind, "__init__", made)
 
     def on_remove(self, action: Callable[[], object]) -> None:
         """Have something undone by `remove`."""
