@@ -131,7 +131,7 @@ def test_what_is_no_price_list_is_said_in_one_sentence(tmp_path: Path, content: 
 
 
 def test_a_list_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.cost.price_files.LARGEST_FILE_BYTES", 1 << 20)
+    monkeypatch.setattr("stepscope.cost.price_files.LARGEST_FILE_MIB", 1)
     with pytest.raises(UsageError, match="larger than 1 MiB"):
         read(tmp_path, b"x" * ((1 << 20) + 1))
     monkeypatch.setattr("stepscope.cost.price_files.MOST_ROWS", 3)

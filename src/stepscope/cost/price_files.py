@@ -32,8 +32,9 @@ from stepscope.cost.price_cells import (
 )
 from stepscope.cost.prices import COLUMNS, Price
 from stepscope.errors import UsageError
+from stepscope.small_files import read_small
 
-LARGEST_FILE_BYTES: Final = 64 << 20
+LARGEST_FILE_MIB: Final = 64
 MOST_ROWS: Final = 1_000_000
 MOST_PRICES: Final = 200_000
 _SKYPILOT: Final = frozenset({"InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region"})
@@ -165,13 +166,7 @@ _Reader = Callable[[_Row, "str | None", date, str], Iterable[Price]]
 
 
 def _content(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST_FILE_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    if len(data) > LARGEST_FILE_BYTES:
-        raise UsageError(f"{path} is larger than {LARGEST_FILE_BYTES >> 20} MiB, which no price list is")
+    data = read_small(path, LARGEST_FILE_MIB, ", which no price list is")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepscope.errors import UsageError
+from stepscope.small_files import read_small
 
 LONGEST_TEXT: Final = 1000
-_LARGEST_FILE: Final = 1 << 20
+_LARGEST_MIB: Final = 1
 _LARGEST_NUMBER: Final = 1e9
 _MOST_TEXTS: Final = 100
 
@@ -26,13 +27,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
 
-    try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_FILE + 1)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    if len(data) > _LARGEST_FILE:
-        raise UsageError(f"{path} is larger than 1 MiB, more than a file of devices has")
+    data = read_small(path, _LARGEST_MIB, ", more than a file of devices has")
     try:
         content: dict[str, Any] = tomllib.loads(data.decode())
     except UnicodeDecodeError as error:

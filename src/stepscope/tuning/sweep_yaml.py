@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepscope.errors import UsageError
+from stepscope.small_files import read_small
 
-_LARGEST_BYTES: Final = 1 << 20
+_LARGEST_MIB: Final = 1
 _DEEPEST: Final = 20
 _MOST_VALUES: Final = 100_000
 """Counted with repetitions: an anchor that is named again and again could stand for billions of values."""
@@ -27,13 +28,7 @@ def read_yaml(path: Path) -> dict[Any, Any]:
     Raises:
         UsageError: PyYAML is missing, or the file cannot be read, is too large, is no YAML or holds something else.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    if len(data) > _LARGEST_BYTES:
-        raise UsageError(f"{path} is larger than 1 MiB: it is no sweep file")
+    data = read_small(path, _LARGEST_MIB, ": it is no sweep file")
     content = _parsed(path, data)
     if content is None:
         raise UsageError(f"{path} is empty: a sweep file has at least parameters, a metric and a command or a program")
