@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from stepscope.capture import guard
 from stepscope.capture.null_profile import NullProfile
+from stepscope.errors import UsageError
 
 TYPE_CHECKING = False  # as typing's, which this module is too cheap to import
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 _NOTHING = NullProfile()
 
 
+@guard.entry(otherwise=_NOTHING, raises=UsageError)
 def profile(
     out: str | PathLike[str] | None = None,
     *,

@@ -174,7 +174,7 @@ class _Rescue:
         state = torch.get_rng_state()
         try:
             iterator = original(loader)
-        except Exception as error:
+        except Exception as error:  # workers cannot be started, or the loader's own error comes again
             self._give_up(loader, state, error)
             return original(loader)
         iterator._stepscope_loader, iterator._stepscope_state = weakref.ref(loader), state
@@ -188,7 +188,7 @@ class _Rescue:
             return original(iterator)
         except StopIteration:
             raise
-        except Exception as error:
+        except Exception as error:  # a worker's, of whatever kind
             loader = getattr(iterator, "_stepscope_loader", lambda: None)()
             if loader is None or iterator._num_yielded:
                 raise
