@@ -145,10 +145,10 @@ def around(
 class _Call:
     """A call of an original function that ours stands around: what came of it."""
 
-    __slots__ = ("error", "original", "result", "was_made")
+    __slots__ = ("__wrapped__", "error", "result", "was_made")
 
     def __init__(self, original: Any) -> None:
-        self.original = original
+        self.__wrapped__ = original  # for inspect.signature
         self.was_made = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -156,7 +156,7 @@ class _Call:
     def __call__(self, *positional: Any, **named: Any) -> Any:
         self.was_made, self.error = True, None
         try:
-            self.result = self.original(*positional, **named)
+            self.result = self.__wrapped__(*positional, **named)
         except BaseException as error:
             self.error = error
             raise
@@ -330,7 +330,7 @@ def is_users(error: BaseException) -> bool:
     One that the program sets from another thread is known by its class, which is the program's, and by being raised
     in our code itself.
     """
-    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or hasattr(error, "_stepscope_passes"):
         return True
     frames = [each.tb_frame for each in _chain(error.__traceback__)]
     handlers = _signal_handlers()
@@ -338,6 +338,15 @@ def is_users(error: BaseException) -> bool:
         return True
     innermost = frames[-1].f_code.co_filename if frames else _OURS
     return type(error).__module__ == "__main__" and innermost.startswith(_OURS)
+
+
+def passing(function: Callable[_P, _R], *positional: _P.args, **named: _P.kwargs) -> _R:
+    """Call something of the program's from inside of ours: what it raises is the program's own."""
+    try:
+        return function(*positional, **named)
+    except BaseException as error:
+        error._stepscope_passes = True  # type: ignore[attr-defined]
+        raise
 
 
 def hide(error: BaseException) -> None:

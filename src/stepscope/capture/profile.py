@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.capture import guard
 from stepscope.capture.null_profile import NullProfile
-from stepscope.errors import UsageError
 
 TYPE_CHECKING = False  # as typing's, which this module is too cheap to import
 if TYPE_CHECKING:
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
 _NOTHING = NullProfile()
 
 
-@guard.entry(otherwise=_NOTHING, raises=UsageError)
 def profile(
     out: str | PathLike[str] | None = None,
     *,
@@ -60,10 +57,15 @@ def profile(
     """
     if not enabled:
         return _NOTHING
-    from stepscope.capture.options import RecordOptions
-    from stepscope.capture.profile_block import ProfileBlock
+    from stepscope.capture import guard
 
+    with guard.attempt() as loading:
+        from stepscope.capture.options import RecordOptions
+        from stepscope.capture.profile_block import open_block
+    if loading.error is not None:
+        guard.failed(loading.error, "capture.profile")
+        return _NOTHING
     options = RecordOptions(
         shapes=shapes, stacks=stacks, memory=memory, lines=lines, flops=flops, modules=modules
     )  # fmt: skip
-    return ProfileBlock(out, schedule, options, diagnose=diagnose, on_trace_ready=on_trace_ready, name=name)
+    return open_block(out, schedule, options, diagnose=diagnose, on_trace_ready=on_trace_ready, name=name)

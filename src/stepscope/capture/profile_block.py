@@ -18,6 +18,7 @@ from stepscope.capture import schedule as schedules
 from stepscope.capture.annotations import tell_controller
 from stepscope.capture.input_stages import input_watch
 from stepscope.capture.manifest import RunManifest, rank_and_world_size
+from stepscope.capture.null_profile import NullProfile
 from stepscope.capture.options import RecordOptions
 from stepscope.capture.recorder import Recorder, profiler_is_active
 from stepscope.capture.run_folder import RunFolder, default_root, is_run_folder
@@ -249,6 +250,20 @@ class ProfileBlock:
         except kinds as error:
             self.problem = self.problem or f"{what}: {error}"
             _tell(f"{what}: {error}")
+
+
+@guard.entry(otherwise=NullProfile(), raises=UsageError)
+def open_block(
+    out: str | os.PathLike[str] | None,
+    schedule: schedules.Schedule | None,
+    options: RecordOptions,
+    *,
+    diagnose: bool,
+    on_trace_ready: Callable[[ProfileBlock], Any] | None,
+    name: str | None,
+) -> ProfileBlock | NullProfile:
+    """The block of `stepscope.profile`, which says what the arguments mean."""
+    return ProfileBlock(out, schedule, options, diagnose=diagnose, on_trace_ready=on_trace_ready, name=name)
 
 
 class TracePlaces:

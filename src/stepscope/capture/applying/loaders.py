@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.applying.flags import MOST_PROCESSES, Flag, Value
 from stepscope.capture.applying.patching import Applying, in_a_line
 
@@ -183,7 +184,7 @@ class _Rescue:
     def _next(self, original: Any, iterator: Any) -> Any:
         instead = self._instead.get(iterator)
         if instead is not None:
-            return instead._next_data()
+            return guard.passing(instead._next_data)
         try:
             return original(iterator)
         except StopIteration:
@@ -195,7 +196,7 @@ class _Rescue:
             iterator._shutdown_workers()
             self._give_up(loader, iterator._stepscope_state, error)
             self._instead[iterator] = self._single(loader)
-            return self._instead[iterator]._next_data()
+            return guard.passing(self._instead[iterator]._next_data)
 
     def _give_up(self, loader: Any, state: Any, error: Exception) -> None:
         import torch

@@ -46,7 +46,10 @@ class _Batching:
         import torch
 
         self._applying = applying
-        self._not_users = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+        self._not_users = (
+            os.path.dirname(torch.__file__) + os.sep,
+            os.path.dirname(os.path.dirname(__file__)) + os.sep,
+        )
         self._compiling = getattr(torch.compiler, "is_compiling", lambda: False)
         self._judged: dict[int, CodeType] = {}
         """By identity; holding them keeps the identities theirs."""

@@ -63,7 +63,7 @@ class Telemetry:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            self.problem = f"nothing is logged: {self.folder} cannot be written: {error.strerror}"
+            self.problem = f"nothing is logged: telemetry cannot be written into {self.folder}: {error.strerror}"
             _warn_once(self.problem)
         self._writer = Writer(self.folder, {"rank": str(rank)})
         self._scalars = ScalarReader(self._writer)
