@@ -20,7 +20,7 @@ from stepscope.capture.controller import CaptureHandle, CaptureRequest, CaptureR
 from stepscope.capture.hooks import AllHooks
 from stepscope.capture.manifest import process_facts, rank_and_world_size
 from stepscope.capture.options import RecordOptions
-from stepscope.capture.run_folder import RunFolder
+from stepscope.capture.run_folder import LEFT, RunFolder
 from stepscope.capture.step_times import TIMED_S, TIMED_STEPS, StepTimes
 
 if TYPE_CHECKING:
@@ -245,6 +245,7 @@ class FirstRecording:
             guard.attempted(self._energy.finish)
         if not is_helper() and (self._result is None or self._result.path is None):
             self._result = CaptureResult(problem="stepscope failed in the program, which went on without it")
+            self._folder.sign(LEFT)
             guard.attempted(self.report)
 
     def _serve(self) -> None:

@@ -5,7 +5,7 @@
     attempt         a part of our work that may fail alone, such as one fact of many
     on_failure      how to take off what was put on, should any entry fail
 
-An error in an entry takes everything of ours off, is said in one line, and is written into a report. What the user's
+An error in an entry takes everything of ours off and is said in one line, which names a report of it. What the user's
 own program raises passes, without our frames in its traceback. Imports only the standard library.
 """
 
@@ -20,6 +20,8 @@ from collections.abc import Callable
 from functools import wraps
 from types import CodeType, TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, overload
+
+from stepscope.errors import StepscopeError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -300,13 +302,15 @@ def _take_off() -> None:
 
 
 def _say(error: BaseException, where: str, lost: list[str]) -> None:
-    from stepscope.fault_report import write_report
-
-    kept = write_report(error, command=sys.argv, doing=where)
-    details = f"details: {kept}" if kept is not None else "no report of it could be written"
     what = f" and loses {', '.join(lost)}" if lost else ""
-    why = f"{type(error).__name__}: {sentence(error)}"
-    tell(f"stepscope leaves this process{what}: {why}; the program goes on without it; {details}")
+    why, details = sentence(error), ""
+    if not isinstance(error, StepscopeError):  # a fault of ours
+        from stepscope.fault_report import write_report
+
+        kept = write_report(error, command=sys.argv, doing=where)
+        why = f"{type(error).__name__}: {why}"
+        details = f"; details: {kept}" if kept is not None else "; no report of it could be written"
+    tell(f"stepscope leaves this process{what}: {why}; the program goes on without it{details}")
 
 
 def tell(sentence: str) -> None:

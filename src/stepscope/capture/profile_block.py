@@ -164,11 +164,12 @@ class ProfileBlock:
             use_python_export: torch's handlers pass it; nothing depends on it.
 
         Raises:
-            UsageError: there is no trace, or the file cannot be written.
+            UsageError: there is no trace. A file that cannot be written is told of, and no reason to end a program.
         """
         if not self._traces:
             raise UsageError("profile: no trace was saved yet")
-        copy_trace(self._traces[-1], Path(path))
+        with self._told_instead_of_raised("the trace was not copied", StepscopeError, OSError):
+            copy_trace(self._traces[-1], Path(path))
 
     def _enter(self, action: str) -> None:
         self._action = action

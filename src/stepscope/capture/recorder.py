@@ -20,7 +20,7 @@ from stepscope.capture.logging_calls import LoggingCalls
 from stepscope.capture.options import RecordOptions
 from stepscope.capture.trace_file import write_trace
 from stepscope.errors import UsageError
-from stepscope.line_records import LineRecords, write_lines
+from stepscope.line_records import LineRecords, lines_path, write_lines
 from stepscope.program_facts import ProgramFacts
 
 STEP_NAME: Final = "ProfilerStep#{}"
@@ -181,6 +181,9 @@ class Recorder:
                 write_trace(path, self._export)
             except OSError as error:
                 raise UsageError(f"the trace cannot be written to {path}: {error}") from error
+            finally:
+                if not path.exists():
+                    lines_path(path).unlink(missing_ok=True)
             self._saved, self._profiler, self._line_records = path, None, None  # the profiler writes a trace only once
             return path
 
