@@ -133,6 +133,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough; 141 is what a shell expects then
         discard_standard_output()
         return 141
+    except Exception as error:
+        damage = _damage_behind(error)
+        if damage is None:
+            raise
+        print(f"stepscope: {printable(damage)}", file=sys.stderr)
+        return 2
+
+
+class _ToUser(logging.Handler):
+    """Warnings of the package as one line each; what else it logs is shown with --verbose."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"stepscope: {printable(self.format(record))}", file=sys.stderr)
+
+
+_TO_USER: Final = _ToUser()
+
+
+def _damage_behind(error: Exception) -> str | None:
+    """Which store's damage an error comes from, in one sentence; asked for only where stores were opened."""
+    store = sys.modules.get("stepscope.trace.store")
+    found = store.damage_behind(error) if store is not None else None
+    return None if found is None else str(found)
 
 
 def _run(argv: list[str]) -> int:
@@ -153,8 +176,9 @@ def _run(argv: list[str]) -> int:
     rest = command.take_late(arguments, rest)
     if rest or "run" not in arguments:
         raise unknown_options(rest, command)
-    if getattr(arguments, "verbose", False):
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="stepscope: %(message)s")
+    log = logging.getLogger("stepscope")
+    log.setLevel(logging.INFO if getattr(arguments, "verbose", False) else logging.WARNING)
+    log.addHandler(_TO_USER)
     return int(arguments.run(arguments))
 
 
