@@ -26,7 +26,7 @@ DOCUMENT = [
     kernel(20, 30, 1),
     launch(45, 2, "cudaStreamSynchronize", 40),
 ]
-TRIES = 1000
+TRIES = 100
 
 
 def damage(file: Path, other: Path, chance: random.Random) -> str:
@@ -120,7 +120,9 @@ def test_another_traces_entry_is_not_taken_for_this_ones(
 ) -> None:
     file = written(tmp_path / "trace.json")
     other = tmp_path / "other.json"
-    other.write_text('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 2, "ts": 1, "dur": 2}]}')
+    other.write_text(
+        '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 2, "ts": 1, "dur": 2}]}'
+    )
     right = open_trace(file).operators
     open_trace(file, cache=TraceCache())
     (one,) = (child for child in cache_folder.iterdir())

@@ -5,10 +5,11 @@ Nothing heavy is imported before `run`: help, completion and mistakes answer at 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Final
 
@@ -142,13 +143,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _ToUser(logging.Handler):
-    """Warnings of the package as one line each; what else it logs is shown with --verbose."""
+    """What the package logs, as one line each and once: warnings, and with --verbose also what is less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"stepscope: {printable(self.format(record))}", file=sys.stderr)
+        sentence = printable(self.format(record))
+        if sentence not in self._said:
+            self._said.add(sentence)
+            print(f"stepscope: {sentence}", file=sys.stderr)
 
 
-_TO_USER: Final = _ToUser()
+@contextlib.contextmanager
+def _log_to_user(*, verbose: bool) -> Iterator[None]:
+    log, handler = logging.getLogger("stepscope"), _ToUser()
+    before = log.level
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 def _damage_behind(error: Exception) -> str | None:
@@ -176,10 +194,8 @@ def _run(argv: list[str]) -> int:
     rest = command.take_late(arguments, rest)
     if rest or "run" not in arguments:
         raise unknown_options(rest, command)
-    log = logging.getLogger("stepscope")
-    log.setLevel(logging.INFO if getattr(arguments, "verbose", False) else logging.WARNING)
-    log.addHandler(_TO_USER)
-    return int(arguments.run(arguments))
+    with _log_to_user(verbose=getattr(arguments, "verbose", False)):
+        return int(arguments.run(arguments))
 
 
 def _parsers() -> tuple[CommandParser, dict[str, CommandParser]]:

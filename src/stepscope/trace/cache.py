@@ -130,7 +130,6 @@ class TraceCache:
     def __init__(self, root: str | Path | None = None, limit_bytes: int | None = None) -> None:
         self.root = default_root() if root is None else Path(root)
         self._limit_bytes = limit_bytes
-        self._told: set[Path] = set()
 
     def lookup(self, key: str) -> Trace | None:
         """The stored trace, or None; a damaged one is thrown away, and said. It stays in place as long as the trace lives.
@@ -148,7 +147,7 @@ class TraceCache:
             trace = open_kept(directory, hold, key)
         except UnreadableTraceError as error:
             hold.release()
-            self._tell(directory, f"{error}; the trace is read anew from its own file")
+            _log.warning("%s; the trace is read anew from its own file", error)
             self._remove(directory)
             return None
         with contextlib.suppress(OSError):  # a cache that cannot be written can still be read
@@ -201,7 +200,7 @@ class TraceCache:
         except (FileNotFoundError, NotADirectoryError):
             return DEFAULT_LIMIT_BYTES
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            self._tell(place, f"{place} holds no number of bytes; the cache keeps to {DEFAULT_LIMIT_BYTES >> 30} GiB")
+            _log.warning("%s holds no number of bytes; the cache keeps to %d GiB", place, DEFAULT_LIMIT_BYTES >> 30)
             return DEFAULT_LIMIT_BYTES
 
     def set_limit(self, limit_bytes: int) -> None:
@@ -226,12 +225,6 @@ class TraceCache:
     def _made_root(self) -> Path:
         self.root.mkdir(parents=True, exist_ok=True)
         return self.root
-
-    def _tell(self, place: Path, sentence: str) -> None:
-        """Say what is wrong with a file of the cache, once."""
-        if place not in self._told:
-            self._told.add(place)
-            _log.warning("%s", sentence)
 
     def _children(self) -> Iterator[Path]:
         with contextlib.suppress(OSError):
