@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from stepscope.capture.manifest import RunManifest
 from stepscope.capture.run_folder import RunFolder, data_folder, default_root, is_run_folder
@@ -241,7 +241,8 @@ def _put(database: sqlite3.Connection, records: Iterable[RunRecord]) -> None:
 def _is_whole(row: tuple[object, ...]) -> bool:
     """Whether a row is as it was written; one of the first version, which has no checksum, as far as its types go."""
     *values, checksum = row
-    return all(map(isinstance, values, _TYPES)) and checksum in (None, _checksum(values))
+    fits = all(isinstance(value, kind) for value, kind in zip(values, _TYPES, strict=True))
+    return fits and checksum in (None, _checksum(values))
 
 
 def _checksum(values: Iterable[object]) -> int:
@@ -249,4 +250,4 @@ def _checksum(values: Iterable[object]) -> int:
 
 
 _COLUMNS: Final = list(RunRecord.__dataclass_fields__)
-_TYPES: Final = (str, str, str, float, (float, NoneType), (int, NoneType), int)
+_TYPES: Final[tuple[Any, ...]] = (str, str, str, float, (float, NoneType), (int, NoneType), int)

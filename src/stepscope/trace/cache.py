@@ -132,7 +132,7 @@ class TraceCache:
         self._limit_bytes = limit_bytes
 
     def lookup(self, key: str) -> Trace | None:
-        """The stored trace, or None; a damaged one is thrown away, and said. It stays in place as long as the trace lives.
+        """The stored trace, which stays in place as long as it lives, or None; a damaged one is thrown away and told.
 
         Its metadata name the path that was read first, which need not be where the same content was found now.
         """

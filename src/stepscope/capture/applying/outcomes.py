@@ -50,7 +50,7 @@ class Outcome:
 
 
 def applied_records(folder: RunFolder) -> list[dict[str, Any]]:
-    """What the processes of a run left, by rank: {"rank", "applied", "not_applied"}; a damaged file is passed over, which is said."""
+    """What the processes of a run left, by rank: {"rank", "applied", "not_applied"}."""
     found = []
     for rank in folder.ranks():
         for path in sorted((folder.path / f"rank{rank}").glob(f"{PREFIX}*.json")):
