@@ -19,8 +19,9 @@ from stepscope.small_files import read_small
 
 LARGEST_MIB: Final = 64
 _CHECKSUM: Final = "checksum"
-_MOST_DIGITS: Final = 18
-"""Of a whole number, so that it fits the 64 bits of tables and databases."""
+_MOST_DIGITS: Final = 20
+_LARGEST: Final = 2**63
+"""Whole numbers fit the 64 bits of tables and databases."""
 _log = logging.getLogger("stepscope.kept")
 
 
@@ -29,8 +30,11 @@ def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, _CHECKSUM: _checksum(content)}
 
 
-def read_kept(path: Path) -> dict[str, Any]:
+def read_kept(path: Path, *, only_whole: bool = False) -> dict[str, Any]:
     """The object in a file; where its checksum is another one, that is said. A file without one is taken as it is.
+
+    Args:
+        only_whole: refuse one that was changed, for what can be made anew.
 
     Raises:
         UsageError: it cannot be read, is larger than 64 MiB, or holds no JSON object.
@@ -45,14 +49,16 @@ def read_kept(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UsageError(f"{path} is damaged: it holds no JSON object")
     if _CHECKSUM in content and content.pop(_CHECKSUM) != _checksum(content):
+        if only_whole:
+            raise UsageError(f"{path} is damaged: it is not as it was written")
         say_changed(path)
     return content
 
 
-def readable(path: Path) -> dict[str, Any]:
+def readable(path: Path, *, only_whole: bool = False) -> dict[str, Any]:
     """The object in a file; empty where there is none, or none that can be read, which is said."""
     try:
-        return read_kept(path) if path.exists() else {}
+        return read_kept(path, only_whole=only_whole) if path.exists() else {}
     except (UsageError, OSError) as error:
         _log.warning("passed over: %s", error)
         return {}
@@ -60,9 +66,7 @@ def readable(path: Path) -> dict[str, Any]:
 
 def say_changed(path: Path) -> None:
     """Say that a file holds what stepscope did not write, and that the rest of it is read."""
-    _log.warning(
-        "%s was changed since it was written: what it says may be wrong, what makes no sense is left out", path
-    )
+    _log.warning("%s was changed since it was written: what it says may be wrong, and some of it is left out", path)
 
 
 def _checksum(content: Mapping[str, Any]) -> int:
@@ -70,9 +74,9 @@ def _checksum(content: Mapping[str, Any]) -> int:
 
 
 def _whole(text: str) -> int:
-    if len(text.lstrip("-")) > _MOST_DIGITS:
+    if len(text) > _MOST_DIGITS or not -_LARGEST <= (value := int(text)) < _LARGEST:
         raise ValueError("it holds a number that is larger than any")
-    return int(text)
+    return value
 
 
 def _reason(error: ValueError | RecursionError) -> str:

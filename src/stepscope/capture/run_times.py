@@ -179,7 +179,7 @@ def _times_in_traces(folder: RunFolder) -> list[float]:
         return []
     traces = folder.traces_of(rank)
     state = [[path.name, (status := path.stat()).st_size, status.st_mtime_ns] for path in traces]
-    kept = readable(folder.path / KEPT)
+    kept = readable(folder.path / KEPT, only_whole=True)
     times = kept.get("ns")
     if kept.get("traces") == state and isinstance(times, list) and all(type(each) is int for each in times):
         return [float(each) for each in times]
