@@ -9,9 +9,11 @@ import contextlib
 import errno
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Final
 
 from stepscope.commands import (
@@ -129,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(words)
+        with _ended_by_signals():
+            code = _run(words)
         sys.stdout.flush()
         return code
     except StepscopeError as error:
@@ -151,6 +154,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         damage = _damage_behind(error)
         return _own_error(error, words) if damage is None else _said(damage, 2)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Have signals that end a process unwind it, so that what it keeps for a while is removed."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)):
+            if signal.getsignal(number) is signal.SIG_DFL:  # as under nohup it is not
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _said(sentence: str, code: int) -> int:

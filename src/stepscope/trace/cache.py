@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 import weakref
@@ -51,6 +52,8 @@ _UNLOCKED_GRACE_S: Final = 3_600
 """Without locks, what was used this recently is taken to be open."""
 _HASH_CHUNK_BYTES: Final = 1 << 20
 _PARTIAL: Final = ".partial-"
+_TEMPORARY: Final = "stepscope-store-"
+_ABANDONED_AFTER_S: Final = 60
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger("stepscope.cache")
 
@@ -86,16 +89,32 @@ def temporary_store(build: Build) -> Trace:
         CacheError: the folder cannot be written, or is full.
     """
     try:
-        directory = Path(tempfile.mkdtemp(prefix="stepscope-"))
+        _sweep_temporary()
+        directory = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
         with _removed_on_error(directory):
+            hold = _Hold(directory)
             _write(directory, build)
-            return open_unsealed(directory, _Temporary(directory))
+            return open_unsealed(directory, _Temporary(directory, hold))
     except OSError as error:
         folder = tempfile.gettempdir()
         raise CacheError(
             f"the folder for temporary files, {folder}, cannot hold the trace's tables: {error.strerror}; "
             "TMPDIR names another one"
         ) from error
+
+
+def _sweep_temporary() -> None:
+    """Remove temporary stores whose processes were killed: those that nobody has locked."""
+    if fcntl is None:
+        return
+    with contextlib.suppress(OSError):
+        for leftover in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+            with contextlib.suppress(OSError):
+                state = leftover.lstat()
+                is_ours = stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
+                if is_ours and time.time() - state.st_mtime > _ABANDONED_AFTER_S:
+                    with _exclusively(leftover):
+                        shutil.rmtree(leftover, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
