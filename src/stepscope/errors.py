@@ -6,6 +6,7 @@
     ├── TraceError                 the trace cannot be used
     │   ├── NotATraceError         the file is something else, or nothing; the message says what it is
     │   ├── UnreadableTraceError   the file cannot be opened or holds no readable event
+    │   ├── TooLargeError          the file asks for more than reading one may cost; the message names the option
     │   └── InconsistentTraceError the tables contradict each other (raised by Trace.check)
     ├── AgentError                 the agent of a process cannot be started or reached, or refuses
     ├── RunFolderError             a run's folder, or a file in it, cannot be made or written
@@ -24,6 +25,7 @@ __all__ = [
     "NotATraceError",
     "RunFolderError",
     "StepscopeError",
+    "TooLargeError",
     "TraceError",
     "UnreadableTraceError",
     "UsageError",
@@ -52,6 +54,10 @@ class NotATraceError(TraceError):
 
 class UnreadableTraceError(TraceError):
     """The file cannot be opened, or nothing in it could be read."""
+
+
+class TooLargeError(TraceError):
+    """The file asks for more bytes, rows, time or memory than reading one may cost."""
 
 
 class InconsistentTraceError(TraceError):

@@ -12,7 +12,7 @@ from stepscope.readers import spill
 from stepscope.readers.gathering import EXPLANATIONS, Gathering, warnings
 from stepscope.readers.names import frame_name, host_slice_table
 from stepscope.trace.model import Metadata, Trace
-from stepscope.trace.store import StoreWriter, open_store
+from stepscope.trace.store import StoreWriter, open_unsealed
 from stepscope.trace.window import StepRange, Window
 
 
@@ -53,7 +53,7 @@ def _written(
     writer = StoreWriter(directory)
     read = gathered.write(writer, window, steps)
     writer.finish(Metadata(window=read), ())
-    trace = open_store(directory)
+    trace = open_unsealed(directory)
     trace.check()
     return trace
 

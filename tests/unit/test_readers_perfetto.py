@@ -14,8 +14,8 @@ import zstandard
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as Packets
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
-from stepscope.errors import NotATraceError, UnreadableTraceError, UsageError
-from stepscope.readers import open_trace, source
+from stepscope.errors import NotATraceError, TooLargeError, UnreadableTraceError, UsageError
+from stepscope.readers import budget, open_trace, source
 from stepscope.readers.perfetto import messages, packets, recognises
 from stepscope.readers.perfetto.vocabulary import ANNOTATIONS, CATEGORIES, category
 from stepscope.trace import Trace
@@ -393,13 +393,13 @@ def test_large_and_undecodable_packets_cost_no_other(tmp_path: Path, monkeypatch
 def test_packed_packets_that_unpack_to_nothing_but_bytes_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packets, "_BOMB_BYTES", 2**22)
+    monkeypatch.setattr(budget, "RATIO_FROM_BYTES", 2**22)
     writer = Writer()
     bomb = zlib.compress(Packets(packet=[TracePacket(timestamp=1)] * 2**20).SerializeToString(), 9)
     for _ in range(3):
         writer.packet().compressed_packets = bomb
 
-    with pytest.raises(NotATraceError, match="150 times its size"):
+    with pytest.raises(TooLargeError, match="150 times its packed size"):
         opened(tmp_path, writer.bytes())
 
 

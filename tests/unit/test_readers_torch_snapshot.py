@@ -18,9 +18,9 @@ import pytest
 from stepscope.analysis.memory import alive_at, alive_table, device_memories
 from stepscope.analysis.memory_allocator import allocator_table, out_of_memory
 from stepscope.diagnosis import diagnose
-from stepscope.errors import NotATraceError, UsageError
+from stepscope.errors import NotATraceError, TooLargeError, UsageError
 from stepscope.readers import open_trace
-from stepscope.readers.torch_snapshot import plain_pickle
+from stepscope.readers.budget import Budget
 from stepscope.readers.torch_snapshot.plain_pickle import load
 from stepscope.trace import Trace, Window
 from stepscope.trace.window import StepRange
@@ -78,7 +78,6 @@ def nested(depth: int) -> list[Any]:
         (pickle.dumps({(1, 2): 3}), "has keys that are neither texts nor numbers"),
         (pickle.dumps(10**100), "holds a number of more than 16 bytes"),
         (pickle.dumps([1, 2, 3])[:-3], "is cut off"),
-        (b"\x80\x04" + b"(" * 5000 + b".", "is nested more than 1,000 deep"),
         (b"\x80\x04]}a}s.", "is damaged or cut off"),
         (b"\x80\x04K\x01K\x02a.", "appends to something that is no list"),
         (b"\x80\x04h\x05.", "is damaged or cut off (KeyError at byte 4)"),
@@ -112,31 +111,21 @@ def test_a_value_that_holds_itself_is_read() -> None:
 
 
 def test_containers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_pickle, "MOST_CONTAINERS", 10)
+    monkeypatch.setenv("STEPSCOPE_LIMITS", "values=120,depth=1000")
+    Budget.of("file")
 
     assert load(pickle.dumps([[]] * 100), "file") == [[]] * 100  # one list, a hundred times
-    with pytest.raises(NotATraceError, match="holds more than 10 lists and dictionaries"):
-        load(pickle.dumps([[number] for number in range(10)]), "file")
-    for one_byte_each in (b"N" + b"\x85" * 11, b"(l" * 11, b"(t" * 11, b"(d" * 11):
-        with pytest.raises(NotATraceError, match="holds more than 10 lists and dictionaries"):
-            load(b"\x80\x04" + one_byte_each + b".", "file")
-
-
-def test_the_memo_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_pickle, "MOST_MEMOS", 10)
-
-    assert load(b"\x80\x04N" + b"\x94" * 10 + b".", "file") is None
-    with pytest.raises(NotATraceError, match="names more than 10 values"):
-        load(b"\x80\x04N" + b"\x94" * 11 + b".", "file")
+    for bomb in (b"N" + b"\x85" * 121, b"(l" * 121, b"(t" * 121, b"(d" * 121, b"N\x94" + b"\x94" * 121, b"(" * 1001):
+        Budget.of("file")
+        with pytest.raises(TooLargeError, match=r"--limit (values|depth)="):
+            load(b"\x80\x04" + bomb + b".", "file")
 
 
 def test_containers_of_json_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.readers.torch_snapshot import reader
-
-    monkeypatch.setattr(reader, "MOST_CONTAINERS", 10)
+    monkeypatch.setenv("STEPSCOPE_LIMITS", "values=10")
     (tmp_path / "file.json").write_text('{"segments": [' + "[]," * 9 + "{}]}")
 
-    with pytest.raises(NotATraceError, match="holds more than 10 lists and dictionaries"):
+    with pytest.raises(TooLargeError, match="--limit values=20"):
         open_trace(tmp_path / "file.json")
 
 
@@ -366,14 +355,12 @@ def test_odd_events_are_counted(tmp_path: Path) -> None:
 
 
 def test_one_list_of_events_named_many_times_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.readers.torch_snapshot import reader
-
-    monkeypatch.setattr(reader, "MOST_EVENTS", 50)
+    monkeypatch.setenv("STEPSCOPE_LIMITS", "rows=50")
     events = [{"action": "alloc", "addr": 1, "size": 1}] * 20
     path = tmp_path / "file.pickle"
     path.write_bytes(pickle.dumps({"device_traces": [events] * 3}))
 
-    with pytest.raises(NotATraceError, match="holds more than 50 events: record a shorter memory history"):
+    with pytest.raises(TooLargeError, match="--limit rows=100"):
         open_trace(path)
 
 

@@ -27,13 +27,35 @@ _REDRAW_S: Final = 0.1
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """--window, --steps, --no-cache and --verbose."""
+    """--window, --steps, --no-cache, --limit and --verbose."""
     group = parser.add_argument_group("reading")
     part = group.add_mutually_exclusive_group()
     part.add_argument("--window", metavar="START:END", help="only this stretch of the trace, such as 2s:4s or 150ms:")
     part.add_argument("--steps", metavar="FIRST:LAST", help="only these steps, by the numbers they carry, such as 3:5")
     group.add_argument("--no-cache", action="store_true", help="read the file anew and keep nothing of it")
+    group.add_argument(
+        "--limit",
+        metavar="NAME=NUMBER",
+        action=_Limit,
+        help="allow a file more than a trace should need: bytes, ratio, rows, values, strings, depth, idle, memory",
+    )
     group.add_argument("-v", "--verbose", action="store_true", help="say more: what the cache does, every rank")
+
+
+class _Limit(argparse.Action):
+    """Puts a limit into the environment, where readers find it, in the processes of a search too."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        from stepscope.readers.budget import VARIABLE, parse_limits
+
+        parse_limits(str(values))
+        os.environ[VARIABLE] = ",".join(filter(None, [os.environ.get(VARIABLE), str(values)]))
 
 
 def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:

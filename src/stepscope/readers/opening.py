@@ -11,6 +11,7 @@ from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
+from stepscope.readers.budget import Budget
 from stepscope.readers.lines import join_lines, variant_of
 from stepscope.readers.other_formats import beginning, what_it_is, what_its_name_says
 from stepscope.readers.pauses import join_pauses
@@ -146,6 +147,7 @@ def _read(
     progress: Progress | None,
 ) -> tuple[Metadata, tuple[TraceWarning, ...]]:
     source = ByteSource(path)
+    Budget.of(source.name)
     try:
         head = beginning(source.peek())
         if not head and source.damage:

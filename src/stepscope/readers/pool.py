@@ -8,6 +8,8 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
+from stepscope.readers.budget import current
+
 _NOT_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
 
 
@@ -49,11 +51,13 @@ class StringPool:
     def codes(self, strings: Sequence[str]) -> pl.Series:
         """The number of each string; UInt32."""
         known = self._codes
+        current().require("strings", len(known))
         return pl.Series([known[string] for string in strings], dtype=pl.UInt32)
 
     def optional_codes(self, strings: Sequence[Any]) -> pl.Series:
         """The number of each string or integer, null for None; UInt32."""
         known = self._codes
+        current().require("strings", len(known))
         return pl.Series([None if s is None else known[str(s)] for s in strings], dtype=pl.UInt32)
 
     def raw_codes(self, raws: Sequence[Any]) -> pl.Series:

@@ -12,14 +12,12 @@ from typing import BinaryIO, Final
 import zstandard
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
+from stepscope.readers.budget import current
 from stepscope.readers.gunzip import MAGIC as GZIP_MAGIC
 from stepscope.readers.gunzip import Gunzip, Readable
 
 BLOCK_BYTES: Final = 2 * 2**20
 _DAMAGE_STEP_BYTES: Final = 2**16
-_BOMB_BYTES: Final = 2**30
-_BOMB_RATIO: Final = 150
-"""Real traces shrink 10 to 40 times; a file that grows more than this past one GiB is made to exhaust a machine."""
 
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
@@ -73,15 +71,11 @@ class ByteSource:
         """The content, in order; ends early, with `damage` set, where the packed data breaks.
 
         Raises:
-            NotATraceError: the file unpacks to far more than any trace does.
+            TooLargeError: the file unpacks to more than reading one may cost.
         """
-        unpacked = 0
+        budget = current()
         while block := self._next_block():
-            unpacked += len(block)
-            if unpacked > _BOMB_BYTES and unpacked > _BOMB_RATIO * self.read_bytes:
-                raise NotATraceError(
-                    f"{self.name} unpacks to more than {_BOMB_RATIO} times its size, which no trace does: not read"
-                )
+            budget.unpack(len(block), self.read_bytes)
             yield block
 
     def peek(self) -> bytes:

@@ -8,6 +8,8 @@ from typing import Final
 
 import polars as pl
 
+from stepscope.readers.budget import current
+
 MEMORY_BYTES: Final = 32 * 2**20
 
 
@@ -23,9 +25,12 @@ class Spill:
 
     def add(self, batch: dict[str, pl.DataFrame]) -> None:
         """Append a batch."""
+        budget = current()
         for table, frame in batch.items():
+            budget.spend("rows", frame.height)
             self._held[table].append(frame)
             self._size += int(frame.estimated_size())
+        budget.tick()
         if self._size > self._limit:
             self._write()
 

@@ -211,7 +211,8 @@ def conform(table: str, frame: pl.DataFrame) -> pl.DataFrame:
     """
     columns = []
     for name, dtype in SCHEMAS[table].items():
-        column = (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype, strict=False)
+        is_number = name in frame.columns and frame.schema[name].is_numeric()
+        column = (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype, strict=not is_number)
         filling = _FILLINGS.get((table, name), _FILLINGS.get(("", name)))
         columns.append((column if filling is None else column.fill_null(filling)).alias(name))
     return frame.select(columns) if frame.width else empty(table)

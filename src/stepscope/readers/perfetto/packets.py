@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import zstandard
 
-from stepscope.errors import NotATraceError
+from stepscope.readers.budget import current
 from stepscope.readers.perfetto.messages import trace_message
 from stepscope.readers.source import ByteSource
 
@@ -21,8 +21,6 @@ LARGEST_PACKET_BYTES: Final = 4 * 2**20
 """Packets are hundreds of bytes; one of this size made of nothing but empty messages takes some hundred MB."""
 LARGEST_UNPACKED_BYTES: Final = 64 * 2**20
 """Of one compressed packet."""
-_BOMB_BYTES: Final = 2**27
-_BOMB_RATIO: Final = 150
 _TOGETHER_BYTES: Final = 2**18
 _PACKET_TAG: Final = 0x0A
 _EMPTY_PACKETS: Final = re.compile(rb"(?:\n\0){1,60000}")
@@ -81,7 +79,6 @@ class Packets:
     def __init__(self, source: ByteSource, damage: Counter[str]) -> None:
         self._source = source
         self._damage = damage
-        self._unpacked = 0
 
     def __iter__(self) -> Iterator[TracePacket]:
         """Decoded one by one, those in compressed packets too.
@@ -202,11 +199,7 @@ class Packets:
         except (zlib.error, zstandard.ZstdError, MemoryError):
             self._damage["damaged_packet"] += 1
             return b""
-        self._unpacked += len(unpacked)
-        if self._unpacked > _BOMB_BYTES and self._unpacked > _BOMB_RATIO * self._source.read_bytes:
-            raise NotATraceError(
-                f"{self._source.name} unpacks to more than {_BOMB_RATIO} times its size, which no trace does: not read"
-            )
+        current().unpack(len(unpacked), self._source.read_bytes)
         return unpacked
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
+
+from stepscope.readers.budget import Budget
 
 LARGEST_SIZE: Final = 1 << 50
 MEMORY_ACTIONS: Final = {"alloc": 1, "free_completed": -1, "free": -1}
@@ -19,13 +21,6 @@ _MOST_FRAMES: Final = 64
 _LONGEST_ENTRY: Final = 400
 _LONGEST_NAME: Final = 4_000
 _MOST_STACK_BYTES: Final = 256 << 20
-
-
-class Budget(Protocol):
-    """Raises where more is taken than a snapshot may hold."""
-
-    def take(self) -> None:
-        """Count one event or block."""
 
 
 class SnapshotEvent(NamedTuple):
@@ -137,7 +132,7 @@ class DeviceEvents:
         """What a snapshot says of one device, whose segments these are."""
         device = cls(number)
         for entry in entries:
-            budget.take()
+            budget.spend("rows", 1)
             device._add(entry, stacks)
         at_end, reserved = _at_end(segments, stacks, budget)
         device.all_bytes = sum(event.size for event in device.events) + sum(block.size for block in at_end) + reserved
@@ -182,7 +177,7 @@ def segments_by_device(segments: list[Any], budget: Budget) -> dict[int, list[di
     """The segments of each device's number."""
     found: dict[int, list[dict[Any, Any]]] = {}
     for segment in segments:
-        budget.take()
+        budget.spend("rows", 1)
         number = segment.get("device", 0) if type(segment) is dict else None
         if type(number) is int:
             found.setdefault(number, []).append(segment)
@@ -198,7 +193,7 @@ def _at_end(segments: list[dict[Any, Any]], stacks: Stacks, budget: Budget) -> t
         address = _whole(segment.get("address"), 1 << 64) or 0
         blocks = segment.get("blocks")
         for block in blocks if type(blocks) is list else []:
-            budget.take()
+            budget.spend("rows", 1)
             if type(block) is not dict:
                 continue
             size = _whole(block.get("size"), LARGEST_SIZE) or 0

@@ -12,15 +12,12 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from stepscope.errors import NotATraceError
+from stepscope.readers.budget import current
 
 Plain: TypeAlias = "dict[Any, Any] | list[Any] | tuple[Any, ...] | str | bytes | int | float | bool | None"
 
-DEEPEST: Final = 1_000
-"""Open containers; a snapshot has less than ten."""
-MOST_CONTAINERS: Final = 20_000_000
-"""Dictionaries, lists, tuples; each takes one byte of the file and a hundred of memory. A snapshot has one an event."""
-MOST_MEMOS: Final = 40_000_000
-"""Values to stand in several places; a snapshot has its containers and some texts."""
+_TICK_BYTES: Final = 1 << 20
+"""Of the pickle between two looks at the clock and the memory; each byte may be a value."""
 _LONGEST_NUMBER: Final = 16
 _KEYS: Final = (str, int, float, bool, type(None))
 _OBJECTS: Final = frozenset(b"cRi\x93\x81\x92obPQ\x82\x83\x84\x97\x98")
@@ -60,16 +57,23 @@ class _Machine:
         self._outer: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
         self._containers = 0
+        self._accounted = 0
+        self._budget = current()
 
     def run(self) -> Plain:
         """Work through the operations up to STOP."""
         data, operations = self._data, _OPERATIONS
+        look_at = 0
         while True:
-            if self.position >= len(data):
-                raise _Broken("is cut off")
+            if self.position >= look_at:
+                if self.position >= len(data):
+                    raise _Broken("is cut off")
+                look_at = min(self.position + _TICK_BYTES, len(data))
+                self._account()
             code = data[self.position]
             self.position += 1
             if code == _STOP:
+                self._account()
                 result: Plain = self._stack.pop()
                 return result
             operation = operations[code]
@@ -80,6 +84,14 @@ class _Machine:
                     else f"has an operation that memory snapshots do not use ({bytes([code])!r})"
                 )
             operation(self)
+
+    def _account(self) -> None:
+        """Count the values made since the last time: each costs a byte of the file, and up to a hundred of memory."""
+        made = self._containers + len(self._memo)
+        self._budget.spend("values", made - self._accounted)
+        self._accounted = made
+        self._budget.require("values", len(self._stack))
+        self._budget.tick()
 
     def _take(self, count: int) -> bytes:
         """The next bytes of the file."""
@@ -101,8 +113,7 @@ class _Machine:
         return values
 
     def mark(self) -> None:
-        if len(self._outer) >= DEEPEST:
-            raise _Broken(f"is nested more than {DEEPEST:,} deep")
+        self._budget.require("depth", len(self._outer) + 1)
         self._outer.append(self._stack)
         self._stack = []
 
@@ -135,8 +146,6 @@ class _Machine:
 
     def _push_container(self, value: Any) -> None:
         self._containers += 1
-        if self._containers > MOST_CONTAINERS:
-            raise _Broken(f"holds more than {MOST_CONTAINERS:,} lists and dictionaries, as no memory snapshot does")
         self._push(value)
 
     def empty(self, kind: Callable[[], Any]) -> None:
@@ -177,8 +186,6 @@ class _Machine:
         _fill(_dict(self._stack[-1]), values)
 
     def _remember(self, number: int) -> None:
-        if len(self._memo) >= MOST_MEMOS:
-            raise _Broken(f"names more than {MOST_MEMOS:,} values, as no memory snapshot does")
         self._memo[number] = self._stack[-1]
 
     def memoize(self) -> None:

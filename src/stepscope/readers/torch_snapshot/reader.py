@@ -11,17 +11,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from stepscope.errors import NotATraceError, UsageError
+from stepscope.readers.budget import current
 from stepscope.readers.source import ByteSource
 from stepscope.readers.torch_snapshot.device import DeviceEvents, Stacks, segments_by_device
-from stepscope.readers.torch_snapshot.plain_pickle import MOST_CONTAINERS, Plain, load
+from stepscope.readers.torch_snapshot.plain_pickle import Plain, load
 from stepscope.readers.torch_snapshot.tables import FIRST_EVENT_NS, write_tables
 from stepscope.trace.model import Device, Metadata, TraceWarning
 from stepscope.trace.store import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
-LARGEST_BYTES: Final = 2 << 30
-"""Unpacked; a snapshot is one value, which is read as a whole."""
-MOST_EVENTS: Final = 20_000_000
 MOST_DEVICES: Final = 1024
 MOST_BYTES: Final = 1 << 61
 """Of all events together; sums are kept in 64 bits."""
@@ -52,7 +50,7 @@ def read(
     """Read a snapshot into `writer`'s tables: memory events with call stacks, calls of the driver, failed requests.
 
     Raises:
-        NotATraceError: it is no snapshot, holds more than plain values, or is larger than LARGEST_BYTES.
+        NotATraceError: it is no snapshot, holds more than plain values.
         UsageError: steps were asked for, which a snapshot does not have.
     """
     content = _value(_all(source, progress), source.name)
@@ -60,7 +58,7 @@ def read(
         raise UsageError(f"{source.name} is a memory snapshot, which has no steps: choose a part of it with --window")
     segments, traces = _checked(content, source.name)
     stacks = Stacks()
-    budget = _Budget(source.name)
+    budget = current()
     parts = segments_by_device(segments, budget)
     devices = [
         DeviceEvents.read(number, parts.get(number, []), events, stacks, budget) for number, events in enumerate(traces)
@@ -85,14 +83,9 @@ def read(
 
 
 def _all(source: ByteSource, progress: Callable[[int, int | None], None] | None) -> bytes:
-    blocks, size = [], 0
+    blocks = []
     for block in source.blocks():
         blocks.append(block)
-        size += len(block)
-        if size > LARGEST_BYTES:
-            raise NotATraceError(
-                f"{source.name} is larger than {LARGEST_BYTES >> 30} GiB: record a shorter memory history (max_entries)"
-            )
         if progress is not None:
             progress(source.read_bytes, source.total_bytes)
     return b"".join(blocks)
@@ -101,8 +94,7 @@ def _all(source: ByteSource, progress: Callable[[int, int | None], None] | None)
 def _value(data: bytes, name: str) -> Plain:
     if data.startswith(_PICKLES):
         return load(data, name)
-    if data.count(b"[") + data.count(b"{") > MOST_CONTAINERS:  # each takes a byte or two here, and a hundred of memory
-        raise NotATraceError(f"{name} holds more than {MOST_CONTAINERS:,} lists and dictionaries, as no snapshot does")
+    current().require("values", data.count(b"[") + data.count(b"{"))  # a byte or two here, and a hundred of memory each
     try:
         value: Plain = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -133,22 +125,6 @@ def _checked(content: Plain, name: str) -> tuple[list[Any], list[list[Any]]]:
         [len(traces), *(number + 1 for number in numbers if isinstance(number, int) and 0 <= number < MOST_DEVICES)]
     )
     return segments, traces + [[]] * (count - len(traces))
-
-
-class _Budget:
-    """What one value in many places may cost: a file could name one list of events a million times."""
-
-    def __init__(self, name: str) -> None:
-        self._left = MOST_EVENTS
-        self._name = name
-
-    def take(self) -> None:
-        """Count one event or block."""
-        self._left -= 1
-        if self._left < 0:
-            raise NotATraceError(
-                f"{self._name} holds more than {MOST_EVENTS:,} events: record a shorter memory history"
-            )
 
 
 def _warnings(source: ByteSource, devices: list[DeviceEvents], stacks: Stacks) -> tuple[TraceWarning, ...]:
