@@ -198,7 +198,8 @@ def test_damage_is_one_sentence(
 ) -> None:
     chance = random.Random(name)
     is_json = name.endswith(".json") and not name.endswith("limit.json")
-    for number, kind in enumerate([*BYTES, *(["strange"] * 20 if is_json else [])]):
+    more = ["strange"] * 20 if is_json else ["flip", "zero"] * 10 if name.endswith(".sqlite") else []
+    for number, kind in enumerate([*BYTES, *more]):
         home = tmp_path / str(number)
         shutil.copytree(intact, home)
         _live_in(home, monkeypatch)
@@ -240,3 +241,44 @@ def test_what_can_be_read_is_read(
     assert RunManifest(tuple(content["command"])).command_line in out
     assert "exit code 5" in out
     assert (len(err.splitlines()), "run.json was changed" in err) == (1, True)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database", None])
+def test_the_index_comes_back_from_the_folders(
+    content: bytes | None,
+    intact: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(intact, home)
+    _live_in(home, monkeypatch)
+    _indexed(home)
+    index = home / "data/runs.sqlite"
+    whole = capsys.readouterr().out
+    before = index.read_bytes()
+    # None: another letter in the name of a run
+    index.write_bytes(before.replace(b"sizespython", b"sizedpython") if content is None else content)
+
+    assert main(["runs"]) == 0
+
+    out, err = capsys.readouterr()
+    assert out == whole
+    assert len(err.splitlines()) == (0 if content == b"" else 1)
+
+
+def test_a_price_that_was_changed_is_said(
+    intact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(intact, home)
+    _live_in(home, monkeypatch)
+    assert main(["prices"]) == 0
+    assert capsys.readouterr().err == ""
+    prices = home / "data/prices.csv"
+    prices.write_text(prices.read_text().replace("9", "8", 1))
+
+    assert main(["prices"]) == 0
+
+    assert "prices.csv was changed" in capsys.readouterr().err
