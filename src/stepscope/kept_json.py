@@ -60,8 +60,13 @@ def readable(path: Path, *, only_whole: bool = False) -> dict[str, Any]:
     try:
         return read_kept(path, only_whole=only_whole) if path.exists() else {}
     except (UsageError, OSError) as error:
-        _log.warning("passed over: %s", error)
+        say_passed_over(error)
         return {}
+
+
+def say_passed_over(error: Exception) -> None:
+    """Say that a file is not read, and why."""
+    _log.warning("passed over: %s", error)
 
 
 def say_changed(path: Path) -> None:

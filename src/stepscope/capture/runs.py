@@ -164,11 +164,13 @@ class RunIndex:
         return _records(sorted(self._root.iterdir())) if self._root.is_dir() else iter(())
 
     def _prepared(self) -> sqlite3.Connection:
-        is_new = not self.path.exists()
         database = sqlite3.connect(self.path, timeout=_PATIENCE_S)
         database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
         try:
             database.execute("pragma journal_mode = wal")
+            if database.execute("pragma quick_check(1)").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError("its pages contradict each other")
+            is_new = not database.execute("pragma table_info(runs)").fetchall()
             database.execute(_TABLE)
             columns = [row[1] for row in database.execute("pragma table_info(runs)")]
             if columns == _COLUMNS:  # of the first version

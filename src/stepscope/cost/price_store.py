@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+import zlib
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
 from stepscope.cost.prices import COLUMNS, Price, newest, price_of, row_of, shipped_prices
 from stepscope.errors import UsageError
+from stepscope.kept_json import say_changed
 from stepscope.whole_files import whole_file
 
 _FILE: Final = "prices.csv"
+_CHECKSUM: Final = "# checksum "
+"""Begins the last line; a file of an older stepscope has none."""
 
 
 class PriceStore:
@@ -37,13 +41,18 @@ class PriceStore:
             return []
         except (OSError, UnicodeDecodeError) as error:
             raise self._unreadable() from error
+        rows, _, checksum = text.rpartition(_CHECKSUM)
+        is_whole = not rows or checksum.strip() == _checksum(rows)
         try:
-            reader = csv.DictReader(io.StringIO(text, newline=""))
+            reader = csv.DictReader(io.StringIO(rows or text, newline=""))
             if not set(COLUMNS) <= set(reader.fieldnames or ()):
                 raise self._unreadable()
-            return [price_of(row) for row in reader]
+            prices = [price_of(row) for row in reader]
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             raise self._unreadable() from error
+        if not is_whole:
+            say_changed(self.path)
+        return prices
 
     def known(self) -> list[Price]:
         """The shipped prices and the imported ones: of each machine in each region the one seen last."""
@@ -92,7 +101,7 @@ class PriceStore:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(self.path) as file:
-                file.write(text.getvalue().encode())
+                file.write(f"{text.getvalue()}{_CHECKSUM}{_checksum(text.getvalue())}\n".encode())
         except OSError as error:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}") from error
 
@@ -100,3 +109,7 @@ class PriceStore:
         return UsageError(
             f"the imported prices in {self.path} cannot be read; stepscope prices reset removes them, to import anew"
         )
+
+
+def _checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"

@@ -90,10 +90,14 @@ def read_telemetry(files: Sequence[Path]) -> Telemetry:
     Raises:
         UsageError: none of them can be read.
     """
-    parts, warnings = [], []
+    parts: list[list[pl.DataFrame]] = []
+    warnings: list[TraceWarning] = []
     for file in files:
         try:
-            parts.append(_read_file(file))
+            *tables, is_whole = _read_file(file)
+            parts.append(tables)
+            if not is_whole:
+                warnings.append(TraceWarning("telemetry", 1, f"{file} is damaged; what can be read of it is read"))
         except (sqlite3.Error, OSError, UsageError) as error:
             reason = "it holds no telemetry of stepscope" if "no such table" in str(error) else error
             warnings.append(TraceWarning("telemetry", 1, f"{file} could not be read: {reason}"))
@@ -104,8 +108,10 @@ def read_telemetry(files: Sequence[Path]) -> Telemetry:
     return Telemetry(samples.sort("unix_ns", maintain_order=True), missing, tuple(warnings))
 
 
-def _read_file(file: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _read_file(file: Path) -> tuple[pl.DataFrame, pl.DataFrame, bool]:
+    """Its samples, what is missing, and whether its pages agree with each other."""
     with _opened(file) as connection:
+        is_whole = connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
         about = dict(connection.execute("SELECT key, value FROM about").fetchall())
         if _whole(about.get("format")) != FORMAT_VERSION:
             raise UsageError(f"its format is {about.get('format')!r}, and this stepscope reads {FORMAT_VERSION}")
@@ -126,6 +132,7 @@ def _read_file(file: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
     return (
         samples.join(series, on="series", maintain_order="left").with_columns(of_process).select(list(SAMPLE_SCHEMA)),
         missing.join(series, on="series", maintain_order="left").with_columns(of_process).select(list(MISSING_SCHEMA)),
+        is_whole,
     )
 
 

@@ -69,19 +69,25 @@ def open_study(
     with _explained(place):
         try:
             if not create:
-                return package.load_study(study_name=name, storage=storage, sampler=sampler, pruner=pruner)  # type: ignore[no-any-return]
-            return package.create_study(  # type: ignore[no-any-return]
-                study_name=name,
-                storage=storage,
-                sampler=sampler,
-                pruner=pruner,
-                direction=direction,
-                load_if_exists=True,
-            )
+                study = package.load_study(study_name=name, storage=storage, sampler=sampler, pruner=pruner)
+            else:
+                study = package.create_study(
+                    study_name=name,
+                    storage=storage,
+                    sampler=sampler,
+                    pruner=pruner,
+                    direction=direction,
+                    load_if_exists=True,
+                )
         except KeyError:
             known = ", ".join(sorted(package.get_all_study_names(storage))[:10])
             has = f"it has {known}" if known else "it has none"
             raise UsageError(f"{_shown(place)} has no study {name!r}; {has}") from None
+        try:  # Optuna decodes what it kept where it is asked for, and raises whatever that gives
+            _ = study.user_attrs, study.get_trials(deepcopy=False)
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+            raise UsageError(f"the study {name} in {_shown(place)} is damaged: {error}") from error
+        return study  # type: ignore[no-any-return]
 
 
 def open_storage(place: str | Path) -> optuna.storages.RDBStorage:
@@ -117,6 +123,8 @@ def _check(file: Path) -> None:
     if not file.is_file():
         raise UsageError(f"{file} is no file; name the SQLite database of a study")
     with contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=_WAIT_S)) as database:
+        if database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            raise UsageError(f"the study in {file} is damaged: its pages contradict each other")
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and not {"studies", "trials"} <= tables:
         raise UsageError(

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stepscope.capture.run_folder import RunFolder
+from stepscope.capture.run_folder import MANIFEST, RunFolder, is_run_folder
 from stepscope.errors import UsageError
-from stepscope.kept_json import readable
+from stepscope.kept_json import readable, say_changed, say_passed_over
 
 PREFIX: Final = "applied-"
 """Files of a rank's folder that begin so hold what one process applied."""
@@ -61,13 +61,21 @@ def applied_records(folder: RunFolder) -> list[dict[str, Any]]:
 
 def applied_beside(trace: str | Path) -> tuple[str, ...]:
     """What became of the remedies in the run that a trace of its folder is of, for people; empty elsewhere."""
+    folder = Path(trace).parent.parent
+    if not is_run_folder(folder):
+        return ()
     try:
-        entries = RunFolder.open(Path(trace).parent.parent).manifest().applied
+        entries = RunFolder.open(folder).manifest().applied
+    except UsageError as error:
+        say_passed_over(error)
+        return ()
+    try:
         return tuple(
             Outcome(each["flag"], each["sentence"], bool(each["applied"]), tuple(map(int, each.get("ranks", ())))).text
             for each in entries
         )
-    except (UsageError, KeyError, TypeError, ValueError, AttributeError):  # no run, or one whose file is damaged
+    except (KeyError, TypeError, ValueError):
+        say_changed(folder / MANIFEST)
         return ()
 
 
