@@ -84,11 +84,13 @@ def raw_bytes(random: Random, data: bytes) -> bytes:
 
 
 def _packable(value: Any) -> Any:
-    """The tree without numbers that msgpack has no word for."""
+    """The tree without numbers and texts that msgpack has no word for."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
     if isinstance(value, list):
         return [_packable(each) for each in value]
     if isinstance(value, dict):
-        return {key: _packable(each) for key, each in value.items()}
+        return {_packable(key): _packable(each) for key, each in value.items()}
     return value if not isinstance(value, int) or -(2**63) <= value < 2**64 else float(value)
 
 

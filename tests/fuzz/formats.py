@@ -14,6 +14,7 @@ from random import Random
 from stepscope.analysis.device_time import device_time
 from stepscope.analysis.idle import idle_time
 from stepscope.capture.run_folder import is_run_folder
+from stepscope.commands._reading import trace_paths
 from stepscope.cost.price_files import read_price_file
 from stepscope.devices.own import read_devices
 from stepscope.readers import open_trace, side_files
@@ -37,8 +38,10 @@ from tests.fuzz.invariants import (
 from tests.fuzz.seeds import Case
 from tests.fuzz.values import TEXTS
 
-DIAGNOSED, COMMANDED, SELECTED = 0.33, 0.07, 0.1
+DIAGNOSED, COMMANDED, SELECTED = 0.3, 0.6, 0.1
 """Shares of the inputs that are diagnosed, given to some other command, and read in part: each takes its time."""
+WITH_TRACE = 0.04
+"""Share of the side files that are given to a command beside a trace."""
 Examine = Callable[[Path, Random], None]
 _TABLES = (
     *(("idle",), ("idle", "--pieces"), ("steps",), ("operators",), ("kernels",), ("kernels", "--launches")),
@@ -132,16 +135,19 @@ def _check_export(word: str, out: Path, form: str) -> None:
 
 
 def examine_folder(path: Path, random: Random) -> None:
-    """A folder of traces, or a run's."""
+    """A folder of traces, or a run's: its traces alone, and now and then all of them by a command."""
     turn = random.random()
-    if is_run_folder(path) and turn < 0.5:
+    if is_run_folder(path) and turn < 0.4:
         _examine_run(path, random)
-    elif turn < 0.6:
+    elif turn < 0.5:
         examine_by_command(path, random)
-    elif turn < 0.7:
+    elif turn < 0.55:
         check_command("compare", os.fspath(path), os.fspath(path), "--no-cache")
-    else:
+    elif turn < 0.65:
         check_command("diagnose", os.fspath(path), "--no-cache", "--all")
+    else:
+        for file in trace_paths(path):
+            examine_trace(file, random)
 
 
 def _examine_run(path: Path, random: Random) -> None:
@@ -173,7 +179,7 @@ def examine_telemetry(path: Path, random: Random) -> None:
 def examine_side_file(path: Path, random: Random, *, read: Callable[[Path], object], option: str) -> None:
     """Read alone, and now and then beside a trace."""
     read(path)
-    if random.random() < 0.1:
+    if random.random() < WITH_TRACE:
         trace = os.fspath(_trace_beside(path))
         command = "kernels" if option == "--ncu" else "diagnose"
         check_command(command, trace, option, os.fspath(path), "--no-cache")
@@ -258,7 +264,10 @@ def changed_case(random: Random, case: Case) -> Case:
             case _:
                 files[name] = raw_bytes(random, random.choice(TEXTS).encode("utf-8", "surrogatepass"))
         return replace(case, files=files)
-    files[name] = changed(random, files[name], name)
+    try:
+        files[name] = changed(random, files[name], name)
+    except (RecursionError, OverflowError):  # nested deeper than the standard library writes
+        files[name] = raw_bytes(random, files[name])
     return replace(case, files=files)
 
 

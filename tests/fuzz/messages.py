@@ -74,9 +74,21 @@ def message(parts: list[Field]) -> bytes:
 
 def changed_message(random: Random, data: bytes) -> bytes:
     """The message after one to five changes to fields somewhere in it."""
+    if random.random() < 0.03:
+        return _planted(random, data, random.choice((0.05, 0.5)))
     for _ in range(random.choice((1, 1, 2, 5))):
         data = _changed(random, data, 0)
     return data
+
+
+def _planted(random: Random, data: bytes, share: float) -> bytes:
+    """The message with hostile texts in place of a share of what looks like text."""
+    parts = fields(data)
+    if parts is None or (data.isascii() and data.decode().isprintable()):
+        return random.choice(TEXTS).encode("utf-8", "surrogatepass") if random.random() < share else data
+    return message(
+        [(n, k, _planted(random, v, share) if k == BYTES and isinstance(v, bytes) else v) for n, k, v in parts]
+    )
 
 
 def _changed(random: Random, data: bytes, depth: int) -> bytes:

@@ -40,7 +40,7 @@ SAMPLES = ("src/stepscope/data/gpt2_per_token_loss_cpu.json.gz", "tests/fixtures
 XLA_SAMPLE = "tests/fixtures/jax_training_cpu.xplane.pb.gz"
 ORIGIN_NS = 1_700_000_000_000_000_000
 MOST_REAL_BYTES = 300_000
-EVENTS = 250
+EVENTS = 120
 
 
 @dataclass(frozen=True)

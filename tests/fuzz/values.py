@@ -182,7 +182,7 @@ def _everywhere(random: Random, places: list[Slot]) -> None:
 def _nest(random: Random, places: list[Slot]) -> None:
     holder, key = random.choice(places)
     value = holder[key]
-    for _ in range(random.choice((1, 3, 40, 300))):
+    for _ in range(random.choice((1, 3, 40, 120))):
         value = [value] if random.random() < 0.5 else {"a": value}
     holder[key] = value
 
@@ -193,6 +193,14 @@ def _graft(random: Random, places: list[Slot]) -> None:
     if isinstance(other[there], (dict, list)):
         other[there] = json.loads(json.dumps(other[there], default=str, skipkeys=True))
     holder[key] = other[there]
+
+
+def _plant(random: Random, places: list[Slot]) -> None:
+    """Hostile texts in many places at once, so that some reach every report."""
+    share, planted = random.choice((0.05, 0.5, 1.0)), random.choice((TEXTS, TEXTS[:12], (SCRIPT,)))
+    for holder, key in places:
+        if isinstance(holder[key], str) and key not in ("ph", "cat") and random.random() < share:
+            holder[key] = random.choice((random.choice(planted), holder[key] + random.choice(planted)))
 
 
 def _phase(random: Random, places: list[Slot]) -> None:
@@ -206,7 +214,7 @@ def _phase(random: Random, places: list[Slot]) -> None:
 
 _CHANGES: tuple[Callable[[Random, list[Slot]], None], ...] = (
     *(_replace, _change, _delete, _duplicate, _reorder, _borrow, _borrow, _everywhere, _everywhere, _nest, _graft),
-    _phase,
+    *(_phase, _plant),
 )
 _AGAIN = "@again@"
 _RAW = {f"@raw{number}@": text for number, text in enumerate(("1e99999", "-0", "01", "1.", "NaN", '"\\ud800"', "+1"))}

@@ -114,6 +114,7 @@ def _serve(pipe: Connection, place: str) -> None:
         except (EOFError, KeyboardInterrupt):
             return
         case = made(job, seeds)
+        shutil.rmtree(Path(place) / "data", ignore_errors=True)  # runs and prices of the last input
         gc.collect(0)
         _reset_peak()
         began, before = time.perf_counter(), _memory("VmRSS")
