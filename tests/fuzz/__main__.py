@@ -78,10 +78,10 @@ def until(jobs: Iterator[Job], end: float) -> Iterator[Job]:
 
 
 def replayed(chosen: list[str]) -> Iterator[Job]:
-    """The kept cases, each examined in several ways."""
-    for form, _, case in kept():
+    """The kept cases, each given to the command that failed and examined in some other ways."""
+    for form, _, case, command in kept():
         if form in chosen:
-            yield from (Job(form, 0, turn, case) for turn in range(12))
+            yield from (Job(form, 0, turn, case, () if turn else command) for turn in range(8))
 
 
 def told(found: Iterator[Outcome]) -> Iterator[Outcome]:

@@ -82,6 +82,10 @@ _VOID = frozenset(["area", "base", "br", "col", "embed", "hr", "img", "input", "
 _OPTIONAL = frozenset(["li", "p", "td", "th", "tr", "tbody", "thead", "option", "dt", "dd"])
 
 
+last_command: list[str] = []
+"""What was run last, for the report of a fault."""
+
+
 class Broken(Exception):
     """A promise that a result does not keep; the first word names it."""
 
@@ -223,6 +227,7 @@ def check_page(data: bytes) -> None:
 
 def run_command(*words: str) -> str:
     """What a command prints; it ends in 0 or 1, or raises what a user would read."""
+    last_command[:] = words
     out, said = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
         code = commands._run(list(words))

@@ -1,12 +1,14 @@
 """Cases that once showed a fault: made small, kept as files, and tried again by the tests.
 
-tests/fuzz/regressions/FORMAT/NAME/...    the files of one case, with the name of what a command is given in .target
+tests/fuzz/regressions/FORMAT/NAME/ holds the files of one case; its .case.json says which of them a command is given,
+and the command that failed.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,17 +20,17 @@ from tests.fuzz.workers import Job, Outcome, Team
 REGRESSIONS = Path(__file__).resolve().parent / "regressions"
 LARGEST_BYTES = 20_000
 MOST_TRIES = 400
-_TARGET = ".target"
+_ABOUT = ".case.json"
 
 
-def kept() -> Iterator[tuple[str, str, Case]]:
-    """Format, name and files of each kept case."""
+def kept() -> Iterator[tuple[str, str, Case, tuple[str, ...]]]:
+    """Format, name, files and command of each kept case."""
     for folder in sorted(REGRESSIONS.glob("*/*")):
         files = {
             str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
         }
-        target = files.pop(_TARGET, b"").decode()
-        yield folder.parent.name, folder.name, Case(files, target)
+        about = json.loads(files.pop(_ABOUT))
+        yield folder.parent.name, folder.name, Case(files, about["target"]), tuple(about["command"])
 
 
 def save(outcome: Outcome, signature: str, root: Path) -> Path:
@@ -42,7 +44,7 @@ def save(outcome: Outcome, signature: str, root: Path) -> Path:
     if len(case.files) == 1 and sum(map(len, case.files.values())) > LARGEST_BYTES:
         case = replace(case, files={path: gzip.compress(data, 9, mtime=0) for path, data in case.files.items()})
     case.write(folder)
-    (folder / _TARGET).write_text(case.target)
+    (folder / _ABOUT).write_text(json.dumps({"target": case.target, "command": outcome.command}) + "\n")
     return folder
 
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from random import Random
@@ -31,12 +31,16 @@ _HERE = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Job:
-    """An input by the numbers that it is made of, or a case that is given."""
+    """An input by the numbers that it is made of, or a case that is given, with a command to run first.
+
+    Words of commands name the folder of the case as PLACE.
+    """
 
     format: str
     seed: int
     number: int
     case: Case | None = None
+    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,10 @@ class Outcome:
     signature: str = ""
     detail: str = ""
     case: Case | None = None
+    command: tuple[str, ...] = ()
+
+
+PLACE = "{place}"
 
 
 def made(job: Job, seeds: dict[str, list[Case]]) -> Case:
@@ -67,17 +75,21 @@ def made(job: Job, seeds: dict[str, list[Case]]) -> Case:
 def examine(job: Job, case: Case, place: Path) -> tuple[str, str, str]:
     """Kind, signature and detail of what became of a case."""
     from stepscope.errors import StepscopeError
-    from tests.fuzz.formats import FORMATS, clean
-    from tests.fuzz.invariants import Broken, check_sentence
+    from tests.fuzz.formats import FORMATS, clean, examine_again
+    from tests.fuzz.invariants import Broken, check_sentence, last_command
 
     form = next(each for each in FORMATS if each.name == job.format)
     clean(place)
+    last_command.clear()
     try:
         path = case.write(place)
     except (OSError, ValueError):
         return "refusal", "", "no file system takes this name"
     try:
         try:
+            if job.command:
+                (place / ".out").mkdir(exist_ok=True)
+                examine_again([word.replace(PLACE, str(place)) for word in job.command])
             form.examine(path, Random(f"{job.seed} {job.number}"))
         except StepscopeError as error:
             check_sentence(error)
@@ -104,6 +116,8 @@ def _signature(error: BaseException) -> str:
 def _serve(pipe: Connection, place: str) -> None:
     """Answer jobs until the pipe closes."""
     _prepare(Path(place))
+    from tests.fuzz.invariants import last_command
+
     seeds: dict[str, list[Case]] = {}
     home = Path(place) / "case"
     home.mkdir(exist_ok=True)
@@ -123,7 +137,11 @@ def _serve(pipe: Connection, place: str) -> None:
         if peak > 2**26:
             gc.collect()
             trim()
-        pipe.send(Outcome(job, kind, took, peak, signature, detail[-6000:], case if kind == "fault" else None))
+        outcome = Outcome(job, kind, took, peak)
+        if kind == "fault":
+            words = tuple(word.replace(str(home), PLACE) for word in last_command)
+            outcome = replace(outcome, signature=signature, detail=detail[-6000:], case=case, command=words)
+        pipe.send(outcome)
 
 
 def _prepare(place: Path) -> None:
