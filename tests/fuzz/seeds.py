@@ -261,7 +261,7 @@ def lines() -> list[Case]:
         process=PROCESS_ID,
         start_unix_ns=ORIGIN_NS,
         end_unix_ns=ORIGIN_NS + 10**7,
-        locations=[Location("/home/a/train.py", line, "step") for line in (3, 9, 12)],
+        locations=[Location("/home/alice/train.py", line, "step") for line in (3, 9, 12)],
         threads=[ThreadLines(thread, times, places, times, places) for thread in threads],
         modules=["Net", "Net.body", "Net.body.0"],
     )
@@ -289,7 +289,7 @@ def run_folder() -> list[Case]:
     def fill(folder: Path) -> None:
         manifest = RunManifest(
             command=("python", "train.py"),
-            folder="/home/a",
+            folder="/home/alice",
             started_unix_s=1.7e9,
             git={"commit": "a" * 40, "dirty": False},
             versions={"torch": "2.13.0"},

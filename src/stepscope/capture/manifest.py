@@ -161,12 +161,10 @@ class RunManifest:
         for name in ("command", "devices", "recordings", "applied"):
             values[name] = tuple(values.get(name) or ())
         for name in ("recordings", "applied"):
-            if not all(isinstance(each, Mapping) for each in values[name]):
-                raise ValueError(f"its {name} are no list of objects")
+            values[name] = tuple(each for each in values[name] if isinstance(each, Mapping))
         for name in ("git", "versions", "environment", "system", "options"):
-            values[name] = values.get(name) or {}
-            if not isinstance(values[name], Mapping):
-                raise ValueError(f"its {name} is no object")
+            if not isinstance(values.get(name), Mapping):
+                values.pop(name, None)
         values["command"] = tuple(map(str, values["command"]))
         for name in ("started_unix_s", "ended_unix_s", "exit_code"):
             if not isinstance(values.get(name), (int, float, type(None))):
