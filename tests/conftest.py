@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.capture import guard
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -29,3 +31,14 @@ def traces_folder() -> Path:
     if not (folder / "facts.json").is_file():
         pytest.fail(f"STEPSCOPE_TRACES is {named}, but there is no facts.json in it")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def the_guard(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No entry of the guard's fails in a test that is not about that; the next test begins with a whole guard."""
+    guard._failed_in = None
+    guard._held.clear()
+    yield
+    failed, guard._failed_in, guard.probe = guard._failed_in, None, None
+    if failed is not None and request.node.get_closest_marker("fails") is None:
+        pytest.fail(f"the entry {failed} failed, as said on standard error")
