@@ -30,6 +30,7 @@ def kept() -> Iterator[tuple[str, str, Case, tuple[str, ...]]]:
             str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
         }
         about = json.loads(files.pop(_ABOUT))
+        files |= {name: gzip.decompress(files[name]) for name in about["packed"]}
         yield folder.parent.name, folder.name, Case(files, about["target"]), tuple(about["command"])
 
 
@@ -41,10 +42,11 @@ def save(outcome: Outcome, signature: str, root: Path) -> Path:
     name = re.sub(r"[^A-Za-z]+", "_", signature).strip("_").lower()[:60]
     folder = root / outcome.job.format / f"{name}-{digest}"
     folder.mkdir(parents=True, exist_ok=True)
-    if len(case.files) == 1 and sum(map(len, case.files.values())) > LARGEST_BYTES:
-        case = replace(case, files={path: gzip.compress(data, 9, mtime=0) for path, data in case.files.items()})
-    case.write(folder)
-    (folder / _ABOUT).write_text(json.dumps({"target": case.target, "command": outcome.command}) + "\n")
+    packed = [name for name, data in case.files.items() if len(data) > LARGEST_BYTES]
+    more = {name: gzip.compress(case.files[name], 9, mtime=0) for name in packed}
+    replace(case, files=case.files | more).write(folder)
+    about = {"target": case.target, "command": outcome.command, "packed": packed}
+    (folder / _ABOUT).write_text(json.dumps(about) + "\n")
     return folder
 
 
