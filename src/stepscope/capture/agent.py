@@ -130,7 +130,7 @@ class Agent:
         timer.daemon = True
         timer.start()
 
-    @guard.entry
+    @guard.entry(in_background=True)
     def _serve(self) -> None:
         self._server.serve_until_stopped()
 

@@ -28,6 +28,7 @@ from stepscope.capture.controller import StepController, StepSource
 from stepscope.capture.hooks import StepHooks
 from stepscope.capture.manifest import rank_and_world_size
 from stepscope.capture.run_folder import RunFolder, write_json
+from stepscope.kept_json import with_checksum
 
 PREFIX: Final = "steps-"
 """Files of a rank's folder that begin so hold what `BenchSteps` noted."""
@@ -152,18 +153,20 @@ class BenchSteps:
         rank, world_size = rank_and_world_size()
         write_json(
             self._folder.rank_folder(rank) / f"{PREFIX}{self.process}.json",
-            {
-                "process": self.process,
-                "machine": platform.node(),
-                "world_size": world_size,
-                "source": self._source.name.lower(),
-                "clock": clock,
-                "complete": len(ends_ns) >= self._boundaries,
-                "ends_ns": list(ends_ns),
-                "losses": list(losses),
-                "own_profiler": self._controller.others.seen,
-                "said": self._company.said,
-            },
+            with_checksum(
+                {
+                    "process": self.process,
+                    "machine": platform.node(),
+                    "world_size": world_size,
+                    "source": self._source.name.lower(),
+                    "clock": clock,
+                    "complete": len(ends_ns) >= self._boundaries,
+                    "ends_ns": list(ends_ns),
+                    "losses": list(losses),
+                    "own_profiler": self._controller.others.seen,
+                    "said": self._company.said,
+                }
+            ),
         )
 
 

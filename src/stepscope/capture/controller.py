@@ -315,7 +315,7 @@ class StepController:
 
         return new_recording(options, first_step, self.source, uses_jax=self.uses_jax)
 
-    @guard.entry
+    @guard.entry(in_background=True)
     def _watch_captures(self) -> None:
         """On a thread of its own: end the captures that no step comes by for."""
         while True:

@@ -107,7 +107,7 @@ class SampledPower:
         """End the thread."""
         self._ended.set()
 
-    @guard.entry
+    @guard.entry(in_background=True)
     def _run(self) -> None:
         while not self._ended.wait(self._interval_s):
             with guard.attempt() as sampling:  # whatever a driver may raise

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
+from threading import get_ident
 from types import CodeType, TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
@@ -41,6 +42,8 @@ _LONGEST_REASON: Final = 300
 _failed_in: str | None = None
 """The entry that failed, after which no entry does anything."""
 _held: Final[dict[object, _Held]] = {}
+_inside: Final[set[int]] = set()
+"""Threads that are inside an entry, which may still put something on after another one has failed."""
 _lock = threading.RLock()
 
 
@@ -60,7 +63,10 @@ class _Held:
 def entry(function: Callable[_P, _R], /) -> Callable[_P, _R]: ...
 @overload
 def entry(
-    *, otherwise: Any = None, raises: type[BaseException] | tuple[type[BaseException], ...] = ()
+    *,
+    otherwise: Any = None,
+    raises: type[BaseException] | tuple[type[BaseException], ...] = (),
+    in_background: bool = False,
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
 def entry(
     function: Callable[..., Any] | None = None,
@@ -68,20 +74,25 @@ def entry(
     *,
     otherwise: Any = None,
     raises: type[BaseException] | tuple[type[BaseException], ...] = (),
+    in_background: bool = False,
 ) -> Any:
     """Make a function of a module or class an entry.
 
     Args:
         otherwise: what it returns when it fails, and after any entry has failed.
         raises: errors that tell the caller of a mistake of theirs, and pass.
+        in_background: it is what a thread of ours runs, for as long as that lives.
     """
     if function is None:
-        return lambda given: _entry(given, otherwise, raises)
-    return _entry(function, otherwise, raises)
+        return lambda given: _entry(given, otherwise, raises, in_background)
+    return _entry(function, otherwise, raises, in_background)
 
 
 def _entry(
-    function: Callable[_P, _R], otherwise: Any, raises: type[BaseException] | tuple[type[BaseException], ...]
+    function: Callable[_P, _R],
+    otherwise: Any,
+    raises: type[BaseException] | tuple[type[BaseException], ...],
+    in_background: bool,
 ) -> Callable[_P, _R]:
     name = f"{function.__module__.removeprefix('stepscope.')}.{function.__qualname__}"
     if "<locals>" in name:
@@ -89,10 +100,14 @@ def _entry(
 
     @wraps(function)
     def guarded(*positional: _P.args, **named: _P.kwargs) -> _R:
+        here = get_ident()
+        is_inner = in_background or here in _inside
         if _failed_in is not None:
-            if _held:
+            if _held and not is_inner:
                 _take_off()
             return otherwise  # type: ignore[no-any-return]
+        if not is_inner:
+            _inside.add(here)
         try:
             if probe is not None:
                 probe(name)
@@ -102,6 +117,11 @@ def _entry(
                 hide(error)
                 raise
             failed(error, name)
+        finally:
+            if not is_inner:
+                _inside.discard(here)
+                if _failed_in is not None and _held:
+                    _take_off()
         return otherwise  # type: ignore[no-any-return]
 
     ENTRIES[name] = guarded
@@ -287,9 +307,11 @@ def failed(error: BaseException, where: str) -> None:
 
 
 def _take_off() -> None:
-    """Take off what may be taken off on this thread; hooks stay, doing nothing, while another thread must act."""
-    here, process = threading.get_ident(), os.getpid()
+    """Take everything off, unless a thread is still inside an entry, or another one must do it: it then does."""
+    here, process = get_ident(), os.getpid()
     with _lock:
+        if _inside.intersection(sys._current_frames()):
+            return
         own = {key: held for key, held in _held.items() if held.process == process}
         bound = [held for held in own.values() if held.thread not in (None, here)]
         if any(held.thread in sys._current_frames() for held in bound):
@@ -387,6 +409,7 @@ def _signal_handlers() -> set[CodeType]:
 def _in_child() -> None:
     global _lock
     _lock = threading.RLock()
+    _inside.intersection_update({get_ident()})
 
 
 if hasattr(os, "register_at_fork"):

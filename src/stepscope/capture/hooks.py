@@ -263,7 +263,7 @@ class _ForwardCalls:
         self._restore()
         self._restore = lambda: None
 
-    @guard.entry
+    @guard.entry(in_background=True)
     def _look(self) -> None:
         begun = time.monotonic()
         while not self._removed and not _is_loader_worker():

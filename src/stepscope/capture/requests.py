@@ -76,7 +76,7 @@ class RequestFolder:
         self._answer_ended()
         return bool(claims)
 
-    @guard.entry
+    @guard.entry(in_background=True)
     def _look(self) -> None:
         busy_until = 0.0
         while not self._stopped.wait(_BUSY_S if time.monotonic() < busy_until else _IDLE_S):

@@ -20,8 +20,9 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from stepscope.capture.manifest import RunManifest
+from stepscope.capture.manifest import RunManifest, of_recording
 from stepscope.errors import RunFolderError, UsageError
+from stepscope.kept_json import read_kept, readable, say_changed, with_checksum
 from stepscope.whole_files import whole_file
 
 MANIFEST: Final = "run.json"
@@ -145,30 +146,30 @@ class RunFolder:
         Raises:
             UsageError: it cannot be read.
         """
+        path = self.path / MANIFEST
         try:
-            return RunManifest.from_json(json.loads((self.path / MANIFEST).read_text(encoding="utf-8")))
-        except OSError as error:
-            raise UsageError(f"{self.path / MANIFEST} cannot be read: {error.strerror}") from error
-        except (ValueError, TypeError, RecursionError) as error:
-            raise UsageError(f"{self.path / MANIFEST} is damaged: {error}") from error
+            manifest, whole = RunManifest.from_json(read_kept(path))
+        except ValueError as error:
+            raise UsageError(f"{path} is damaged: {error}") from error
+        if not whole:
+            say_changed(path)
+        return manifest
 
     def write_manifest(self, manifest: RunManifest) -> None:
         """Write `run.json`, whole."""
-        write_json(self.path / MANIFEST, manifest.to_json())
+        write_json(self.path / MANIFEST, with_checksum(manifest.to_json()))
 
     def write_recording(self, rank: int, content: dict[str, Any]) -> None:
         """Leave word, for this process, of how its recording went."""
-        write_json(self.rank_folder(rank) / f"recording-{os.getpid()}.json", content)
+        write_json(self.rank_folder(rank) / f"recording-{os.getpid()}.json", with_checksum(content))
 
     def recordings(self) -> list[dict[str, Any]]:
         """What the processes left by `write_recording`, by rank."""
         found = []
         for rank in self.ranks():
             for path in sorted((self.path / f"rank{rank}").glob("recording-*.json")):
-                with contextlib.suppress(OSError, ValueError):
-                    content = json.loads(path.read_text(encoding="utf-8"))
-                    if isinstance(content, dict):
-                        found.append({**content, "rank": rank})
+                if content := readable(path):
+                    found.append({**of_recording(content), "rank": rank})
         return found
 
     def sign(self, what: str) -> None:

@@ -5,12 +5,15 @@ Nothing heavy is imported before `run`: help, completion and mistakes answer at 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType, ModuleType
 from typing import Final
 
 from stepscope.commands import (
@@ -128,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(words)
+        with _ended_by_signals():
+            code = _run(words)
         sys.stdout.flush()
         return code
     except StepscopeError as error:
@@ -148,7 +152,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as error:  # also what compiled libraries raise beside Exception
         if isinstance(error, (SystemExit, GeneratorExit)):
             raise
-        return _own_error(error, words)
+        damage = _damage_behind(error)
+        return _own_error(error, words) if damage is None else _said(damage, 2)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Have signals that end a process unwind it, so that what it keeps for a while is removed."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)):
+            if signal.getsignal(number) is signal.SIG_DFL:  # as under nohup it is not
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _said(sentence: str, code: int) -> int:
@@ -174,6 +198,40 @@ def _debugs(words: Sequence[str]) -> bool:
     return "--debug" in words or os.environ.get("STEPSCOPE_DEBUG", "0") not in ("", "0")
 
 
+class _ToUser(logging.Handler):
+    """What the package logs, as one line each and once: warnings, and with --verbose also what is less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sentence = printable(self.format(record))
+        if sentence not in self._said:
+            self._said.add(sentence)
+            print(f"stepscope: {sentence}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _log_to_user(*, verbose: bool) -> Iterator[None]:
+    log, handler = logging.getLogger("stepscope"), _ToUser()
+    before = log.level
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
+def _damage_behind(error: BaseException) -> str | None:
+    """Which store's damage an error comes from, in one sentence; asked for only where stores were opened."""
+    store = sys.modules.get("stepscope.trace.store")
+    found = store.damage_behind(error) if store is not None else None
+    return None if found is None else str(found)
+
+
 def _run(argv: list[str]) -> int:
     parser, commands = _parsers()
     if not argv:
@@ -192,9 +250,8 @@ def _run(argv: list[str]) -> int:
     rest = command.take_late(arguments, rest)
     if rest or "run" not in arguments:
         raise unknown_options(rest, command)
-    if getattr(arguments, "verbose", False):
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="stepscope: %(message)s")
-    return int(arguments.run(arguments))
+    with _log_to_user(verbose=getattr(arguments, "verbose", False)):
+        return int(arguments.run(arguments))
 
 
 def _parsers() -> tuple[CommandParser, dict[str, CommandParser]]:

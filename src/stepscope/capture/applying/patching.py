@@ -18,6 +18,7 @@ from stepscope.capture.bootstrap_plan import is_helper
 from stepscope.capture.manifest import rank_and_world_size
 from stepscope.capture.run_folder import RunFolder, write_json
 from stepscope.errors import StepscopeError
+from stepscope.kept_json import with_checksum
 
 Changed = TypeVar("Changed")
 
@@ -195,7 +196,7 @@ class Applying:
         if self._rank is None or _is_distributed():  # a rank is not asked for any more when its group is destroyed
             self._rank = rank_and_world_size()[0]
         path = self._folder.rank_folder(self._rank) / f"{PREFIX}{self._process}.json"
-        write_json(path, self.to_json())
+        write_json(path, with_checksum(self.to_json()))
         if self._written not in (None, path):
             assert self._written is not None
             self._written.unlink(missing_ok=True)

@@ -61,7 +61,7 @@ class Sampler:
         self._abandoned = True
         self._ended.set()
 
-    @guard.entry
+    @guard.entry(in_background=True)
     def _run(self) -> None:
         sources = available_sources(self._writer) if self._sources is None else self._sources
         due = time.monotonic()

@@ -123,7 +123,7 @@ class Writer:
                 self._thread = threading.Thread(target=self._run, name="stepscope telemetry writer", daemon=True)
                 self._thread.start()
 
-    @guard.entry
+    @guard.entry(in_background=True)
     def _run(self) -> None:
         while not self._ended.wait(FLUSH_S):
             self.flush()
