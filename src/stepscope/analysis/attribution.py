@@ -177,7 +177,7 @@ def attribute(
     phase = phases(trace, activity, sources, own_module)
     place = _or_of_the_line(trace, activity, place, line_place)
     place = _or_of_the_main_thread(trace, activity, place)
-    frame_row = np.where(frame_slice >= 0, activity.row[np.maximum(frame_slice, 0)], -1)
+    frame_row = at(activity.row, frame_slice)
     return Attribution(
         trace=trace,
         activity=activity,

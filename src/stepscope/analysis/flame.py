@@ -248,7 +248,7 @@ def _written(call_stack: str, user_code: UserCode) -> tuple[str, ...]:
 def _operators_of(attribution: Attribution, slices: Rows) -> Rows:
     """The operator that each slice is or stands in, -1 for none."""
     activity, trace = attribution.activity, attribution.trace
-    table = np.where(slices >= 0, activity.table[np.maximum(slices, 0)], -1) if len(activity.table) else slices
+    table = at(activity.table, slices)
     row = at(activity.row, slices)
     launching = trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
     by_launch = at(launching, np.where(table == TABLES.index("launches"), row, -1))

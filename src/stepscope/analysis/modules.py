@@ -66,7 +66,7 @@ def _tree(trace: Trace, costs: PlaceCosts) -> tuple[list[_Node], dict[str, Any] 
     """The outermost modules, and the costs of what ran in none."""
     attribution = costs.attribution
     own = {row.pop("module"): row for row in cost_sums(costs, "module").iter_rows(named=True)}
-    known = next(iter(own.values()))
+    known = next(iter(own.values()), dict.fromkeys(COST_COLUMNS, 0))  # nothing that modules could cost
     nothing: dict[str, Any] = {name: None if known[name] is None else 0 for name in COST_COLUMNS}
     calls = _calls(trace, costs)
     nodes = []

@@ -10,6 +10,7 @@ import polars as pl
 
 from stepscope.analysis.host import host_activity
 from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
+from stepscope.analysis.per_slice import at
 from stepscope.analysis.steps import step_table
 from stepscope.errors import UsageError
 from stepscope.trace import Trace, Window
@@ -166,7 +167,7 @@ def share_of_sum(column: str) -> pl.Expr:
 def _user_frames(trace: Trace, user_code: UserCode) -> pl.Series:
     activity = host_activity(trace, user_code)
     slices = activity.slices_of("operators")
-    frame = np.where(slices >= 0, activity.user_frame[np.maximum(slices, 0)], -1) if len(activity.row) else slices
+    frame = at(activity.user_frame, slices)
     rows = pl.Series(frame, dtype=pl.Int64)
     names = trace.frames["name"].gather(pl.select(pl.when(rows >= 0).then(rows)).to_series().cast(pl.UInt32))
     line = pl.format("{}({}): {}", "source_file", "source_line", "source_function")

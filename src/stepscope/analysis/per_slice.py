@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analysis.host import HostActivity
 from stepscope.trace.nesting import Rows
@@ -34,7 +35,7 @@ def own_values(activity: HostActivity, table: int, values: Rows) -> Rows:
     return result
 
 
-def at(values: Rows, index: Rows) -> Rows:
+def at(values: npt.NDArray[np.signedinteger[Any]], index: Rows) -> Rows:
     """The values at these positions, -1 for position -1."""
     if not len(values):
         return np.full(len(index), -1, np.int64)

@@ -67,11 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
     from stepscope.capture.runs import RunIndex
 
     records = RunIndex().all()
-    if not records:
+    outputs = {form: path for form in ("html", "json", "csv") if (path := getattr(arguments, form))}
+    if not records and not outputs:
         _output.print_text("There are no runs yet; stepscope run train.py records one.\n")
         return 0
     history = _history(_chosen(records, arguments), arguments)
-    outputs = {form: path for form in ("html", "json", "csv") if (path := getattr(arguments, form))}
     if list(outputs.values()).count("-") > 1:
         raise UsageError("only one of --html, --json and --csv can go to standard output")
     for form, path in outputs.items():

@@ -53,19 +53,23 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the screen or the table."""
+    import polars as pl
+
     from stepscope.analysis.memory import allocation_table, device_memories
     from stepscope.diagnosis.parts import PARTS
 
     trace = open_from(arguments, arguments.trace)
     memories = _chosen(device_memories(trace), arguments.device)
-    if not memories:
+    if not memories and arguments.format in (None, "table") and arguments.output == "-":
         _output.print_text(
             f"No allocations were recorded: {PARTS['memory'].how_for(trace.metadata.format)}.\n"
             if trace.memory.is_empty()
             else "Nothing was allocated in this trace.\n"
         )
         return 0
-    if arguments.by:
+    if not memories and (arguments.by or arguments.over_time):
+        write_table(pl.DataFrame(), arguments, "rows")
+    elif arguments.by:
         write_table(allocation_table(memories[0], arguments.by), arguments, "rows")
     elif arguments.over_time:
         write_table(memories[0].levels, arguments, "events")

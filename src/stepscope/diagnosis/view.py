@@ -19,6 +19,7 @@ from stepscope.analysis.line_places import line_places, merged
 from stepscope.analysis.memory import DeviceMemory, device_memories
 from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.analysis.operators import operator_costs
+from stepscope.analysis.per_slice import at
 from stepscope.analysis.steps import StepSummary, are_of_a_device, step_summary, step_table
 from stepscope.analysis.where import Place, places, slice_index
 from stepscope.diagnosis.finding import (
@@ -337,7 +338,7 @@ class View:
         What the thread did outside of operators is placed by the lines it was at, where the recording kept them.
         """
         slices, ns = pieces["slice"].to_numpy(), pieces["duration_ns"].to_numpy()
-        in_operator = (slices >= 0) & (self.activity.table[np.maximum(slices, 0)] >= TABLES.index("operators"))
+        in_operator = at(self.activity.table, slices) >= TABLES.index("operators")
         lanes = np.array(list(self.activity.line_timelines), np.int64)
         by_line = ~in_operator & np.isin(pieces["lane"].cast(pl.Int64).fill_null(-1).to_numpy(), lanes)
         found = places(self.attribution, slices[~by_line], ns[~by_line], MOST_PLACES)

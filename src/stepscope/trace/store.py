@@ -16,9 +16,8 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import polars as pl
@@ -86,11 +85,19 @@ class StoreWriter:
         return [self.directory / f"{table}-{number:05}.parquet" for number in range(self._parts.get(table, 0))]
 
     def finish(self, metadata: Metadata, warnings: tuple[TraceWarning, ...]) -> None:
-        """Write the manifest, which makes the store valid; a path that is no UTF-8 is kept with its bytes spelt out."""
-        path = metadata.path.encode("utf-8", "backslashreplace").decode()
-        metadata = metadata if path == metadata.path else replace(metadata, path=path)
+        """Write the manifest, which makes the store valid; text that is no UTF-8 is kept with its bytes spelt out."""
         manifest = Manifest(version=VERSION, metadata=metadata, warnings=warnings, parts=self._parts)
+        manifest = msgspec.convert(_encodable(msgspec.to_builtins(manifest)), Manifest)
         (self.directory / _MANIFEST).write_bytes(msgspec.json.encode(manifest))
+
+
+def _encodable(value: Any) -> Any:
+    """Plain values with the halves of surrogate pairs in their texts spelt out, which paths and headers may hold."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(each) for key, each in value.items()}
+    return [_encodable(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _write(frame: pl.DataFrame, path: Path) -> None:

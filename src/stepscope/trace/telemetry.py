@@ -19,6 +19,7 @@ import polars as pl
 
 from stepscope.errors import UsageError
 from stepscope.trace.model import TraceWarning
+from stepscope.trace.tables import rows_frame
 
 FORMAT_VERSION: Final = 1
 
@@ -116,19 +117,19 @@ def _read_file(file: Path) -> tuple[pl.DataFrame, pl.DataFrame, bool]:
         if _whole(about.get("format")) != FORMAT_VERSION:
             raise UsageError(f"its format is {about.get('format')!r}, and this stepscope reads {FORMAT_VERSION}")
         # In the order of their making, and the list of series last: what a sample names is then always in it.
-        raw = [_frame(rows, _RAW) for rows in _chunks(connection.execute(_SAMPLES))]
+        raw = [rows_frame(rows, _RAW) for rows in _chunks(connection.execute(_SAMPLES))]
         lacked = connection.execute(
             "SELECT series, CAST(reason AS TEXT), CAST(count AS INTEGER) FROM missing"
         ).fetchall()
         texts = ", ".join(f"CAST({name} AS TEXT)" for name in ("source", "name", "device", "unit"))
-        series = _frame(connection.execute(f"SELECT id, {texts} FROM series").fetchall(), _KEPT)
+        series = rows_frame(connection.execute(f"SELECT id, {texts} FROM series").fetchall(), _KEPT)
     of_process = [
         pl.lit(_whole(about.get("rank")), pl.Int64).alias("rank"),
         pl.lit(_whole(about.get("process")), pl.Int64).alias("process"),
     ]
     value = pl.when(pl.col("is_nan") == 1).then(float("nan")).otherwise("value").alias("value")
-    samples = pl.concat(raw or [_frame([], _RAW)]).with_columns(value)
-    missing = _frame(lacked, {"series": pl.Int64, "reason": pl.String, "count": pl.Int64})
+    samples = pl.concat(raw or [rows_frame([], _RAW)]).with_columns(value)
+    missing = rows_frame(lacked, {"series": pl.Int64, "reason": pl.String, "count": pl.Int64})
     return (
         samples.join(series, on="series", maintain_order="left").with_columns(of_process).select(list(SAMPLE_SCHEMA)),
         missing.join(series, on="series", maintain_order="left").with_columns(of_process).select(list(MISSING_SCHEMA)),
@@ -168,10 +169,6 @@ def _connection(file: Path) -> sqlite3.Connection:
 def _chunks(cursor: sqlite3.Cursor) -> Iterator[list[Any]]:
     while rows := cursor.fetchmany(_ROWS):
         yield rows
-
-
-def _frame(rows: list[Any], schema: dict[str, Any]) -> pl.DataFrame:
-    return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 def _whole(text: object) -> int | None:

@@ -9,6 +9,7 @@ import polars as pl
 
 from stepscope.analysis.causes import CAUSES
 from stepscope.analysis.host import TABLES, slice_columns
+from stepscope.analysis.per_slice import at
 from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.experiment import Experiment
@@ -182,8 +183,9 @@ def _names(experiment: Experiment, slices: Rows) -> pl.Series:
     """The name of each slice, null for none."""
     activity = experiment.activity
     names = pl.repeat(None, len(slices), dtype=pl.String, eager=True).to_frame("name")["name"]
+    tables = at(activity.table, slices)
     for code, table in enumerate(TABLES):
-        mine = np.flatnonzero((slices >= 0) & (activity.table[np.maximum(slices, 0)] == code))
+        mine = np.flatnonzero(tables == code)
         if len(mine):
             names = names.scatter(mine, experiment.trace.table(table)["name"].gather(activity.row[slices[mine]]))
     return names

@@ -12,6 +12,7 @@ import polars as pl
 from stepscope.analysis.causes import CAUSES
 from stepscope.analysis.communication import collectives
 from stepscope.analysis.host import CAUSE_CODES
+from stepscope.analysis.per_slice import at
 from stepscope.analysis.phases import BACKWARD, OPTIMIZER
 from stepscope.errors import UsageError
 from stepscope.trace.nesting import Rows
@@ -170,8 +171,7 @@ def _beside_backward(experiment: Experiment, graph: Graph) -> Graph:
     span = experiment.span
     pieces = activity.cut(lane, np.array([span.start_ns]), np.array([span.end_ns]))
     waiting = pieces.cause == CAUSE_CODES["communication"]
-    known = pieces.slices >= 0
-    phase = np.where(known, experiment.attribution.phase[np.maximum(pieces.slices, 0)], -1)
+    phase = at(experiment.attribution.phase, pieces.slices)
     lengths = pieces.end - pieces.start
     exposed, beside = int(lengths[waiting].sum()), int(lengths[(phase == BACKWARD) & ~waiting].sum())
     factor = max(1.0 - beside / exposed, 0.0) if exposed else 1.0

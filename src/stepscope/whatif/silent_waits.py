@@ -15,6 +15,7 @@ import polars as pl
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.formats import XLA_FORMATS
 from stepscope.analysis.host import CAUSE_CODES, TABLES, HostActivity
+from stepscope.analysis.per_slice import at
 from stepscope.trace import Trace, Window
 
 SHORTEST_NS: Final = 1_000_000
@@ -32,7 +33,7 @@ def silent_wait_ns(trace: Trace, activity: HostActivity, lane: int, device: str 
     if trace.metadata.format not in XLA_FORMATS or device is None or not len(activity.table):
         return 0
     pieces = activity.cut(lane, np.array([span.start_ns]), np.array([span.end_ns]))
-    table = np.where(pieces.slices >= 0, activity.table[np.maximum(pieces.slices, 0)], -1)
+    table = at(activity.table, pieces.slices)
     length = pieces.end - pieces.start
     waits = (pieces.cause == CAUSE_CODES["synchronisation"]) & (table != TABLES.index("launches"))
     long = (table == TABLES.index("operators")) & (length >= SHORTEST_NS) & ~waits
