@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
+from stepscope.readers.beginning import text_of
 from stepscope.readers.kineto.events import (
     DECODE_ERRORS,
     Damage,
@@ -34,7 +35,6 @@ _GENERAL = re.compile(rb'\}\s*(,)\s*\{\s*(?:"[A-Za-z_]|\})')
 _SEARCH_BYTES: Final = 2**20
 _OVERLAP_BYTES: Final = 256
 """More than any text that is searched for takes, its white space included."""
-_BOM: Final = b"\xef\xbb\xbf"
 _BACKWARD_TRIES: Final = 1000
 
 
@@ -86,7 +86,7 @@ class EventStream:
         seen = b""
         for block in self._blocks:
             if not seen:
-                block = block.removeprefix(_BOM).lstrip()
+                block = text_of(block)
                 if block.startswith(b"["):
                     return block[1:]
                 if block and not block.startswith(b"{"):

@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from stepscope.readers.kineto.events import Damage, Event
+from stepscope.readers.kineto.times import difference
 
 MOST_OPEN: Final = 1_000_000
 """Beginnings that are remembered; a recording has a few on each thread."""
@@ -64,7 +65,7 @@ class Pairs:
             return None
         begin = stack.pop(place)
         self._count -= 1
-        begin.ph, begin.dur = "X", event.ts - begin.ts  # type: ignore[operator]
+        begin.ph, begin.dur = "X", difference(event.ts, begin.ts)
         begin.cat = begin.cat or event.cat
         if event.ph != "E":
             begin.tid = f"async {begin.cat}".rstrip()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import zstandard
 
 from stepscope.errors import NotATraceError
+from stepscope.readers.beginning import is_json
 from stepscope.readers.perfetto.messages import trace_message
 from stepscope.readers.source import ByteSource
 
@@ -52,7 +53,7 @@ _MOST_FIELDS: Final = 64
 
 def recognises(head: bytes) -> bool:
     """Whether a file begins with a packet of a Perfetto trace."""
-    if head[:1] != bytes([_PACKET_TAG]):
+    if head[:1] != bytes([_PACKET_TAG]) or is_json(head):
         return False
     length, position = _varint(head, 1)
     if length is None or length > 2**32:

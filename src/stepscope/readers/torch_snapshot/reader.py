@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from stepscope.errors import NotATraceError, UsageError
+from stepscope.readers.beginning import text_of
 from stepscope.readers.source import ByteSource
 from stepscope.readers.torch_snapshot.device import DeviceEvents, Stacks, segments_by_device
 from stepscope.readers.torch_snapshot.plain_pickle import MOST_CONTAINERS, Plain, load
@@ -36,7 +37,7 @@ def recognises(head: bytes) -> bool:
     """Whether a file begins like a pickle, or like a snapshot as JSON."""
     if head.startswith(_PICKLES):
         return True
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:4096]
+    text = text_of(head)[:4096]
     begins = text.startswith(b"{") and b'"traceEvents"' not in text
     return begins and any(f'"{part}"'.encode() in text for part in _PARTS)
 
