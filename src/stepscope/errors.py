@@ -10,7 +10,7 @@
     ├── AgentError                 the agent of a process cannot be started or reached, or refuses
     └── CacheError                 the cache, or the folder for temporary files, cannot be read or written
 
-Anything else that comes out of the package is a bug and keeps its traceback.
+Anything else that comes out of the package is a bug: a command ends with exit code 70 and a report to send.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +33,9 @@ examples:
   stepscope query trace.json "select cause, sum(duration_ns) as ns from idle group by cause order by ns desc"
   stepscope query trace.json "select w.name, l.name as launch from device_work w join launches l on w.launch = l.row"
 """
+DEFAULT_TIMEOUT_S: Final = 60.0
+_FIRST_PAUSE_S: Final = 0.001
+_LONGEST_PAUSE_S: Final = 0.05
 _STATEMENTS: Final = re.compile(r"[\s(]*(select|with|from|values|show)\b", re.IGNORECASE)
 # Whatever stands between: a query that reads other files is refused, even where it only seems to.
 _TABLE_FUNCTION: Final = re.compile(
@@ -46,6 +50,13 @@ def prepare_parser(parser: CommandParser) -> None:
     parser.late = "sql"
     parser.add_argument("trace", metavar="TRACE", help="a trace file, or - for standard input")
     parser.add_argument("sql", metavar="SQL", nargs="?", help="a query; without one, the tables and columns are listed")
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=DEFAULT_TIMEOUT_S,
+        help=f"how long the query may take, 0 for any time (default: {DEFAULT_TIMEOUT_S:g})",
+    )
     add_table_options(parser)
     add_reading_options(parser)
 
@@ -54,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the answer."""
     trace = open_from(arguments, arguments.trace)
     if arguments.sql is not None:
-        write_table(answer(trace, arguments.sql), arguments, "rows")
+        write_table(answer(trace, arguments.sql, arguments.timeout), arguments, "rows")
     elif arguments.format or arguments.output != "-":
         write_table(_tables(trace), arguments, "tables")
     else:
@@ -62,11 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def answer(trace: Trace, sql: str) -> pl.DataFrame:
+def answer(trace: Trace, sql: str, seconds: float = 0) -> pl.DataFrame:
     """The result of a query over the trace's tables, each with its row numbers as `row`.
 
     Raises:
-        UsageError: the query is wrong, or is for more than reading these tables.
+        UsageError: the query is wrong, is for more than reading these tables, or takes longer than `seconds` (0: any).
     """
     import polars as pl
 
@@ -83,9 +94,31 @@ def answer(trace: Trace, sql: str) -> pl.DataFrame:
         with pl.SQLContext(tables, eager=False) as context:
             plan = context.execute(sql)
             _refuse_other_files(plan, tables)
-            return plan.collect()
+            return _collected(plan, seconds)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise UsageError(f"the query cannot be answered: {_sentence(str(error), tables)}") from error
+
+
+def _collected(plan: pl.LazyFrame, seconds: float) -> pl.DataFrame:
+    """The plan's rows. What takes too long goes on in Polars' threads until the process ends, which it then does."""
+    running = plan.collect(background=True)
+    end = time.monotonic() + seconds
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        found = running.fetch()
+        if found is not None:
+            return found
+        if seconds and time.monotonic() > end:
+            running.cancel()
+            raise UsageError(f"the query was stopped after {seconds:g} s; --timeout allows more, 0 any time")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return float(text)
 
 
 def _refuse_more_than_reading(sql: str) -> None:

@@ -50,6 +50,7 @@ _UNLOCKED_GRACE_S: Final = 3_600
 """Without locks, what was used this recently is taken to be open."""
 _HASH_CHUNK_BYTES: Final = 1 << 20
 _PARTIAL: Final = ".partial-"
+_TEMPORARY: Final = "stepscope-store-"
 _CONTENTS: Final = "contents.json"
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger("stepscope.cache")
@@ -86,16 +87,42 @@ def temporary_store(build: Build) -> Trace:
         CacheError: the folder cannot be written, or is full.
     """
     try:
-        directory = Path(tempfile.mkdtemp(prefix="stepscope-"))
+        _sweep_temporary_stores()
+        directory = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{os.getpid()}-"))
         with _removed_on_error(directory):
+            hold = _Hold(directory)
             _write(directory, build)
-            return open_store(directory, _Temporary(directory))
+            return open_store(directory, _Temporary(directory, hold))
     except OSError as error:
         folder = tempfile.gettempdir()
         raise CacheError(
             f"the folder for temporary files, {folder}, cannot hold the trace's tables: {error.strerror}; "
             "TMPDIR names another one"
         ) from error
+
+
+def _sweep_temporary_stores() -> None:
+    """Remove this user's temporary stores whose process was killed: no process has its number, none holds its lock."""
+    if fcntl is None:
+        return
+    for leftover in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        owner = leftover.name.removeprefix(_TEMPORARY).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if not owner.isdecimal() or leftover.is_symlink() or leftover.stat().st_uid != os.getuid():
+                continue
+            if not _is_running(int(owner)):
+                with _exclusively(leftover):
+                    shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 @dataclass(frozen=True, slots=True)
