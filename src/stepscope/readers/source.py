@@ -12,6 +12,7 @@ from typing import BinaryIO, Final
 import zstandard
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
+from stepscope.readers.budget import Budget
 from stepscope.readers.gunzip import MAGIC as GZIP_MAGIC
 from stepscope.readers.gunzip import Gunzip, Readable
 
@@ -76,8 +77,10 @@ class ByteSource:
             NotATraceError: the file unpacks to far more than any trace does.
         """
         unpacked = 0
+        budget = Budget("bytes", self.name)
         while block := self._next_block():
             unpacked += len(block)
+            budget.take(len(block))
             if unpacked > _BOMB_BYTES and unpacked > _BOMB_RATIO * self.read_bytes:
                 raise NotATraceError(
                     f"{self.name} unpacks to more than {_BOMB_RATIO} times its size, which no trace does: not read"

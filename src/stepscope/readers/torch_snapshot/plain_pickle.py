@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from stepscope.errors import NotATraceError
+from stepscope.readers.budget import Budget
 
 Plain: TypeAlias = "dict[Any, Any] | list[Any] | tuple[Any, ...] | str | bytes | int | float | bool | None"
 
@@ -21,6 +22,8 @@ MOST_CONTAINERS: Final = 20_000_000
 """Dictionaries, lists, tuples; each takes one byte of the file and a hundred of memory. A snapshot has one an event."""
 MOST_MEMOS: Final = 40_000_000
 """Values to stand in several places; a snapshot has its containers and some texts."""
+MOST_OPEN: Final = 4_000_000
+"""Values of one container not yet closed; Python closes lists and dictionaries every thousand."""
 _LONGEST_NUMBER: Final = 16
 _KEYS: Final = (str, int, float, bool, type(None))
 _OBJECTS: Final = frozenset(b"cRi\x93\x81\x92obPQ\x82\x83\x84\x97\x98")
@@ -41,8 +44,9 @@ def load(data: bytes, name: str) -> Plain:
         NotATraceError: it holds more than plain values, or is damaged.
     """
     machine = _Machine(data)
+    budget = Budget("values", name)
     try:
-        return machine.run()
+        return machine.run(budget)
     except _Broken as error:
         raise NotATraceError(f"{name} is a Python pickle that {error} (at byte {machine.position})") from None
     except (IndexError, struct.error, UnicodeDecodeError, TypeError, ValueError, KeyError, MemoryError) as error:
@@ -61,10 +65,10 @@ class _Machine:
         self._memo: dict[int, Any] = {}
         self._containers = 0
 
-    def run(self) -> Plain:
+    def run(self, budget: Budget) -> Plain:
         """Work through the operations up to STOP."""
         data, operations = self._data, _OPERATIONS
-        while True:
+        for _ in range(budget.limit):
             if self.position >= len(data):
                 raise _Broken("is cut off")
             code = data[self.position]
@@ -80,6 +84,7 @@ class _Machine:
                     else f"has an operation that memory snapshots do not use ({bytes([code])!r})"
                 )
             operation(self)
+        raise budget.exceeded()
 
     def _take(self, count: int) -> bytes:
         """The next bytes of the file."""
@@ -93,6 +98,8 @@ class _Machine:
         return int.from_bytes(self._take(size), "little")
 
     def _push(self, value: Any) -> None:
+        if len(self._stack) >= MOST_OPEN:
+            raise _Broken(f"has more than {MOST_OPEN:,} values open, as no memory snapshot has")
         self._stack.append(value)
 
     def _pop_to_mark(self) -> list[Any]:
