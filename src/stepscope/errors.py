@@ -12,7 +12,7 @@
     ├── RunFolderError             a run's folder, or a file in it, cannot be made or written
     └── CacheError                 the cache, or the folder for temporary files, cannot be read or written
 
-Anything else that comes out of the package is a bug and keeps its traceback.
+Anything else that comes out of the package is a bug: a command ends with exit code 70 and a report to send.
 """
 
 from __future__ import annotations

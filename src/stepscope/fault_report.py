@@ -1,6 +1,6 @@
 """A report of an error of our own, for the user to send: versions, command and traceback, and nothing of a trace.
 
-Imports only the standard library: it is written inside the user's program too.
+Imports nothing heavy: it is written inside the user's program too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Final
 
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_BEGINNING: Final = "stepscope-fault-"
+_ENDING: Final = ".txt"
 _SHOWN: Final = ("numpy", "polars", "msgspec", "torch", "jax")
 
 
@@ -30,11 +32,24 @@ def write_report(error: BaseException, *, command: Sequence[str], doing: str) ->
         doing: where the error came up.
     """
     with contextlib.suppress(Exception):
-        handle, path = tempfile.mkstemp(prefix="stepscope-fault-", suffix=".txt")
+        handle, path = _new_file()
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(_text(error, command, doing))
         return Path(path)
     return None
+
+
+def _new_file() -> tuple[int, str]:
+    """In the user's cache folder, else in the one for temporary files."""
+    try:
+        import platformdirs
+
+        parent = os.environ.get("STEPSCOPE_CACHE_DIR") or platformdirs.user_cache_dir("stepscope", appauthor=False)
+        folder = os.path.join(parent, "faults")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return tempfile.mkstemp(_ENDING, _BEGINNING, folder)
+    except (ImportError, OSError):
+        return tempfile.mkstemp(_ENDING, _BEGINNING)
 
 
 def _text(error: BaseException, command: Sequence[str], doing: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
 
 from stepscope.readers.assembly import Assembly
+from stepscope.readers.budget import Budget
 from stepscope.readers.pool import StringPool
 from stepscope.readers.spill import Spill
 from stepscope.trace.model import TraceWarning
@@ -24,6 +25,7 @@ _WORKED_OUT: Final = frozenset(
 )
 EXPLANATIONS: Final = {
     "time_out_of_range": "events with an impossible time were skipped",
+    "number_out_of_range": "numbers that are too large for their column were left out: {}",
     "negative_duration": "events with a negative duration were given the duration 0",
     "instant_before_start": "instants recorded before the first slice were moved to the start of the trace",
     "work_before_launch": "device work starts before its launch was called: host and device clocks disagree",
@@ -50,6 +52,7 @@ class Gathering:
         self.events = 0
         self.complete_events = 0
         self._spill = Spill(directory)
+        self._budget = Budget("rows", "the file")
         self._lanes: dict[Hashable, dict[str, Any]] = {}
 
     def lane(
@@ -96,6 +99,7 @@ class Gathering:
             raise ValueError(f"{table} takes no columns {', '.join(unknown)}")
         frame = self._with_possible_times(frame.with_columns(pl.col("start_ns").cast(pl.Int64)))
         self.events += frame.height
+        self._budget.take(frame.height)
         if frame.is_empty():
             return
         if table in SLICE_TABLES:
@@ -107,8 +111,7 @@ class Gathering:
     def _column(self, table: str, name: str, column: pl.Series) -> pl.Series:
         """The column as it is kept: text by number, other values in the type of the table."""
         if SCHEMAS[table][name] is not pl.String:
-            kept: pl.Series = column.cast(SCHEMAS[table][name], strict=False)
-            return kept
+            return fitting(name, column, SCHEMAS[table][name], self.damage)
         if column.dtype == pl.UInt32:
             return column
         text: pl.Series = column.cast(pl.String)
@@ -161,6 +164,19 @@ class Gathering:
         assembly.write(list(self._lanes.values()))
         self._spill.clean()
         return assembly.window
+
+
+def fitting(name: str, values: pl.Series | Sequence[int | None], dtype: Any, damage: Counter[str]) -> pl.Series:
+    """The numbers of a file in the type of their table's column; those that do not fit become null, and are counted."""
+    column = values if isinstance(values, pl.Series) else pl.Series(values, dtype=pl.Int128, strict=False)
+    if column is not values and (lost := column.null_count() - sum(value is None for value in values)):
+        damage[f"number_out_of_range:{name}"] += lost
+    if column.dtype == dtype:
+        return column
+    kept: pl.Series = column.cast(dtype, strict=False)
+    if lost := kept.null_count() - column.null_count():
+        damage[f"number_out_of_range:{name}"] += lost
+    return kept
 
 
 def warnings(damage: Mapping[str, int], explanations: Mapping[str, str]) -> tuple[TraceWarning, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from stepscope.readers.beginning import text_of
+
 HEAD_BYTES: Final = 65536
 _TAR_AT: Final = 257
 _REPORTS_OF_NSIGHT_SYSTEMS: Final = (".nsys-rep", ".qdrep", ".qdstrm")
@@ -82,7 +84,7 @@ def what_it_is(head: bytes) -> str | None:
             return name
     if head[_TAR_AT : _TAR_AT + 5] == b"ustar":
         return "a tar archive: unpack it and give the trace inside"
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = text_of(head)
     if b'"traceEvents"' in text:
         return None
     return next((name for pattern, name in _BY_TEXT if pattern.search(text)), None)
@@ -96,7 +98,7 @@ def what_its_name_says(name: str, head: bytes) -> str | None:
         head: its first unpacked bytes.
     """
     ends = name.lower().endswith(_REPORTS_OF_NSIGHT_SYSTEMS)
-    if not ends or head.startswith(b"SQLite format 3\0") or head.lstrip()[:1] in (b"{", b"["):
+    if not ends or head.startswith(b"SQLite format 3\0") or text_of(head)[:1] in (b"{", b"["):
         return None
     return (
         "a report of Nsight Systems, which only that program reads: export it with "

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
+from stepscope.readers.beginning import text_of
+from stepscope.readers.budget import Budget
 from stepscope.readers.kineto.events import (
     DECODE_ERRORS,
     Damage,
@@ -34,7 +36,6 @@ _GENERAL = re.compile(rb'\}\s*(,)\s*\{\s*(?:"[A-Za-z_]|\})')
 _SEARCH_BYTES: Final = 2**20
 _OVERLAP_BYTES: Final = 256
 """More than any text that is searched for takes, its white space included."""
-_BOM: Final = b"\xef\xbb\xbf"
 _BACKWARD_TRIES: Final = 1000
 
 
@@ -63,6 +64,7 @@ class EventStream:
         Raises:
             NotATraceError: there is no event array.
         """
+        budget = Budget("rows", self._source.name)
         for text, is_last in self._texts(self._find_array()):
             damage = self.damage.copy()
             events = self._decode(text, is_last=is_last)
@@ -71,6 +73,7 @@ class EventStream:
                 self.damage.clear()
                 self.damage.update(damage)
                 events = self._decode(text, is_last=is_last)
+            budget.take(len(events))
             yield events
         for block in self._blocks:  # what follows the array, if it is long
             self._keep_after(block)
@@ -86,7 +89,7 @@ class EventStream:
         seen = b""
         for block in self._blocks:
             if not seen:
-                block = block.removeprefix(_BOM).lstrip()
+                block = text_of(block)
                 if block.startswith(b"["):
                     return block[1:]
                 if block and not block.startswith(b"{"):

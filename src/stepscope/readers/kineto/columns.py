@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.readers.gathering import fitting
 from stepscope.readers.kineto import arguments, names, values
 from stepscope.readers.kineto.events import Damage, Event
 from stepscope.readers.kineto.pairs import Pairs
@@ -250,7 +251,9 @@ class Columns:
             "bytes": values.integers([a.size if a.bytes is None else values.integer(a.bytes) for a in args]),
             "grid": self.pool.raw_codes([a.grid for a in args]),
             "block": self.pool.raw_codes([a.block for a in args]),
-            "registers": values.small_integers([values.integer(a.registers) for a in args]),
+            "registers": fitting(
+                "registers", values.integers([values.integer(a.registers) for a in args]), pl.Int32, self.damage
+            ),
             "shared_memory_bytes": values.integers([values.integer(a.shared_memory) for a in args]),
             "occupancy": pl.Series([a.occupancy for a in args], dtype=pl.Float64, strict=False) / 100,
             "blocks_per_multiprocessor": pl.Series(

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from stepscope.readers.kineto.events import Damage, Event
+from stepscope.readers.kineto.times import difference
 
 MOST_OPEN: Final = 1_000_000
 """Beginnings that are remembered; a recording has a few on each thread."""

@@ -12,6 +12,8 @@ import msgspec
 from stepscope.errors import UnreadableTraceError
 from stepscope.program_facts import KEY, from_header
 from stepscope.readers.assembly import Assembly
+from stepscope.readers.beginning import text_of
+from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import warnings
 from stepscope.readers.kineto import own
 from stepscope.readers.kineto.chunks import EventStream
@@ -52,6 +54,7 @@ EXPLANATIONS: Final = {
     "invalid_utf8": "bytes that are no UTF-8 were replaced",
     "incomplete_event": "events without a start or a duration were skipped",
     "event_without_time": "events with start and duration 0 were skipped",
+    "number_out_of_range": COMMON["number_out_of_range"],
     "negative_duration": "events with a negative duration were given the duration 0",
     "time_out_of_range": "events with an impossible time were skipped",
     "oversized_event": "text without an event boundary for 64 MiB was skipped",
@@ -71,7 +74,7 @@ EXPLANATIONS: Final = {
 
 def recognises(head: bytes) -> bool:
     """Whether decompressed text begins like a Chrome trace: an object, or a list of objects with a phase."""
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = text_of(head)
     if text.startswith(b"["):
         return re.match(rb"\[\s*(?:\{|$)", text) is not None and (b'"ph"' in text or len(text) < len(head) // 2)
     return text.startswith(b"{")

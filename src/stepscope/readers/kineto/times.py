@@ -38,6 +38,13 @@ def nanoseconds(microseconds: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt
     return np.array([0 if value is None else value for value in exact], np.int64), fits
 
 
+def difference(later: Any, earlier: Any) -> Any:
+    """Between two times of a file, of which damage or size may have made one a Decimal and left the other a float."""
+    if type(later) is type(earlier):
+        return later - earlier
+    return Decimal(later) - Decimal(earlier)
+
+
 def _exact_nanoseconds(value: Any) -> int | None:
     try:
         exact = Decimal(value) * 1000

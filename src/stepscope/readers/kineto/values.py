@@ -20,11 +20,6 @@ def integers(values: list[int | None]) -> pl.Series:
     return pl.Series(values, dtype=pl.Int64)
 
 
-def small_integers(values: list[int | None]) -> pl.Series:
-    """Int32; null where a value does not fit."""
-    return pl.Series([v if v is None or abs(v) < 2**31 else None for v in values], dtype=pl.Int32)
-
-
 def integer(value: int | float | str | None) -> int | None:
     """A whole number however it is written; None for what is none."""
     if value is None or isinstance(value, int):

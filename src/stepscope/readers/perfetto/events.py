@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers.gathering import Gathering
+from stepscope.readers.gathering import Gathering, fitting
 from stepscope.readers.kineto.names import device_work_kind
 from stepscope.readers.perfetto import meaning
 from stepscope.readers.perfetto.own import OwnFile
@@ -214,7 +214,7 @@ class Events:
                 series[column] = pl.Series([meaning.number(value) for value in values], dtype=pl.Float64)
             else:
                 wide = pl.Series([meaning.integer(value) for value in values], dtype=pl.Int64)
-                series[column] = wide.cast(dtype, strict=False)
+                series[column] = fitting(column, wide, dtype, self._gathering.damage)
         self._spill.add({table: pl.DataFrame(series)})
 
     # Finishing

@@ -50,7 +50,7 @@ _MOST_FIELDS: Final = 64
 
 def recognises(head: bytes) -> bool:
     """Whether a file begins with a packet of a Perfetto trace."""
-    if head[:1] != bytes([_PACKET_TAG]):
+    if head[:1] != bytes([_PACKET_TAG]) or is_json(head):
         return False
     length, position = _varint(head, 1)
     if length is None or length > 2**32:

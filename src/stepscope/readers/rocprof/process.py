@@ -12,7 +12,7 @@ import msgspec
 import polars as pl
 
 from stepscope.readers import names
-from stepscope.readers.gathering import Gathering
+from stepscope.readers.gathering import Gathering, fitting
 from stepscope.readers.rocprof.records import (
     DECODE_ERRORS,
     Agent,
@@ -235,7 +235,9 @@ class Process:
         }
         for name, values in columns.items():
             is_text = any(isinstance(value, str) for value in values) or name in _TEXTS
-            series[name] = pool.optional_codes(values) if is_text else pl.Series(values, dtype=pl.Int64)
+            series[name] = (
+                pool.optional_codes(values) if is_text else fitting(name, values, pl.Int64, self._gathering.damage)
+            )
         self._gathering.add(table, pl.DataFrame(series))
 
     def _operation(self, record: Record) -> str:

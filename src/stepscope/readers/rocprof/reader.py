@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
+from stepscope.readers.beginning import text_of
 from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import Gathering, warnings
 from stepscope.readers.rocprof.document import Document, Path, Wanted
@@ -49,7 +50,7 @@ EXPLANATIONS: Final = {
 
 def recognises(head: bytes) -> bool:
     """Whether a file begins like rocprofv3's JSON."""
-    return _BEGINNING.match(head.removeprefix(b"\xef\xbb\xbf").lstrip()) is not None
+    return _BEGINNING.match(text_of(head)) is not None
 
 
 def read(

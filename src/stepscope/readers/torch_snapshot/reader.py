@@ -34,7 +34,7 @@ def recognises(head: bytes) -> bool:
     """Whether a file begins like a pickle, or like a snapshot as JSON."""
     if head.startswith(_PICKLES):
         return True
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:4096]
+    text = text_of(head)[:4096]
     begins = text.startswith(b"{") and b'"traceEvents"' not in text
     return begins and any(f'"{part}"'.encode() in text for part in _PARTS)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stepscope.readers import xplane
+from stepscope.readers.beginning import text_of
 from stepscope.readers.gathering import warnings
 from stepscope.readers.kineto.chunks import EventStream
 from stepscope.readers.kineto.reader import EXPLANATIONS as OF_CHROME_TRACES
@@ -27,7 +28,7 @@ EXPLANATIONS: Final = {
 
 def recognises(head: bytes) -> bool:
     """Whether a Chrome trace names its processes as XLA does, which it does before all events."""
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = text_of(head)
     return text.startswith((b"{", b"[")) and b'"ph"' in text and _PROCESS.search(text) is not None
 
 

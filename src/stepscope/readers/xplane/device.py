@@ -234,7 +234,7 @@ class DeviceReader:
 
 
 _KERNEL_COLUMNS: Final = {
-    "grid": pl.String, "block": pl.String, "registers": pl.Int32, "shared_memory_bytes": pl.Int64,
+    "grid": pl.String, "block": pl.String, "registers": pl.Int64, "shared_memory_bytes": pl.Int64,
     "occupancy": pl.Float64,
 }  # fmt: skip
 

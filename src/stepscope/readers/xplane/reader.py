@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
+from stepscope.readers.beginning import is_json
 from stepscope.readers.gathering import EXPLANATIONS as COMMON_EXPLANATIONS
 from stepscope.readers.gathering import Gathering, warnings
 from stepscope.readers.source import ByteSource
@@ -49,7 +50,9 @@ _REPLACEMENT: Final = b"\xef\xbf\xbd"
 
 def recognises(head: bytes) -> bool:
     """Whether a file begins with a plane: a field of messages that has, near its beginning, a plane's name."""
-    return head[:1] in (b"\n", b"\x12", b"\x1a", b"\x22") and names.KNOWN_PLANE.search(head[: 2**20]) is not None
+    if head[:1] not in (b"\n", b"\x12", b"\x1a", b"\x22") or is_json(head):
+        return False
+    return names.KNOWN_PLANE.search(head[: 2**20]) is not None
 
 
 def read(
