@@ -3,49 +3,73 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from stepscope.errors import NotATraceError, UsageError
+from stepscope.commands import main
+from stepscope.errors import TooLargeError, UsageError
 from stepscope.readers import open_trace
-from stepscope.readers.budget import DEFAULTS, VARIABLE, limit
-from stepscope.readers.torch_snapshot.plain_pickle import MOST_OPEN, load
+from stepscope.readers.budget import LIMITS, VARIABLE, Budget, parse_limits
+from stepscope.readers.torch_snapshot.plain_pickle import load
 from tests.unit.small_traces import complete
 
 
-@pytest.mark.parametrize("limits", ["rows=99", "bytes=1K"])
+def _file(folder: Path) -> Path:
+    path = folder / "t.json"
+    path.write_text(json.dumps({"traceEvents": [complete(f"op{n}", "cpu_op", n * 10, 5) for n in range(100)]}))
+    return path
+
+
+@pytest.mark.parametrize("limit", ["rows=99", "bytes=1k", "strings=50", "memory=1MiB"])
 def test_a_file_above_a_limit_is_refused_and_may_be_allowed(
-    limits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps({"traceEvents": [complete("op", "cpu_op", place * 10, 5) for place in range(100)]}))
-    monkeypatch.setenv(VARIABLE, limits)
-    with pytest.raises(NotATraceError, match=f"{VARIABLE}={limits.partition('=')[0]}="):
-        open_trace(path)
-    monkeypatch.setenv(VARIABLE, "rows=100,bytes=1M")
-    assert open_trace(path).operators.height == 100
+    name = limit.partition("=")[0]
+    monkeypatch.setattr("stepscope.readers.budget._LOOK_S", 0)
+    monkeypatch.setenv(VARIABLE, limit)
+    with pytest.raises(TooLargeError, match=f"--limit {name}="):
+        open_trace(_file(tmp_path))
+    monkeypatch.setenv(VARIABLE, "rows=1000,bytes=1M,strings=10k")
+    assert open_trace(_file(tmp_path)).operators.height == 100
 
 
-def test_values_of_a_pickle_that_are_thrown_away_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = b"\x80\x04" + b"N0" * 1000 + b"]."
-    assert load(data, "file") == []
-    monkeypatch.setenv(VARIABLE, "values=1K")
-    with pytest.raises(NotATraceError, match="values="):
-        load(data, "file")
+def test_the_option_sets_a_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "")
+    assert main(["steps", str(_file(tmp_path)), "--no-cache", "--limit", "rows=99"]) == 2
+    assert "--limit rows=198" in capsys.readouterr().err
 
 
-def test_a_pickle_of_nothing_but_constants_ends_early() -> None:
-    with pytest.raises(NotATraceError, match="values open"):
-        load(b"\x80\x04(" + b"N" * (MOST_OPEN + 1) + b"l.", "file")
+def test_a_reading_that_nothing_comes_of_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    budget = Budget("file")
+    for passed in (59, 59, 61):
+        now += passed
+        if passed > 60:
+            with pytest.raises(TooLargeError, match="--limit idle=120"):
+                budget.tick()
+        else:
+            budget.spend("rows", 1)
+            budget.unpack(2**20, 2**20)
 
 
-def test_an_unknown_limit_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "colour=3")
-    with pytest.raises(UsageError, match="rows=50M"):
-        limit("rows")
+def test_values_of_a_pickle_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "values=1k")
+    Budget.of("file")
+    with pytest.raises(TooLargeError, match="--limit values=2000"):
+        load(b"\x80\x04" + b"]" * 1001 + b".", "file")
+
+
+@pytest.mark.parametrize("text", ["colour=3", "rows", "rows=many", "rows=-1", "rows=1e9", "rows=1Zi"])
+def test_an_unknown_limit_is_a_mistake(text: str) -> None:
+    with pytest.raises(UsageError, match="rows=1G"):
+        parse_limits(text)
 
 
 def test_the_defaults_let_a_trace_of_2_gb_through() -> None:
-    assert DEFAULTS["rows"] >= 15_000_000 * 4
-    assert DEFAULTS["bytes"] >= 2 * 10**9 * 10
+    assert LIMITS["rows"].default() >= 15_000_000 * 4
+    assert LIMITS["bytes"].default() >= 2 * 10**9 * 10

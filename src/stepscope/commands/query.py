@@ -34,9 +34,6 @@ examples:
   stepscope query trace.json "select cause, sum(duration_ns) as ns from idle group by cause order by ns desc"
   stepscope query trace.json "select w.name, l.name as launch from device_work w join launches l on w.launch = l.row"
 """
-DEFAULT_TIMEOUT_S: Final = 60.0
-_FIRST_PAUSE_S: Final = 0.001
-_LONGEST_PAUSE_S: Final = 0.05
 _STATEMENTS: Final = re.compile(r"[\s(]*(select|with|from|values|show)\b", re.IGNORECASE)
 # Whatever stands between: a query that reads other files is refused, even where it only seems to.
 _TABLE_FUNCTION: Final = re.compile(

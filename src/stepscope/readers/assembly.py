@@ -17,8 +17,6 @@ from stepscope.trace.window import StepRange, Window
 
 _BY_NAME = " by name"
 _UNKNOWN_KINDS = {"launches": "other", "device_work": "other", "annotations": "host", "synchronisations": "other"}
-_NAMELESS = {"name": "(no name)", "device": "(unknown)"}
-"""What rows are told apart by, so that nothing behind the tables meets a null in its place."""
 _LINKING = {"operators": ("sequence_number",), "launches": ("correlation",), "device_work": ("correlation",)}
 """Columns that rows are linked by, which a file need not have."""
 _FRAME_COLUMNS = {"file": pl.String, "line": pl.Int32, "function": pl.String, "module": pl.String}
@@ -138,11 +136,7 @@ class Assembly:
                 part = describe(part)
             coded = [name for name in text_columns if name in part.columns and part.schema[name] == pl.UInt32]
             part = part.with_columns([self._strings.gather(part[name]).alias(name) for name in coded])
-            part = self._with_known_kinds(table, conform(table, part))
-            needed = [name for name in _NAMELESS if name in part.columns and (name == "name" or table == "device_work")]
-            self._writer.write_part(
-                table, part.with_columns(pl.col(name).fill_null(_NAMELESS[name]) for name in needed)
-            )
+            self._writer.write_part(table, self._with_known_kinds(table, conform(table, part)))
 
     def _with_known_kinds(self, table: str, part: pl.DataFrame) -> pl.DataFrame:
         """Where rows are taken as they are, kinds that are none come from damage; others are only made by readers."""

@@ -10,7 +10,6 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.readers.assembly import Assembly
-from stepscope.readers.budget import Budget
 from stepscope.readers.pool import StringPool
 from stepscope.readers.spill import Spill
 from stepscope.trace.model import TraceWarning
@@ -52,7 +51,6 @@ class Gathering:
         self.events = 0
         self.complete_events = 0
         self._spill = Spill(directory)
-        self._budget = Budget("rows", "the file")
         self._lanes: dict[Hashable, dict[str, Any]] = {}
 
     def lane(
@@ -99,7 +97,6 @@ class Gathering:
             raise ValueError(f"{table} takes no columns {', '.join(unknown)}")
         frame = self._with_possible_times(frame.with_columns(pl.col("start_ns").cast(pl.Int64)))
         self.events += frame.height
-        self._budget.take(frame.height)
         if frame.is_empty():
             return
         if table in SLICE_TABLES:

@@ -14,7 +14,6 @@ from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers.beginning import text_of
-from stepscope.readers.budget import Budget
 from stepscope.readers.kineto.events import (
     DECODE_ERRORS,
     Damage,
@@ -64,7 +63,6 @@ class EventStream:
         Raises:
             NotATraceError: there is no event array.
         """
-        budget = Budget("rows", self._source.name)
         for text, is_last in self._texts(self._find_array()):
             damage = self.damage.copy()
             events = self._decode(text, is_last=is_last)
@@ -73,7 +71,6 @@ class EventStream:
                 self.damage.clear()
                 self.damage.update(damage)
                 events = self._decode(text, is_last=is_last)
-            budget.take(len(events))
             yield events
         for block in self._blocks:  # what follows the array, if it is long
             self._keep_after(block)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import zstandard
 
+from stepscope.readers.beginning import is_json
 from stepscope.readers.budget import current
 from stepscope.readers.perfetto.messages import trace_message
 from stepscope.readers.source import ByteSource

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from stepscope.errors import NotATraceError, UsageError
+from stepscope.readers.beginning import text_of
 from stepscope.readers.budget import current
 from stepscope.readers.source import ByteSource
 from stepscope.readers.torch_snapshot.device import DeviceEvents, Stacks, segments_by_device
