@@ -67,7 +67,7 @@ def test_memory_that_runs_out_is_one_sentence(
 
     monkeypatch.setattr(rules, "run", fail)
     assert main(["rules"]) == 2
-    assert "memory ran out" in capsys.readouterr().err
+    assert "not enough memory" in capsys.readouterr().err
 
 
 def _reading(folder: Path) -> subprocess.Popen[bytes]:
