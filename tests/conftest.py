@@ -5,18 +5,65 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
+import platformdirs
 import pytest
+
+from stepscope.capture import guard
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the user's cache and devices out of the tests, and the tests' traces out of it; processes inherit both."""
+def _folders_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give the tests of this process, and the processes they start, a home of their own; fail where one leaves it."""
+    users = _users_folders()
+    before = _files_in(users)
+    home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("STEPSCOPE_CONFIG_DIR", str(tmp_path_factory.mktemp("config")))
-        patch.delenv("STEPSCOPE_DEVICES", raising=False)
+        for name in [*os.environ]:
+            if name.startswith("STEPSCOPE_") and name not in _OF_THE_TESTS:
+                patch.delenv(name)
+        for name, folder in _FOLDERS.items():
+            (home / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+            patch.setenv(name, str(home / folder))
         yield
+    changed = sorted({path for path, _ in before ^ _files_in(users)})
+    if changed:
+        pytest.fail(f"tests wrote into the user's own folders, or stepscope ran meanwhile: {', '.join(changed[:10])}")
+
+
+_FOLDERS: Final = {
+    "HOME": ".",
+    "USERPROFILE": ".",
+    "XDG_CACHE_HOME": ".cache",
+    "XDG_CONFIG_HOME": ".config",
+    "XDG_DATA_HOME": ".local/share",
+    "XDG_STATE_HOME": ".local/state",
+    "XDG_RUNTIME_DIR": "runtime",
+    "STEPSCOPE_CACHE_DIR": "stepscope/cache",
+    "STEPSCOPE_CONFIG_DIR": "stepscope/config",
+    "STEPSCOPE_DATA_DIR": "stepscope/data",
+}
+"""By variable: where below the tests' home it leads."""
+_OF_THE_TESTS: Final = ("STEPSCOPE_TRACES", "STEPSCOPE_JAX_PYTHON", "STEPSCOPE_ZOO")
+
+
+def _users_folders() -> list[Path]:
+    """Where stepscope keeps anything of whoever runs the tests."""
+    kinds = (
+        platformdirs.user_cache_dir,
+        platformdirs.user_config_dir,
+        platformdirs.user_data_dir,
+        platformdirs.user_state_dir,
+    )
+    named = [os.environ.get(name) for name in _FOLDERS if name.startswith("STEPSCOPE_")]
+    return [*(Path(kind("stepscope", appauthor=False)) for kind in kinds), *map(Path, filter(None, named))]
+
+
+def _files_in(folders: list[Path]) -> set[tuple[str, int]]:
+    """Every file below the folders, with the time of its last change."""
+    files = [path for folder in folders for path in folder.rglob("*") if not path.is_dir()]
+    return {(str(path), path.lstat().st_mtime_ns) for path in files}
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +76,14 @@ def traces_folder() -> Path:
     if not (folder / "facts.json").is_file():
         pytest.fail(f"STEPSCOPE_TRACES is {named}, but there is no facts.json in it")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def the_guard(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No entry of the guard's fails in a test that is not about that; the next test begins with a whole guard."""
+    guard._failed_in = None
+    guard._held.clear()
+    yield
+    failed, guard._failed_in, guard.probe = guard._failed_in, None, None
+    if failed is not None and request.node.get_closest_marker("fails") is None:
+        pytest.fail(f"the entry {failed} failed, as said on standard error")

@@ -8,6 +8,7 @@
     │   ├── UnreadableTraceError   the file cannot be opened or holds no readable event
     │   └── InconsistentTraceError the tables contradict each other (raised by Trace.check)
     ├── AgentError                 the agent of a process cannot be started or reached, or refuses
+    ├── RunFolderError             a run's folder, or a file in it, cannot be made or written
     └── CacheError                 the cache, or the folder for temporary files, cannot be read or written
 
 Anything else that comes out of the package is a bug and keeps its traceback.
@@ -21,6 +22,7 @@ __all__ = [
     "InconsistentTraceError",
     "NoStepMarksError",
     "NotATraceError",
+    "RunFolderError",
     "StepscopeError",
     "TraceError",
     "UnreadableTraceError",
@@ -58,6 +60,10 @@ class InconsistentTraceError(TraceError):
 
 class CacheError(StepscopeError):
     """The cache, or the folder for temporary files, cannot be read or written."""
+
+
+class RunFolderError(StepscopeError):
+    """A run's folder, or a file in it, cannot be made or written: the disk is full, or not ours to write."""
 
 
 class AgentError(StepscopeError):

@@ -1,7 +1,8 @@
 """The user's lines as a recording keeps them, in a file beside the trace.
 
     trace.json.gz         the trace
-    trace.json.gz.lines   msgpack of `LineRecords`: for each thread, at which line of the user's code it was since when
+    trace.json.gz.lines   a heading with a checksum, then msgpack of `LineRecords`: for each thread, at which line of
+                          the user's code it was since when; without the heading where an older stepscope wrote it
 
 Written by the recorder in the user's process, which is why this module stands apart from the readers and imports no
 more than it needs; joined to the operators by `stepscope.readers.lines`.
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import xxhash
 
 from stepscope.errors import UnreadableTraceError
 from stepscope.whole_files import whole_file
@@ -20,6 +22,9 @@ from stepscope.whole_files import whole_file
 VERSION: Final = 1
 SUFFIX: Final = ".lines"
 MODULE_LEFT: Final = -1
+_HEADING: Final = b"stepscope lines\n"
+_BEGIN: Final = len(_HEADING) + 16
+"""Where the records begin, behind 128 bits of checksum."""
 _LARGEST_BYTES: Final = 2**30
 _LATEST_NS: Final = 2**62
 _LARGEST_LINE: Final = 2**31
@@ -93,8 +98,9 @@ def write_lines(records: LineRecords | None, trace: Path) -> None:
     if records is None:
         path.unlink(missing_ok=True)
         return
+    content = msgspec.msgpack.encode(records)
     with whole_file(path) as file:
-        file.write(msgspec.msgpack.encode(records))
+        file.write(_HEADING + xxhash.xxh3_128_digest(content) + content)
 
 
 def read_lines(path: Path) -> LineRecords:
@@ -106,7 +112,12 @@ def read_lines(path: Path) -> LineRecords:
     try:
         if path.stat().st_size > _LARGEST_BYTES:
             raise UnreadableTraceError(f"{path} is larger than any file of lines")
-        records = msgspec.msgpack.decode(path.read_bytes(), type=LineRecords)
+        content = path.read_bytes()
+        if content.startswith(_HEADING):
+            content, checksum = content[_BEGIN:], content[len(_HEADING) : _BEGIN]
+            if checksum != xxhash.xxh3_128_digest(content):
+                raise UnreadableTraceError(f"{path} is damaged: it is not as it was written")
+        records = msgspec.msgpack.decode(content, type=LineRecords)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableTraceError(f"{path} holds no lines that can be read: {error}") from error
     if records.version > VERSION:

@@ -738,6 +738,7 @@ def test_garbage_is_collected_at_steps_alone(start: Start) -> None:
     applying = start("garbage-at-steps")
     parameter = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter], 0.1)
+    gc.collect()
     collected: list[int] = []
     gc.callbacks.append(lambda phase, facts: collected.append(facts["generation"]) if phase == "start" else None)
     try:

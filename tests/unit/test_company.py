@@ -41,7 +41,7 @@ def test_telemetry_is_kept_in_the_folder_of_the_rank(tmp_path: Path, monkeypatch
     started = []
     monkeypatch.setattr(
         "stepscope.capture.telemetry.log.start_for_run",
-        lambda folder, rank: started.append(start_for_run(folder, rank)),
+        lambda folder, rank: started.append(start_for_run(folder, rank)) or started[-1],
     )
     with_telemetry = company(tmp_path, telemetry=True)
     with_telemetry.begin()

@@ -12,6 +12,7 @@ import pytest
 
 from stepscope.capture.run_times import KEPT, series_of
 from stepscope.commands import main
+from stepscope.kept_json import with_checksum
 from tests.unit.run_folders import COMMIT, made_run, recording
 
 OTHER_COMMIT = "9f8e7d6c5b4a" + "0" * 28
@@ -243,8 +244,11 @@ def test_times_in_traces_are_read_once(capsys: pytest.CaptureFixture[str]) -> No
     assert shown() == ("profiled", 902_000.0)
     kept = json.loads((folder.path / KEPT).read_text())
     assert kept["ns"] == [900_000, 901_000, 902_000, 903_000, 904_000]
-    (folder.path / KEPT).write_text(json.dumps({**kept, "ns": [5_000_000] * 3}))
+    content = {"traces": kept["traces"], "ns": [5_000_000] * 3}
+    (folder.path / KEPT).write_text(json.dumps(with_checksum(content)))
     assert shown() == ("profiled", 5_000_000.0)
+    (folder.path / KEPT).write_text(json.dumps({**kept, "ns": [5_000_000] * 3}))
+    assert shown() == ("profiled", 902_000.0)
     (folder.path / KEPT).write_text("damaged")
     assert shown() == ("profiled", 902_000.0)
 

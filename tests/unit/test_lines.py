@@ -529,6 +529,7 @@ def test_a_store_of_before_there_were_lines_can_be_read(tmp_path: Path) -> None:
         rows = trace.table(table)
         writer.write_part(table, rows.drop([name for name in rows.columns if name.startswith("source_")]))
     writer.finish(trace.metadata, ())
+    store.seal(folder)
 
     old = open_trace(folder)
 

@@ -53,6 +53,29 @@ def test_redacted_it_tells_no_folder() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("exit_code", "x"),
+        ("exit_code", 2**40),
+        ("started_unix_s", float("nan")),
+        ("ended_unix_s", 1e300),
+        ("versions", ["torch"]),
+        ("environment", {"RANK": 0}),
+        ("devices", "T4"),
+        ("git", 3),
+        ("recordings", [7]),
+        ("applied", "fused"),
+    ],
+)
+def test_what_makes_no_sense_is_left_out(name: str, value: object) -> None:
+    whole = RunManifest(command=("x",), exit_code=0, started_unix_s=5.0).to_json()
+    whole = json.loads(json.dumps(whole))
+    known, _ = RunManifest.from_json({key: kept for key, kept in whole.items() if key != name})
+
+    assert RunManifest.from_json({**whole, name: value}) == (known, False)
+
+
+@pytest.mark.parametrize(
     ("command", "shown"),
     [
         ([], []),
@@ -98,7 +121,7 @@ def test_there_and_back_again_with_keys_of_later_versions() -> None:
 
     assert ended.versions == {"stepscope": "1", "torch": "2"}
     assert (ended.devices, ended.exit_code, ended.recordings) == (("T4",), 3, ({"rank": 0, "steps": 5},))
-    assert RunManifest.from_json(json.loads(json.dumps({**ended.to_json(), "later": 1}))) == ended
+    assert RunManifest.from_json(json.loads(json.dumps({**ended.to_json(), "later": 1}))) == (ended, True)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from stepscope.errors import CacheError, UnreadableTraceError
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
 from stepscope.trace.model import Device
-from stepscope.trace.store import is_store, open_store
+from stepscope.trace.store import is_store, open_store, seal
 from stepscope.trace.tables import SCHEMAS
 from tests.unit.recording import Recording
 
@@ -52,6 +52,7 @@ def changed_manifest(store: Path, **changes: Any) -> None:
     path = store / "store.json"
     manifest = {**json.loads(path.read_bytes()), **changes}
     path.write_text(json.dumps({key: value for key, value in manifest.items() if value is not None}))
+    seal(store)
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_an_empty_trace_comes_back(tmp_path: Path) -> None:
     opened = open_store(tmp_path / "empty")
 
     assert_same(opened, Trace.from_tables({}))
-    assert [path.name for path in (tmp_path / "empty").iterdir()] == ["store.json"]
+    assert sorted(path.name for path in (tmp_path / "empty").iterdir()) == ["contents.json", "store.json"]
 
 
 def test_a_trace_comes_back_as_it_was(store: Path) -> None:
@@ -96,9 +97,9 @@ def test_no_store(tmp_path: Path) -> None:
 
 
 def test_a_newer_version_is_refused(store: Path) -> None:
-    changed_manifest(store, version=2)
+    changed_manifest(store, version=3)
 
-    with pytest.raises(UnreadableTraceError, match=r"newer stepscope \(store version 2, this one reads 1\)"):
+    with pytest.raises(UnreadableTraceError, match=r"newer stepscope \(store version 3, this one reads 2\)"):
         open_store(store)
 
 
@@ -135,8 +136,35 @@ def test_a_missing_file_is_named_when_its_table_is_asked_for(store: Path) -> Non
     opened = open_store(store)
 
     assert opened.operators.height == 1
-    with pytest.raises(UnreadableTraceError, match=r"lacks its file frames-00000\.parquet"):
+    with pytest.raises(UnreadableTraceError, match=r"its file frames-00000\.parquet is missing"):
         _ = opened.frames
+
+
+def test_one_flipped_bit_is_refused_when_its_table_is_asked_for(store: Path) -> None:
+    table = store / "frames-00000.parquet"
+    content = bytearray(table.read_bytes())
+    content[len(content) // 2] ^= 4
+    table.write_bytes(content)
+
+    opened = open_store(store)
+
+    assert opened.operators.equals(small_trace().operators)
+    with pytest.raises(UnreadableTraceError, match=r"its file frames-00000\.parquet is not as it was written"):
+        _ = opened.frames
+
+
+def test_a_store_of_the_first_version_which_had_no_checksums_is_read(store: Path) -> None:
+    changed_manifest(store, version=1)
+    (store / "contents.json").unlink()
+
+    assert_same(open_store(store), small_trace())
+
+
+def test_a_store_without_its_checksums_is_refused(store: Path) -> None:
+    (store / "contents.json").unlink()
+
+    with pytest.raises(UnreadableTraceError, match="holds no checksums"):
+        open_store(store)
 
 
 def test_an_existing_directory_is_left_alone(store: Path) -> None:

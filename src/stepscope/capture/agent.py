@@ -9,13 +9,12 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
-import sys
 import threading
 from pathlib import Path
 from socket import gethostname
 from typing import Any, Final
 
-from stepscope.capture import agent_files
+from stepscope.capture import agent_files, guard
 from stepscope.capture.agent_files import AgentFile
 from stepscope.capture.agent_place import Place
 from stepscope.capture.agent_program import installed_program
@@ -24,7 +23,7 @@ from stepscope.capture.manifest import rank_and_world_size
 from stepscope.capture.protocol import VERSION
 from stepscope.capture.requests import RequestFolder
 from stepscope.capture.run_folder import RunFolder
-from stepscope.errors import StepscopeError
+from stepscope.errors import AgentError, UsageError
 
 _ANSWER_S: Final = 0.2
 _PATIENCE_S: Final = 2.0
@@ -56,22 +55,28 @@ class Agent:
         # a helper of the process that answers for this rank is found by its number only
         answers = run if run is not None and not _is_served(run, rank) else None
         self._requests = RequestFolder(answers.requests, rank, self._without_waiting) if answers else None
-        self._thread = threading.Thread(target=self._server.serve_until_stopped, name="stepscope-agent", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="stepscope-agent", daemon=True)
         self._files = [] if place.socket is None else [place.socket]
+        self._held = guard.on_failure("the agent", self._abandon)
+        is_started = False
         try:
             self._announce(run, answers, rank, world_size)
             self._start()
-        except BaseException:
-            self._withdraw()
-            self._server.server_close()
-            raise
+            is_started = True
+        finally:
+            if not is_started:
+                guard.off(self._held)
+                self._withdraw()
+                self._server.server_close()
 
     def __repr__(self) -> str:
         return f"<stepscope agent at {self.address}>"  # without the token, which must not end up in a log
 
+    @guard.entry
     def close(self) -> None:
         """End the agent; a capture under way is thrown away. Closing twice does nothing."""
         _forget(self)
+        guard.off(self._held)
         atexit.unregister(self._at_exit)
         self._withdraw()
         if self._requests:
@@ -80,6 +85,14 @@ class Agent:
         self._thread.join(_PATIENCE_S)
         self._server.server_close()
         self._service.close()
+
+    def _abandon(self) -> None:
+        """After an error of ours: answer nobody any more."""
+        _forget(self)
+        self._withdraw()
+        if self._requests:
+            self._requests.stop()
+        self._server.stop()
 
     def _announce(self, run: RunFolder | None, answers: RunFolder | None, rank: int, world_size: int) -> None:
         """Write the files by which clients find the agent."""
@@ -117,6 +130,11 @@ class Agent:
         timer.daemon = True
         timer.start()
 
+    @guard.entry(in_background=True)
+    def _serve(self) -> None:
+        self._server.serve_until_stopped()
+
+    @guard.entry
     def _at_exit(self) -> None:
         """Leave nothing behind; the threads end with the process, and what a run recorded stays in its folder."""
         if os.getpid() == self._process:
@@ -129,6 +147,17 @@ class Agent:
         self._server.socket.close()
 
 
+def _inert() -> Agent:
+    """What a program is given after an error of ours: an agent that listens nowhere."""
+    found = Agent.__new__(Agent)
+    found.address = found.token = ""
+    return found
+
+
+_INERT: Final = _inert()
+
+
+@guard.entry(otherwise=_INERT, raises=(UsageError, AgentError))
 def start_server(
     port: int = 0,
     *,
@@ -171,11 +200,10 @@ def serve_for_run(run_folder: RunFolder, rank: int) -> Agent | None:
     with _lock:
         if _agent is not None:
             return _agent
-        try:
+        with guard.attempt() as starting:
             return _started(Place(), run_folder, rank, rank_and_world_size()[1])
-        except StepscopeError as error:
-            _warn(f"the program runs without an agent: {error}")
-            return None
+        _warn(f"the program runs without an agent: {guard.sentence(starting.error)}")
+        return None
 
 
 def _started(place: Place, run: RunFolder | None, rank: int, world_size: int) -> Agent:
@@ -218,9 +246,10 @@ def _identity(run: RunFolder | None, rank: int, world_size: int) -> dict[str, An
 
 
 def _warn(sentence: str) -> None:
-    print(f"stepscope: {sentence}", file=sys.stderr)
+    guard.tell(sentence)
 
 
+@guard.entry
 def _after_fork_in_child() -> None:
     """A child has neither the thread nor the program's steps; it may start an agent of its own."""
     global _agent, _lock

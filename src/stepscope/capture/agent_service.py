@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs
 
+from stepscope.capture import guard
 from stepscope.capture.protocol import (
     CANCELLED,
     DONE,
@@ -122,14 +122,13 @@ class AgentService:
             body: JSON.
             may_wait: whether an answer may take as long as the client asks for.
         """
-        try:
+        with guard.attempt() as answering:
             path, _, query = target.partition("?")
             return self._routed(method, path, body, _wait_s(query) if may_wait else 0.0)
-        except Refusal as refusal:
-            return Reply(refusal.status, {"error": refusal.sentence})
-        except Exception as error:  # the program must go on, whatever is wrong here
-            _log.debug("a request failed", exc_info=True)
-            return Reply(500, {"error": f"the agent failed: {type(error).__name__}: {error}"})
+        error = answering.error
+        if isinstance(error, Refusal):
+            return Reply(error.status, {"error": error.sentence})
+        return Reply(500, {"error": f"the agent failed: {type(error).__name__}: {guard.sentence(error)}"})
 
     def close(self) -> None:
         """Forget the captures and remove the agent's own files; a capture under way is thrown away."""
@@ -137,7 +136,7 @@ class AgentService:
             self._closed = True
             for capture in self._captures.values():
                 if not capture.ended:
-                    with contextlib.suppress(Exception):  # the program may be ending
+                    with guard.attempt():  # the program may be ending
                         capture.cancel()
             self._captures.clear()
             folder, self._folder = self._folder, None

@@ -16,6 +16,8 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
+from stepscope.capture import guard
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _Context = AbstractContextManager[Any]
@@ -68,7 +70,7 @@ class annotate:
 
     def __enter__(self) -> annotate:
         if _may_be_seen():
-            _opened.stack.append((self, _contexts(self.name, None)))
+            _open(self, self.name, None)
         return self
 
     def __exit__(
@@ -119,7 +121,7 @@ class step(annotate):
     def __enter__(self) -> step:
         number = _next_number(self.name) if self.number is None else self.number
         if _may_be_seen():
-            _opened.stack.append((self, _contexts(self.name, number)))
+            _open(self, self.name, number)
         return self
 
     def __exit__(
@@ -141,6 +143,7 @@ def _next_number(name: str) -> int:
         return number
 
 
+@guard.entry
 def tell_controller() -> None:
     """Say that a step has ended, so that captures on demand begin and end between steps."""
     module = sys.modules.get("stepscope.capture.controller")
@@ -155,35 +158,37 @@ def tell_controller() -> None:
 def _may_be_seen() -> bool:
     """Whether a profiler may be looking; False in a fraction of a microsecond."""
     torch_profiler = _modules.get("torch.autograd.profiler")
-    if torch_profiler is not None and torch_profiler._is_profiler_enabled:
+    if getattr(torch_profiler, "_is_profiler_enabled", False):
         return True
     return _UNDER_NSIGHT or _BY_DAEMON or "jax" in _modules or "torch_xla" in _modules
+
+
+@guard.entry
+def _open(annotation: annotate, name: str, number: int | None) -> None:
+    _opened.stack.append((annotation, _contexts(name, number)))
 
 
 def _contexts(name: str, number: int | None) -> list[_Context]:
     """An open context for each profiler that may be looking; one that fails is left out."""
     contexts: list[_Context] = []
     for make in (_of_torch, _of_xla, _of_jax, _of_nvtx):
-        try:
+        with guard.attempt():
             context = make(name, number)
             if context is not None:
                 context.__enter__()
                 contexts.append(context)
-        except Exception:  # a profiler that cannot name things must not end the program
-            continue
     return contexts
 
 
+@guard.entry
 def _close(annotation: annotate) -> None:
     stack = _opened.stack
     for index in range(len(stack) - 1, -1, -1):
         if stack[index][0] is annotation:
             _, contexts = stack.pop(index)
             for context in reversed(contexts):
-                try:
+                with guard.attempt():
                     context.__exit__(None, None, None)
-                except Exception:  # as above
-                    continue
             return
 
 

@@ -6,12 +6,12 @@ for it. A loss that torch.amp's GradScaler made larger is noted as it was before
 
 from __future__ import annotations
 
-import contextlib
 import random
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.quiet_seeds import FixedSeeds
 
 MOST_LOSSES: Final = 4096
@@ -28,38 +28,27 @@ class BackwardLosses:
     def start(self) -> None:
         """Note the value of every backward pass."""
         torch: Any = sys.modules["torch"]
-        original = torch.autograd.backward
-
-        def backward(tensors: Any, *positional: Any, **named: Any) -> Any:
-            if len(self._tensors) < MOST_LOSSES:
-                self._note(torch, tensors)
-            return original(tensors, *positional, **named)
-
-        self._replace(torch.autograd, "backward", backward)
+        self._replace(torch.autograd, "backward", guard.around(torch.autograd.backward, before=self._note))
         scaler: Any = getattr(getattr(torch, "amp", None), "GradScaler", None)
         if scaler is not None and "scale" in vars(scaler):
-            scale = scaler.scale
-
-            def scaled(self_: Any, outputs: Any) -> Any:
-                result = scale(self_, outputs)
-                if isinstance(result, torch.Tensor) and isinstance(outputs, torch.Tensor):
-                    setattr(result, _BEFORE_SCALING, outputs)
-                return result
-
-            self._replace(scaler, "scale", scaled)
+            self._replace(scaler, "scale", guard.around(scaler.scale, after=_scaled))
 
     def stop(self) -> list[float]:
         """Leave torch as it was; returns the losses, for which it waits for the device."""
         while self._restore:
             self._restore.pop()()
         found: list[float] = []
-        with contextlib.suppress(RuntimeError):  # the device failed: what was read before is kept
+        with guard.attempt():  # the device failed: what was read before is kept
             found.extend(float(tensor) for tensor in self._tensors)
         self._tensors.clear()
         return found
 
-    def _note(self, torch: Any, tensors: Any) -> None:
+    @guard.entry
+    def _note(self, tensors: Any, *_: Any, **__: Any) -> None:
         """Keep a copy of the first value: a program may change the tensor itself, or use its memory again."""
+        if len(self._tensors) >= MOST_LOSSES:
+            return
+        torch: Any = sys.modules["torch"]
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
         loss = getattr(first, _BEFORE_SCALING, first)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or _is_captured(torch, loss):
@@ -75,6 +64,13 @@ class BackwardLosses:
                 setattr(owner, name, original)
 
         self._restore.append(restore)
+
+
+@guard.entry
+def _scaled(_: None, result: Any, scaler: Any, outputs: Any) -> None:
+    tensor: Any = sys.modules["torch"].Tensor
+    if isinstance(result, tensor) and isinstance(outputs, tensor):
+        setattr(result, _BEFORE_SCALING, outputs)
 
 
 def _is_captured(torch: Any, tensor: Any) -> bool:

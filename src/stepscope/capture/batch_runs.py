@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from stepscope.capture.run_folder import RunFolder, write_json
 from stepscope.errors import UsageError
+from stepscope.kept_json import read_kept, with_checksum
 
 NAME: Final = "batch-sizes.json"
 INTERRUPTED: Final = 130
@@ -63,7 +63,7 @@ def record_sizes(
         code = run_program(with_batch_size(command, flag, batch_size), environment)
         made = [path.relative_to(folder.path).as_posix() for path in folder.traces() if path not in before]
         runs.append(BatchRun(batch_size, code, tuple(made)))
-        write_json(folder.path / NAME, {"runs": [asdict(run) for run in runs]})
+        write_json(folder.path / NAME, with_checksum({"runs": [asdict(run) for run in runs]}))
         if code == INTERRUPTED:
             break
         if not made:
@@ -81,15 +81,13 @@ def read_runs(folder: Path) -> list[BatchRun]:
         UsageError: the file is damaged.
     """
     path = folder / NAME
-    if not path.is_file():
+    if not path.exists():
         return []
+    content = read_kept(path)
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
         return [
             BatchRun(int(each["batch_size"]), int(each["exit_code"]), tuple(map(str, each["traces"])))
             for each in content["runs"]
         ]
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise UsageError(f"{path} is damaged: {error}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{path} is damaged: it does not say what was recorded of each size") from error

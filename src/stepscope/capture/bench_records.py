@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stepscope.capture.bench_steps import PREFIX
 from stepscope.capture.run_folder import RunFolder
+from stepscope.kept_json import readable, say_changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +50,10 @@ def _paths(folder: RunFolder, rank: int) -> list[Path]:
 
 
 def _record(path: Path, rank: int) -> Record | None:
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    content = readable(path)
+    if not content:
+        return None
+    try:
         return Record(
             rank=rank,
             world_size=int(content["world_size"]),
@@ -66,4 +66,6 @@ def _record(path: Path, rank: int) -> Record | None:
             said=tuple(map(str, content["said"])),
             losses=tuple(map(float, content.get("losses", ()))),
         )
-    return None
+    except (ValueError, TypeError, KeyError, OverflowError):
+        say_changed(path)
+        return None

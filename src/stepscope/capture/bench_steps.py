@@ -6,7 +6,6 @@ that the times are those at which the device came to the end of each step, not t
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.backward_losses import BackwardLosses, fix_seeds
 from stepscope.capture.bootstrap_plan import (
     OPTIMIZER_PATIENCE_S,
@@ -28,6 +28,7 @@ from stepscope.capture.controller import StepController, StepSource
 from stepscope.capture.hooks import StepHooks
 from stepscope.capture.manifest import rank_and_world_size
 from stepscope.capture.run_folder import RunFolder, write_json
+from stepscope.kept_json import with_checksum
 
 PREFIX: Final = "steps-"
 """Files of a rank's folder that begin so hold what `BenchSteps` noted."""
@@ -102,10 +103,18 @@ class BenchSteps:
             self._finish()
             end_program()
 
+    @guard.entry
     def program_ends(self) -> None:
         """Keep the steps there are."""
         if os.getpid() == self.process and self.has_begun and not self._over:
             self._finish()
+
+    def abandon(self) -> None:
+        """After an error of ours: note no more, and leave the program as it was."""
+        for action in (self._controller.abandon, self._company.recording_ends, self.let_go):
+            guard.attempted(action)
+        if self._losses is not None:
+            guard.attempted(self._losses.stop)
 
     def let_go(self) -> None:
         """Leave torch as it was; the steps are not counted any more."""
@@ -132,7 +141,7 @@ class BenchSteps:
         self._over = True
         ends_ns, clock = self._ends_ns, "host"
         if self._device is not None:
-            with contextlib.suppress(RuntimeError):  # the device failed: the host's clock is left
+            with guard.attempt():  # the device failed: the host's clock is left
                 ends_ns, clock = self._device.ends_ns(), "device"
         self._company.recording_ends()
         losses = self._losses.stop() if self._losses is not None else []
@@ -144,18 +153,20 @@ class BenchSteps:
         rank, world_size = rank_and_world_size()
         write_json(
             self._folder.rank_folder(rank) / f"{PREFIX}{self.process}.json",
-            {
-                "process": self.process,
-                "machine": platform.node(),
-                "world_size": world_size,
-                "source": self._source.name.lower(),
-                "clock": clock,
-                "complete": len(ends_ns) >= self._boundaries,
-                "ends_ns": list(ends_ns),
-                "losses": list(losses),
-                "own_profiler": self._controller.others.seen,
-                "said": self._company.said,
-            },
+            with_checksum(
+                {
+                    "process": self.process,
+                    "machine": platform.node(),
+                    "world_size": world_size,
+                    "source": self._source.name.lower(),
+                    "clock": clock,
+                    "complete": len(ends_ns) >= self._boundaries,
+                    "ends_ns": list(ends_ns),
+                    "losses": list(losses),
+                    "own_profiler": self._controller.others.seen,
+                    "said": self._company.said,
+                }
+            ),
         )
 
 

@@ -6,8 +6,8 @@ import atexit
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
+from stepscope.capture import guard
 from stepscope.capture.bench_steps import BenchSteps
 from stepscope.capture.bootstrap_plan import FirstRecording, RunOptions
 from stepscope.capture.controller import StepController, controller, set_controller
@@ -24,6 +24,7 @@ _hooks: AllHooks | None = None
 """Those of the plan that this process is recorded by."""
 
 
+@guard.entry
 def was_imported(module: str) -> None:
     """Have this process recorded as the environment says; does nothing where it says nothing.
 
@@ -75,6 +76,7 @@ def _hooks_for(folder: RunFolder, options: RunOptions) -> AllHooks | None:
     return _hooks if listens else None
 
 
+@guard.entry
 def steps_are_marked() -> None:
     """Have `stepscope bench` see the steps that the program marks itself, also where it never imports torch."""
     path = os.environ.get(RUN, "")
@@ -99,21 +101,15 @@ def _have_listen(steps: StepController, plan: FirstRecording | BenchSteps) -> No
     _before_exit(plan.program_ends)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: _forked(steps, plan))
+    guard.on_failure("", plan.abandon)
 
 
 def _before_exit(action: Callable[[], None]) -> None:
     """Also do it for a program that ends by os._exit, for which nothing registered is called."""
-    original = os._exit
-
-    def leave(status: int) -> NoReturn:
-        try:
-            action()
-        finally:
-            original(status)
-
-    os._exit = leave
+    os._exit = guard.around(os._exit, before=lambda *_, **__: action())
 
 
+@guard.entry
 def _forked(steps: StepController, plan: FirstRecording | BenchSteps) -> None:
     """A process forked before the first step may be a rank; one that is forked later helps the one it came from."""
     if plan.has_begun:

@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.company import Company
 from stepscope.capture.controller import CaptureHandle, CaptureRequest, CaptureResult, StepController, StepSource
 from stepscope.capture.hooks import AllHooks
 from stepscope.capture.manifest import process_facts, rank_and_world_size
 from stepscope.capture.options import RecordOptions
-from stepscope.capture.run_folder import RunFolder
+from stepscope.capture.run_folder import LEFT, RunFolder
 from stepscope.capture.step_times import TIMED_S, TIMED_STEPS, StepTimes
 
 if TYPE_CHECKING:
@@ -214,6 +215,7 @@ class FirstRecording:
         else:
             self._hooks.keep(StepSource.OPTIMIZER)
 
+    @guard.entry
     def program_ends(self) -> None:
         """Keep what was recorded so far."""
         if os.getpid() != self.process or not self.has_begun or self._over:
@@ -233,6 +235,18 @@ class FirstRecording:
         """Leave torch and jax as they were; the steps are not counted any more."""
         self._hooks.remove()
         self._controller.listener = None
+
+    def abandon(self) -> None:
+        """After an error of ours: leave word of it if that can be done, and the program as it was."""
+        self._over = True
+        for action in (self._controller.abandon, self._company.recording_ends, self.let_go):
+            guard.attempted(action)
+        if self._energy is not None:
+            guard.attempted(self._energy.finish)
+        if not is_helper() and (self._result is None or self._result.path is None):
+            self._result = CaptureResult(problem="stepscope failed in the program, which went on without it")
+            self._folder.sign(LEFT)
+            guard.attempted(self.report)
 
     def _serve(self) -> None:
         """Start the agent, now that the rank is known and that this process has steps to record."""

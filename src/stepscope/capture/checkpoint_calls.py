@@ -7,11 +7,13 @@ Afterwards the functions are the program's own again.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 from collections.abc import Callable
 from typing import Any, Final
+
+from stepscope.capture import guard
+from stepscope.capture.logging_calls import marked, recorded_mark
 
 PREFIX: Final = "stepscope.checkpoint#"
 
@@ -41,11 +43,8 @@ class CheckpointCalls:
 
     def start(self) -> None:
         """Begin; what cannot be named is left alone."""
-        with contextlib.suppress(Exception):
-            import torch
-
-            fast: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None)
-            mark: Callable[[str], Any] = fast or torch.autograd.profiler.record_function
+        with guard.attempt():
+            mark = recorded_mark()
             for module, function, name in _FUNCTIONS:
                 owner = sys.modules.get(module)
                 original = getattr(owner, function, None)
@@ -57,15 +56,14 @@ class CheckpointCalls:
         while self._restore:
             self._restore.pop()()
 
+    @guard.entry
+    def _saved(self, *positional: Any, **_: Any) -> None:
+        if len(positional) > 1:
+            with contextlib.suppress(OSError, TypeError, ValueError):
+                self.saved_bytes += os.stat(positional[1]).st_size
+
     def _wrap(self, owner: Any, attribute: str, original: Any, name: str, mark: Callable[[str], Any]) -> None:
-        @functools.wraps(original)
-        def named(*positional: Any, **keywords: Any) -> Any:
-            with mark(name):
-                result = original(*positional, **keywords)
-            if name.endswith("save") and len(positional) > 1:
-                with contextlib.suppress(OSError, TypeError, ValueError):
-                    self.saved_bytes += os.stat(positional[1]).st_size
-            return result
+        named = marked(original, mark, name, self._saved if name.endswith("save") else None)
 
         def restore() -> None:
             if getattr(owner, attribute, None) is named:

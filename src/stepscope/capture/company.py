@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 from stepscope.capture.manifest import rank_and_world_size
-from stepscope.errors import StepscopeError
 
 
 class Company:
@@ -35,10 +34,8 @@ class Company:
         if self._telemetry:
             from stepscope.capture.telemetry.log import start_for_run
 
-            try:
-                start_for_run(self._folder, rank)
-            except StepscopeError as error:
-                self.said.append(f"no telemetry was kept: {error}")
+            problem = start_for_run(self._folder, rank).problem
+            self.said.extend([problem] if problem else [])
         if self._quiet:
             from stepscope.capture.quiet import prepare_quiet
 

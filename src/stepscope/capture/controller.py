@@ -15,6 +15,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final, Protocol
 
+from stepscope.capture import guard
 from stepscope.capture.controller_capture import (
     PATIENCE_S,
     Capture,
@@ -127,10 +128,11 @@ class StepController:
         """The number of the step that runs now: how many ended before it."""
         return self._step
 
+    @guard.entry
     def step_boundary(self, source: StepSource = StepSource.EXPLICIT) -> None:
         """A step has ended, as `source` shows; what a better source contradicts is passed over.
 
-        Raises nothing but the SystemExit by which a listener ends the program.
+        An entry of the guard's: raises nothing but the SystemExit by which a listener ends the program.
         """
         if source is not self.source:
             if source < self.source:
@@ -174,6 +176,18 @@ class StepController:
             while self._waiting:
                 self._waiting.popleft().settle(CaptureResult(problem=problem))
             self._rest()
+
+    def abandon(self) -> None:
+        """After an error of ours: keep nothing, and cost nothing more."""
+        self.listener = self.on_source = None
+        self.stays = self.keeps_watch = False
+        with guard.attempt():
+            self.finish("stepscope failed")
+        self._busy, self._capture = False, None
+        self._waiting.clear()
+        self._wake.set()
+        with guard.attempt():
+            self.others.unwatch()
 
     def forget(self) -> None:
         """In a process that was forked: drop what belongs to the other one, without touching its profiler."""
@@ -282,6 +296,7 @@ class StepController:
                 self._abandon(capture, CaptureResult(cancelled=True, problem="the capture was cancelled"))
             self._rest()
 
+    @guard.entry
     def _give_way(self) -> None:
         """The program starts a profiler of its own: keep the whole steps there are, if any."""
         with self._lock:
@@ -300,6 +315,7 @@ class StepController:
 
         return new_recording(options, first_step, self.source, uses_jax=self.uses_jax)
 
+    @guard.entry(in_background=True)
     def _watch_captures(self) -> None:
         """On a thread of its own: end the captures that no step comes by for."""
         while True:

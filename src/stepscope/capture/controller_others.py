@@ -7,9 +7,12 @@ prepared, started and stopped are wrapped, so that the program's own are seen co
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
+
+from stepscope.capture import guard
 
 _XLA: Final = {"start_trace": True, "stop_trace": False, "stop_and_get_fdo_profile": False}
 _FUNCTIONS: Final = {
@@ -117,9 +120,10 @@ def _unwrap() -> None:
 
 
 def _wrapped(original: Any, module: str, in_use: bool) -> Any:
-    def called(*positional: Any, **named: Any) -> Any:
-        for watcher in list(_watchers):
-            watcher._called(module, in_use)
-        return original(*positional, **named)
+    return guard.around(original, before=functools.partial(_tell, module, in_use))
 
-    return called
+
+@guard.entry
+def _tell(module: str, in_use: bool, *_: object, **__: object) -> None:
+    for watcher in list(_watchers):
+        watcher._called(module, in_use)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.energy_counters import Source, machine_identity, open_counters
-from stepscope.capture.telemetry.writer import sentence
+from stepscope.capture.guard import sentence
 from stepscope.cost.energy_measured import KINDS, Counter, EnergyRecord, EnergyWindow, MissingCounter
 
 WINDOW_S: Final = 2.0
@@ -109,33 +110,34 @@ class EnergyMeter:
             self.record.missing += [MissingCounter(kind, None, reason) for kind in KINDS]
 
     def _open(self) -> None:
-        try:
+        sources: list[Source] = []
+        missing: list[MissingCounter] = []
+        with guard.attempt() as opening:  # whatever a driver or a library may raise
             self._devices = devices_in_use(self._uses_jax())
             sources, missing = self._opens(self._devices, with_host=is_first_of_its_machine())
-        except Exception as error:  # whatever a driver or a library may raise
-            sources, missing = [], [MissingCounter("gpu", None, sentence(error))]
+        if opening.error is not None:
+            missing = [MissingCounter("gpu", None, sentence(opening.error))]
         self._sources = sources
         self.record.counters = [source.counter for source in sources]
         self.record.missing += missing
 
     def _border(self) -> _Border:
         """Wait for the devices, and read every counter; where they cannot be waited for, only those of the host."""
-        waited = True
-        try:
+        with guard.attempt() as waiting:
             synchronise(self._devices, self._uses_jax())
-        except Exception as error:
-            waited = False
-            reason = f"the devices could not be waited for: {sentence(error)}"
+        waited = waiting.error is None
+        if waiting.error is not None:
+            reason = f"the devices could not be waited for: {sentence(waiting.error)}"
             for source in self._sources or ():
                 if source.counter.kind == "gpu":
                     self._lacks(source.counter, reason)
         border = _Border(self._clock_ns(), {})
         for source in self._sources or ():
             if waited or source.counter.kind != "gpu":
-                try:
+                with guard.attempt() as reading:
                     border.joules[source.counter.key] = source.joules()
-                except Exception as error:
-                    self._lacks(source.counter, sentence(error))
+                if reading.error is not None:
+                    self._lacks(source.counter, sentence(reading.error))
         return border
 
     def _close_window(self) -> None:

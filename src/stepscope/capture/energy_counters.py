@@ -19,7 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from stepscope.capture.telemetry.writer import sentence
+from stepscope.capture import guard
+from stepscope.capture.guard import sentence
 from stepscope.cost.energy_measured import KINDS, Counter, Kind, MissingCounter
 
 NO_PACKAGE: Final = "the package zeus is missing: pip install 'stepscope[energy]'"
@@ -81,7 +82,7 @@ class SampledPower:
         self._lock = threading.Lock()
         self._joules = 0.0
         self._last: tuple[float, float] | None = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._ended = threading.Event()
         self.sample()
         self._thread = threading.Thread(target=self._run, name="stepscope power samples", daemon=True)
@@ -106,12 +107,13 @@ class SampledPower:
         """End the thread."""
         self._ended.set()
 
+    @guard.entry(in_background=True)
     def _run(self) -> None:
         while not self._ended.wait(self._interval_s):
-            try:
+            with guard.attempt() as sampling:  # whatever a driver may raise
                 self.sample()
-            except Exception as error:  # whatever a driver may raise
-                self._error = error
+            if sampling.error is not None:
+                self._error = sampling.error
                 return
 
 
@@ -168,25 +170,27 @@ def machine_identity() -> str:
 
 
 def _devices(get_gpus: Callable[[], Any], devices: Sequence[int]) -> Iterator[Source | MissingCounter]:
-    try:
+    with guard.attempt() as finding:  # a library's own errors, and those of drivers
         gpus = get_gpus()
-    except Exception as error:  # a library's own errors, and those of drivers
-        none = str(error).startswith("NVML and AMDSMI unavailable")
-        yield MissingCounter("gpu", None, NO_DRIVER if none else sentence(error))
+    if finding.error is not None:
+        none = str(finding.error).startswith("NVML and AMDSMI unavailable")
+        yield MissingCounter("gpu", None, NO_DRIVER if none else sentence(finding.error))
         return
     if not devices:
         yield MissingCounter("gpu", None, "the process used no device that can be measured")
     for number in devices:
-        try:
-            gpu = gpus.gpus[number]
-            named = Counter("gpu", str(number), "counter", _identity(gpu), gpu.get_name())
-            if gpu.supports_get_total_energy_consumption():
-                gpu.get_total_energy_consumption()
-                yield DeviceCounter(named, gpu.get_total_energy_consumption)
-            else:
-                yield _sampled(named, gpu)
-        except Exception as error:
-            yield MissingCounter("gpu", str(number), sentence(error))
+        found: Source | None = None
+        with guard.attempt() as reading:
+            found = _device(number, gpus.gpus[number])
+        yield found or MissingCounter("gpu", str(number), sentence(reading.error))
+
+
+def _device(number: int, gpu: Any) -> Source:
+    named = Counter("gpu", str(number), "counter", _identity(gpu), gpu.get_name())
+    if gpu.supports_get_total_energy_consumption():
+        gpu.get_total_energy_consumption()
+        return DeviceCounter(named, gpu.get_total_energy_consumption)
+    return _sampled(named, gpu)
 
 
 def _sampled(named: Counter, gpu: Any) -> SampledPower:
@@ -195,13 +199,14 @@ def _sampled(named: Counter, gpu: Any) -> SampledPower:
 
 
 def _host(get_cpus: Callable[[], Any]) -> Iterator[Source | MissingCounter]:
-    try:
-        cpus = get_cpus()
-        packages = [cpu for cpu in cpus.cpus if _is_package(cpu)]
-    except Exception as error:
-        reason = {"ZeusCPUInitError": NO_RAPL, "ZeusCPUNoPermissionError": NOT_ALLOWED}.get(type(error).__name__)
-        yield MissingCounter("cpu", None, reason or sentence(error))
-        yield MissingCounter("dram", None, reason or sentence(error))
+    packages: list[Any] = []
+    with guard.attempt() as finding:
+        packages = [cpu for cpu in get_cpus().cpus if _is_package(cpu)]
+    if finding.error is not None:
+        known = {"ZeusCPUInitError": NO_RAPL, "ZeusCPUNoPermissionError": NOT_ALLOWED}
+        reason = known.get(type(finding.error).__name__) or sentence(finding.error)
+        yield MissingCounter("cpu", None, reason)
+        yield MissingCounter("dram", None, reason)
         return
     for cpu in packages:
         zones: tuple[tuple[Kind, Any], ...] = (
@@ -209,10 +214,10 @@ def _host(get_cpus: Callable[[], Any]) -> Iterator[Source | MissingCounter]:
             ("dram", getattr(cpu, "dram", None)),
         )
         for kind, zone in zones:
-            try:
-                yield _zone(kind, str(cpu.cpu_index), zone, cpu)
-            except Exception as error:
-                yield MissingCounter(kind, str(cpu.cpu_index), sentence(error))
+            found: Source | None = None
+            with guard.attempt() as reading:
+                found = _zone(kind, str(cpu.cpu_index), zone, cpu)
+            yield found or MissingCounter(kind, str(cpu.cpu_index), sentence(reading.error))
 
 
 def _zone(kind: Kind, number: str, zone: Any, cpu: Any) -> Source:
@@ -243,9 +248,9 @@ def _is_package(cpu: Any) -> bool:
 
 def _identity(gpu: Any) -> str | None:
     """The same for a device whatever number a process gives it, and tells nobody its serial number."""
-    with contextlib.suppress(Exception):
+    with guard.attempt():
         return _digest(str(import_module("pynvml").nvmlDeviceGetUUID(gpu.handle)))
-    with contextlib.suppress(Exception):
+    with guard.attempt():
         return _digest(str(import_module("amdsmi").amdsmi_get_gpu_device_uuid(gpu.handle)))
     return None
 

@@ -14,11 +14,12 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.batch_runs import INTERRUPTED
 from stepscope.capture.energy_counters import NO_DRIVER, NO_PACKAGE
 from stepscope.capture.energy_records import records_of, step_energies
+from stepscope.capture.guard import sentence
 from stepscope.capture.run_folder import RunFolder, write_json
-from stepscope.capture.telemetry.writer import sentence
 from stepscope.errors import UsageError
 
 NAME: Final = "power-limits.json"
@@ -81,15 +82,14 @@ class DeviceLimits:
         Raises:
             UsageError: that is not allowed.
         """
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # zeus warns of what the next line tells
-                for gpu in self._gpus:
-                    gpu.set_power_management_limit(round(watts * 1000))
-        except Exception as error:  # of drivers and the library
+        with guard.attempt() as setting, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # zeus warns of what the next line tells
+            for gpu in self._gpus:
+                gpu.set_power_management_limit(round(watts * 1000))
+        if setting.error is not None:  # of drivers and the library
             raise UsageError(
-                f"the power limit cannot be changed: {sentence(error)}; that needs root, or zeusd to do it"
-            ) from error
+                f"the power limit cannot be changed: {sentence(setting.error)}; that needs root, or zeusd to do it"
+            ) from setting.error
 
     def restore(self) -> None:
         """Put every device's limit back to what it was.
@@ -99,13 +99,13 @@ class DeviceLimits:
         """
         lost = []
         for number, (gpu, limit) in enumerate(zip(self._gpus, self._before, strict=True)):
-            try:
+            with guard.attempt() as setting, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 if gpu.get_power_management_limit() != limit:
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("ignore")
-                        gpu.set_power_management_limit(limit)
-            except Exception as error:
-                lost.append(f"device {number} ({sentence(error)}): nvidia-smi -i {number} -pl {limit / 1000:g}")
+                    gpu.set_power_management_limit(limit)
+            if setting.error is not None:
+                why = sentence(setting.error)
+                lost.append(f"device {number} ({why}): nvidia-smi -i {number} -pl {limit / 1000:g}")
         if lost:
             raise UsageError(f"power limits could not be put back, do so by hand: {'; '.join(lost)}")
 
@@ -116,21 +116,20 @@ def device_limits() -> DeviceLimits:
     Raises:
         UsageError: there is none whose limit can be known, or zeus is not installed.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            gpus = import_module("zeus.device.gpu").get_gpus()
-    except ImportError:
-        raise UsageError(f"power limits cannot be changed: {NO_PACKAGE}") from None
-    except Exception as error:
-        none = str(error).startswith("NVML and AMDSMI unavailable")
-        raise UsageError(f"power limits cannot be changed: {NO_DRIVER if none else sentence(error)}") from error
+    gpus: Any = ()
+    with guard.attempt() as finding, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gpus = import_module("zeus.device.gpu").get_gpus()
+    if isinstance(finding.error, ImportError):
+        raise UsageError(f"power limits cannot be changed: {NO_PACKAGE}")
+    if finding.error is not None:
+        none = str(finding.error).startswith("NVML and AMDSMI unavailable")
+        raise UsageError(f"power limits cannot be changed: {NO_DRIVER if none else sentence(finding.error)}")
     if not len(gpus):
         raise UsageError(f"power limits cannot be changed: {NO_DRIVER}")
-    try:
+    with guard.attempt() as reading:
         return DeviceLimits(gpus)
-    except Exception as error:
-        raise UsageError(f"the devices do not tell their power limits: {sentence(error)}") from error
+    raise UsageError(f"the devices do not tell their power limits: {sentence(reading.error)}")
 
 
 def measure_limits(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from stepscope.cost.energy_measured import KINDS, EnergyRecord
+from stepscope.kept_json import readable
 
 KEY: Final = "energy"
 """Under which a process leaves its record in the word that it leaves of its recording."""
-_MAX_FILE_BYTES: Final = 16 * 2**20
 
 
 def record_beside(trace: str | Path) -> EnergyRecord | None:
@@ -56,8 +54,4 @@ def _windows(recordings: Sequence[object], kind: str) -> list[float]:
 
 def _recordings(folder: Path) -> Iterator[Mapping[str, Any]]:
     for file in sorted(folder.glob("recording-*.json")):
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            if file.stat().st_size <= _MAX_FILE_BYTES:
-                content = json.loads(file.read_text(encoding="utf-8"))
-                if isinstance(content, dict):
-                    yield content
+        yield readable(file)

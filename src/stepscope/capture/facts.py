@@ -6,13 +6,12 @@ collected is left out, and the recording goes on without it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
+from stepscope.capture import guard
 from stepscope.capture.checkpoint_calls import CheckpointCalls
 from stepscope.capture.facts_compilations import compilations
 from stepscope.capture.facts_counters import PauseWatch, StepCounters
@@ -24,7 +23,6 @@ from stepscope.capture.padding import PaddingSamples
 from stepscope.capture.start_marks import mark, start_times
 from stepscope.program_facts import KEY, ProgramFacts, to_json
 
-_T = TypeVar("_T")
 _TAIL_BYTES: Final = 64
 
 
@@ -47,7 +45,7 @@ class FactsRecording:
 
     def start(self) -> None:
         """Begin to count; the first step begins."""
-        with contextlib.suppress(Exception):
+        with guard.attempt():
             mark("recording")
             self._watch.install(self)
             self._watch.begin()
@@ -62,7 +60,7 @@ class FactsRecording:
     def step_ended(self, number: int) -> None:
         """The step of that number has ended, and the next begins."""
         if self._steps is not None:
-            with contextlib.suppress(Exception):
+            with guard.attempt():
                 self._steps.border(number)
 
     def finish(self) -> ProgramFacts | None:
@@ -71,15 +69,22 @@ class FactsRecording:
             return None
         self._is_on = False
         self._pauses.stop()
-        _or_none(self._checkpoints.stop)
-        facts = _or_none(self._facts)
-        _or_none(lambda: self._watch.uninstall(self))
+        guard.attempted(self._checkpoints.stop)
+        facts = guard.attempted(self._facts)
+        guard.attempted(lambda: self._watch.uninstall(self))
         return facts
 
+    def abandon(self) -> None:
+        """Count no more, and tell nothing."""
+        self._is_on, self._steps = False, None
+        for stop in (self._pauses.stop, self._checkpoints.stop, self._padding.give_back):
+            guard.attempted(stop)
+        guard.attempted(lambda: self._watch.uninstall(self))
+
     def _facts(self) -> ProgramFacts:
-        objects = _or_none(LiveObjects)
+        objects = guard.attempted(LiveObjects)
         counted = self._steps.steps if self._steps is not None else []
-        figures = _or_none(process_figures) or {}
+        figures = guard.attempted(process_figures) or {}
         figures.update(
             self._warm_up,
             garbage_collection_ns=self._pauses.total_ns,
@@ -87,19 +92,19 @@ class FactsRecording:
             checkpoint_bytes=self._checkpoints.saved_bytes,
         )
         return ProgramFacts(
-            loaders=_or_none(self._watch.loaders) or (),
-            input_stages=_or_none(self._watch.stages) or (),
-            optimizers=(_or_none(objects.optimizers) if objects else None) or (),
-            data_parallel=(_or_none(objects.data_parallel) if objects else None) or (),
-            model=_or_none(objects.model) if objects else None,
-            compilations=_or_none(compilations) or (),
-            torch=_or_none(torch_settings) or {},
+            loaders=guard.attempted(self._watch.loaders) or (),
+            input_stages=guard.attempted(self._watch.stages) or (),
+            optimizers=(guard.attempted(objects.optimizers) if objects else None) or (),
+            data_parallel=(guard.attempted(objects.data_parallel) if objects else None) or (),
+            model=guard.attempted(objects.model) if objects else None,
+            compilations=guard.attempted(compilations) or (),
+            torch=guard.attempted(torch_settings) or {},
             process=figures,
-            environment=_or_none(lambda: speed_environment(os.environ)) or {},
-            start=_or_none(start_times) or {},
-            pauses=_or_none(self._pauses.pauses) or (),
+            environment=guard.attempted(lambda: speed_environment(os.environ)) or {},
+            start=guard.attempted(start_times) or {},
+            pauses=guard.attempted(self._pauses.pauses) or (),
             steps=tuple(counted),
-            padding=_or_none(self._padding.stop) or (),
+            padding=guard.attempted(self._padding.stop) or (),
         )
 
 
@@ -122,10 +127,3 @@ def add_to_trace(path: Path, facts: ProgramFacts | None) -> None:
         file.seek(start + len(end) - 1)
         file.write(f", {json.dumps(KEY)}: {to_json(facts)}\n}}\n".encode())
         file.truncate()
-
-
-def _or_none(reading: Callable[[], _T]) -> _T | None:
-    try:
-        return reading()
-    except Exception:  # a version of torch or an object of the user's that is unlike what is known
-        return None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.program_facts import CompilationFacts
 
 _LONGEST_REASON: Final = 2_000
@@ -17,7 +17,7 @@ def compilations() -> tuple[CompilationFacts, ...]:
     kept = getattr(module, "get_compilation_metrics", None)
     found = []
     for metrics in kept() if kept is not None else ():
-        with contextlib.suppress(Exception):
+        with guard.attempt():
             if metrics.co_name:  # a backward pass that is compiled later has none
                 found.append(_compilation(metrics))
     return tuple(found)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from stepscope.analysis.naming import is_user_file
+from stepscope.capture import guard
 from stepscope.program_facts import PauseFacts, StepFacts
 
 MOST_STEPS: Final = 5_000
@@ -218,6 +219,7 @@ class PauseWatch:
             for start, duration, generation, thread, collected, where in self._notes
         )
 
+    @guard.entry
     def _told(self, phase: str, info: dict[str, int]) -> None:
         now = time.perf_counter_ns()
         if phase == "start":
@@ -232,7 +234,7 @@ class PauseWatch:
         if duration >= SHORTEST_PAUSE_NS and len(self._notes) < MOST_PAUSES:
             start = time.time_ns() - duration
             thread = threading.get_native_id()
-            where = _user_line(sys._getframe(1))
+            where = _user_line(sys._getframe(1).f_back)  # outside of the guard's; None where a thread ends
             self._notes.append((start, duration, info["generation"], thread, info["collected"], where))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.environment_machine import Machine
 from stepscope.capture.environment_processor import usable_cores
 
@@ -83,7 +83,7 @@ def _read(readings: dict[str, Callable[[], Any]]) -> dict[str, Value]:
     """What could be read: a setting that this version of torch or this system does not have is left out."""
     found: dict[str, Value] = {}
     for name, reading in readings.items():
-        with contextlib.suppress(Exception):
+        with guard.attempt():
             value = reading()
             if isinstance(value, (str, int, float, bool)):
                 found[name] = value

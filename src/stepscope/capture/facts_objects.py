@@ -5,12 +5,12 @@ Nothing is hooked into torch for it, which could have torch.compile compile anew
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.program_facts import DataParallelFacts, ModelFacts, OptimizerFacts
 
 MOST: Final = 50
@@ -46,7 +46,7 @@ class LiveObjects:
         shown = [each for each in self._found["optimizers"] if each not in wrapping or not inner]
         found = []
         for each in shown[:MOST]:
-            with contextlib.suppress(Exception):
+            with guard.attempt():
                 found.append(_optimizer(each))
         return tuple(found)
 
@@ -54,10 +54,10 @@ class LiveObjects:
         """DistributedDataParallel and DataParallel modules."""
         found = []
         for each in self._found["distributed"][:MOST]:
-            with contextlib.suppress(Exception):
+            with guard.attempt():
                 found.append(_distributed(each))
         for each in self._found["data_parallel"][:MOST]:
-            with contextlib.suppress(Exception):
+            with guard.attempt():
                 gradient_bytes = _bytes(one for one in each.parameters() if one.requires_grad)
                 found.append(
                     DataParallelFacts(kind="DataParallel", devices=len(each.device_ids), gradient_bytes=gradient_bytes)
@@ -130,7 +130,7 @@ def _distributed(module: Any) -> DataParallelFacts:
     without = sum(one.grad is None for one in trained)
     bucket_bytes = getattr(module, "bucket_bytes_cap", None)
     backend = None
-    with contextlib.suppress(Exception):
+    with guard.attempt():
         import torch.distributed
 
         backend = str(torch.distributed.get_backend(module.process_group))

@@ -14,7 +14,6 @@ torch when the hooks are removed.
 from __future__ import annotations
 
 import _thread
-import contextlib
 import sys
 import time
 import weakref
@@ -22,6 +21,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.controller import StepController, StepSource, controller, set_controller
 from stepscope.capture.start_marks import mark
 
@@ -100,6 +100,7 @@ class StepHooks:
         if self._watches_input:
             _watch_input(self, False)
 
+    @guard.entry
     def _seen(self, source: StepSource) -> None:
         if not self._checked:
             self._checked = True
@@ -156,12 +157,14 @@ def watch_steps() -> StepController:
             if module in sys.modules:
                 hooks.install_in(module)
         set_controller(found)
+        for take_off in (hooks.remove, found.abandon):
+            guard.on_failure("", take_off)
     return found
 
 
 def _watch_input(user: object, watch: bool) -> None:
     """Have the loaders that are iterated from now on measured, or no more; steps are seen whether that works or not."""
-    with contextlib.suppress(Exception):
+    with guard.attempt():
         from stepscope.capture.input_stages import input_watch
 
         (input_watch().install if watch else input_watch().uninstall)(user)
@@ -172,26 +175,60 @@ def _is_loader_worker() -> bool:
     return getattr(worker, "_worker_info", None) is not None
 
 
+def _compiling() -> Callable[[], bool]:
+    """What tells whether torch.compile follows the code, which is not to see ours."""
+    found: Callable[[], bool] = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", lambda: False)
+    return found
+
+
 def _optimizer_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
-    import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    marker: Marker | None = Marker()
-    is_compiling = getattr(torch.compiler, "is_compiling", lambda: False)
+    steps: _OptimizerSteps | None = _OptimizerSteps(seen)
+    is_compiling = _compiling()
 
     def stepped(optimizer: object, positional: object, named: object) -> None:
-        if marker is not None and not is_compiling() and marker.hit(id(optimizer)):
-            seen(StepSource.OPTIMIZER)
+        if steps is not None and not is_compiling():
+            steps.ended(optimizer)
 
     handle = register_optimizer_step_post_hook(stepped)
 
     def remove() -> None:
-        nonlocal marker
-        marker = None
+        nonlocal steps
+        steps = None
         if "torch._dynamo" not in sys.modules:  # a compiled optimizer would be compiled anew without the hook
             handle.remove()
 
     return remove
+
+
+class _OptimizerSteps:
+    """Of all optimizers, those that mark the program's steps."""
+
+    def __init__(self, seen: Callable[[StepSource], None]) -> None:
+        self._seen = seen
+        self._marker = Marker()
+
+    @guard.entry
+    def ended(self, optimizer: object) -> None:
+        if self._marker.hit(id(optimizer)):
+            self._seen(StepSource.OPTIMIZER)
+
+
+class _LoaderSteps:
+    """Of the iterations over all loaders, those that mark the program's steps."""
+
+    def __init__(self, seen: Callable[[StepSource], None]) -> None:
+        self._seen = seen
+        self._marker = Marker()
+        self._begun = False
+
+    @guard.entry
+    def begins(self, iterator: object) -> None:
+        if self._marker.hit(id(getattr(iterator, "_dataset", None))):
+            if self._begun:  # the first one begins a step, and ends none
+                self._seen(StepSource.LOADER)
+            self._begun = True
 
 
 def _loader_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
@@ -199,17 +236,7 @@ def _loader_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
 
     iterator: Any = dataloader._BaseDataLoaderIter
     original = iterator.__next__
-    marker = Marker()
-    begun = False
-
-    def following(self: Any) -> Any:
-        nonlocal begun
-        if marker.hit(id(getattr(self, "_dataset", None))):
-            if begun:  # the first one begins a step, and ends none
-                seen(StepSource.LOADER)
-            begun = True
-        return original(self)
-
+    following = guard.around(original, before=_LoaderSteps(seen).begins)
     iterator.__next__ = following
 
     def remove() -> None:
@@ -226,6 +253,7 @@ class _ForwardCalls:
         self._seen = seen
         self._removed = False
         self._calls = 0
+        self._found: Callable[[], Any] = lambda: None
         self._restore: Callable[[], None] = lambda: None
         _thread.start_new_thread(self._look, ())  # not listed among the program's own threads
 
@@ -235,30 +263,25 @@ class _ForwardCalls:
         self._restore()
         self._restore = lambda: None
 
+    @guard.entry(in_background=True)
     def _look(self) -> None:
         begun = time.monotonic()
-        with contextlib.suppress(Exception):
-            while not self._removed and not _is_loader_worker():
-                since_s = time.monotonic() - begun
-                time.sleep(next(pause for until, pause in _LOOK_S if since_s < until))
-                module = _module_being_called()
-                if module is not None and not self._removed:
-                    self._follow(module)
-                    del module
-                    if self._repeats():
-                        return
+        while not self._removed and not _is_loader_worker():
+            since_s = time.monotonic() - begun
+            time.sleep(next(pause for until, pause in _LOOK_S if since_s < until))
+            module = _module_being_called()
+            if module is not None and not self._removed:
+                self._follow(module)
+                del module
+                if self._repeats():
+                    return
 
     def _follow(self, module: Any) -> None:
         """Wrap the class of a module, so that the module's own calls are seen."""
         kind: Any = type(module)
-        found = weakref.ref(module)
+        self._found = weakref.ref(module)
         own, original = "__call__" in vars(kind), kind.__call__
-
-        def called(self_: Any, *positional: Any, **named: Any) -> Any:
-            if self_ is found():
-                self._calls += 1
-                self._seen(StepSource.FORWARD)
-            return original(self_, *positional, **named)
+        called = guard.around(original, before=self._called, unless=_compiling())
 
         def restore() -> None:
             if vars(kind).get("__call__") is called:
@@ -271,6 +294,12 @@ class _ForwardCalls:
         self._restore = restore
         if self._removed:
             restore()
+
+    @guard.entry
+    def _called(self, module: Any, *positional: Any, **named: Any) -> None:
+        if module is self._found():
+            self._calls += 1
+            self._seen(StepSource.FORWARD)
 
     def _repeats(self) -> bool:
         """Whether the module is called again; where it is not, its class is left as it was."""

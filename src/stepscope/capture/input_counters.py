@@ -9,8 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from stepscope.capture import guard
+
 STRIDE: Final = 3
 """Calls, time by the clock and time on a processor of one stage, one after the other."""
+COLLATE: Final = 1
+"""The stage of the collate function, behind that of the items."""
 _ITEM_BYTES: Final = 8
 
 
@@ -36,7 +40,7 @@ class StageCounters:
         elif by_name:
             descriptor, self._path = tempfile.mkstemp(prefix="stepscope-input-")
             try:
-                os.ftruncate(descriptor, length)
+                _reserve(descriptor, length)
                 self._memory = mmap.mmap(descriptor, length)
             finally:
                 os.close(descriptor)
@@ -61,6 +65,14 @@ class StageCounters:
         path, self._path = self._path, None
         if path is not None and self._process == os.getpid() and os.path.exists(path):
             os.unlink(path)
+
+
+def _reserve(descriptor: int, length: int) -> None:
+    """Have the disk give the room now: a full one would end the process at the first write into mapped memory."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, length)
+    else:
+        os.write(descriptor, bytes(length))
 
 
 def attach(handle: Any, worker: int, stages: int) -> memoryview:
@@ -97,12 +109,13 @@ class Timed:
     def __call__(self, *positional: Any, **named: Any) -> Any:
         begun, processor = time.perf_counter_ns(), self._processor_ns()
         try:
-            return self._function(*positional, **named)
-        finally:
-            row, place = self._row, self._place
-            row[place] += 1
-            row[place + 1] += time.perf_counter_ns() - begun
-            row[place + 2] += self._processor_ns() - processor
+            result = self._function(*positional, **named)
+        except BaseException as error:
+            guard.hide(error)
+            _count(self, begun, processor)
+            raise
+        _count(self, begun, processor)
+        return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
@@ -117,6 +130,14 @@ class Timed:
     @__class__.setter
     def __class__(self, value: Any) -> None:
         raise TypeError("the class of a measured function cannot be changed")
+
+
+@guard.entry
+def _count(timed: Timed, begun: int, processor: int) -> None:
+    row, place = timed._row, timed._place
+    row[place] += 1
+    row[place + 1] += time.perf_counter_ns() - begun
+    row[place + 2] += timed._processor_ns() - processor
 
 
 def _no_time() -> int:
@@ -137,10 +158,23 @@ def _itself(function: Any) -> Any:
     return function
 
 
-def add_fetch(row: memoryview, calls: int, begun: int, processor: int, collate: Sequence[int]) -> None:
-    """Count one batch's items: the time since `begun`, without the collate function's, of which `collate` is told."""
-    elapsed = time.perf_counter_ns() - begun
-    on_processor = time.thread_time_ns() - processor
-    row[0] += calls
-    row[1] += max(elapsed - (row[STRIDE + 1] - collate[0]), 0)
-    row[2] += max(on_processor - (row[STRIDE + 2] - collate[1]), 0)
+_Begun = tuple[int, int, int, int]
+
+
+@guard.entry
+def fetch_begins(row: memoryview) -> _Begun | None:
+    """The clocks, and what the collate function has taken so far."""
+    collate = STRIDE * COLLATE
+    return row[collate + 1], row[collate + 2], time.perf_counter_ns(), time.thread_time_ns()
+
+
+@guard.entry
+def fetch_ended(row: memoryview, begun: _Begun | None, items: Sequence[Any]) -> None:
+    """Count a batch's items: the time since then, without the collate function's."""
+    if begun is None:
+        return
+    collate, collate_processor, begun_ns, processor_ns = begun
+    elapsed, on_processor = time.perf_counter_ns() - begun_ns, time.thread_time_ns() - processor_ns
+    row[0] += len(items)
+    row[1] += max(elapsed - (row[STRIDE * COLLATE + 1] - collate), 0)
+    row[2] += max(on_processor - (row[STRIDE * COLLATE + 2] - collate_processor), 0)

@@ -7,25 +7,33 @@ own class is not touched, and iterators that began before are not measured.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from typing import Any, Final
 
 import msgspec
 
-from stepscope.capture.input_counters import STRIDE, StageCounters, Timed, add_fetch, attach, is_timed, original_of
+from stepscope.capture import guard
+from stepscope.capture.input_counters import (
+    COLLATE,
+    StageCounters,
+    Timed,
+    attach,
+    fetch_begins,
+    fetch_ended,
+    is_timed,
+    original_of,
+)
 from stepscope.capture.input_functions import StageFunction, loader_facts, stage_functions, start_method
 from stepscope.program_facts import InputStageFacts, LoaderFacts
 
 _MOST: Final = 100
 """Loaders that are told apart; the first are forgotten."""
-_ITEM, _COLLATE = 0, 1
 _Key = tuple[str, str, "str | None", "int | None", bool]
 _Sums = dict[_Key, list[int]]
 
@@ -61,7 +69,7 @@ class _Pipeline:
         """Put the transforms of a dataset that this process itself read from back in their places."""
         while self.measured:
             function = self.measured.pop()
-            with contextlib.suppress(Exception):
+            with guard.attempt():
                 present = _get(function.holder, function.place)
                 if is_timed(present):
                     _set(function.holder, function.place, original_of(present))
@@ -130,14 +138,16 @@ class InputWatch:
         for place, value in enumerate((1, elapsed_ns, processor_ns)):
             total[place] += value
 
+    @guard.entry
     def iteration_begins(self, loader: Any) -> None:
-        """An iteration over a loader begins."""
+        """An iteration over a loader begins; one unlike torch's own is passed over."""
         key = id(loader)
-        if key not in self._loaders:
-            while len(self._loaders) >= _MOST:
-                self._loaders.pop(next(iter(self._loaders)))
-            self._loaders[key] = _Loader(loader_facts(loader))
-        self._loaders[key].begun += 1
+        with guard.attempt():
+            if key not in self._loaders:
+                while len(self._loaders) >= _MOST:
+                    self._loaders.pop(next(iter(self._loaders)))
+                self._loaders[key] = _Loader(loader_facts(loader))
+            self._loaders[key].begun += 1
 
     def follow(self, pipeline: _Pipeline, loader: Any, iterator: Any) -> None:
         """Count for as long as the iterator lives."""
@@ -148,6 +158,7 @@ class InputWatch:
             seen.alive += 1
         weakref.finalize(iterator, self._iterator_ends, key, seen).atexit = True
 
+    @guard.entry
     def _iterator_ends(self, key: int, loader: _Loader | None) -> None:
         pipeline = self._pipelines.pop(key, None)
         if pipeline is not None:
@@ -198,7 +209,7 @@ def _patched(watch: InputWatch) -> list[Callable[[], None]]:
         original = vars(owner).get(name)
         if original is not None:
             function = original.__func__ if isinstance(original, staticmethod) else original
-            wrapped = functools.wraps(function)(wrap(watch, function))
+            wrapped = wrap(watch, function)
             setattr(owner, name, staticmethod(wrapped) if isinstance(original, staticmethod) else wrapped)
             restore.append(functools.partial(_put_back, owner, name, wrapped, original))
     return restore
@@ -211,60 +222,73 @@ def _put_back(owner: Any, name: str, wrapped: Any, original: Any) -> None:
 
 
 def _counting_iterations(watch: InputWatch, original: Any) -> Any:
-    def iterate(loader: Any) -> Any:
-        with contextlib.suppress(Exception):
-            watch.iteration_begins(loader)
-        return original(loader)
-
-    return iterate
+    return guard.around(original, before=watch.iteration_begins)
 
 
 def _measuring_iterator(watch: InputWatch, original: Any) -> Any:
-    def get_iterator(loader: Any) -> Any:
-        pipeline = None
-        with contextlib.suppress(Exception):
-            pipeline = _Pipeline(loader)
-        if pipeline is None:
-            return original(loader)
-        begun, processor = time.perf_counter_ns(), time.thread_time_ns()
-        with _measured(watch, pipeline):
-            iterator = original(loader)
-        if pipeline.in_workers:
-            elapsed, on_processor = time.perf_counter_ns() - begun, time.thread_time_ns() - processor
-            watch.add("worker_start", f"{loader.num_workers} workers", elapsed, on_processor)
-        watch.follow(pipeline, loader, iterator)
-        return iterator
-
-    return get_iterator
+    begins = functools.partial(_iterator_is_made, watch)
+    return guard.around(original, begins, _iterator_was_made, also_after_errors=True)
 
 
 _starting: Final = threading.RLock()
 """Held while the workers of a loader are started."""
 
 
-@contextlib.contextmanager
-def _measured(watch: InputWatch, pipeline: _Pipeline) -> Iterator[None]:
-    """The iterator that is made inside counts for the pipeline: here, or in the workers that it starts."""
-    if not pipeline.in_workers:
-        watch.local.pipeline = pipeline
-        try:
-            yield
-        finally:
-            watch.local.pipeline = None
-        return
-    from torch.utils.data import _utils
+class _Making:
+    """An iterator that is being made, which counts for a pipeline: here, or in the workers that it starts."""
 
-    worker: Any = _utils.worker
-    with _starting:
-        original = worker._worker_loop
+    def __init__(self, watch: InputWatch, loader: Any) -> None:
+        self.watch = watch
+        self.pipeline = _Pipeline(loader)
+        self._worker: Any = None
+        self._loop: Any = None
+        self._held: object = None
+        if self.pipeline.in_workers:
+            self._exchange_worker_loop()
+        else:
+            watch.local.pipeline = self.pipeline
+        self.begun, self.processor = time.perf_counter_ns(), time.thread_time_ns()
+
+    def _exchange_worker_loop(self) -> None:
+        from torch.utils.data import _utils
+
+        pipeline = self.pipeline
         if pipeline.is_forked or _can_be_imported():
-            worker._worker_loop = functools.partial(
-                measured_worker, pipeline.counters.handle, original if pipeline.is_forked else None
+            _starting.acquire()
+            self._held = guard.on_failure("", self.end, thread=threading.get_ident())
+            self._worker = _utils.worker
+            self._loop = self._worker._worker_loop
+            self._worker._worker_loop = functools.partial(
+                measured_worker, pipeline.counters.handle, self._loop if pipeline.is_forked else None
             )
-        try:
-            yield
-        finally:
-            worker._worker_loop = original
+
+    def end(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            guard.off(self._held)
+            worker._worker_loop = self._loop
+            _starting.release()
+        self.watch.local.pipeline = None
+
+
+@guard.entry
+def _iterator_is_made(watch: InputWatch, loader: Any) -> _Making | None:
+    with guard.attempt():  # a loader unlike torch's own is not measured
+        return _Making(watch, loader)
+    return None
+
+
+@guard.entry
+def _iterator_was_made(making: _Making | None, iterator: Any, loader: Any) -> None:
+    if making is None:
+        return
+    making.end()
+    if iterator is None:
+        return
+    if making.pipeline.in_workers:
+        elapsed, on_processor = time.perf_counter_ns() - making.begun, time.thread_time_ns() - making.processor
+        making.watch.add("worker_start", f"{loader.num_workers} workers", elapsed, on_processor)
+    making.watch.follow(making.pipeline, loader, iterator)
 
 
 def _can_be_imported() -> bool:
@@ -274,35 +298,43 @@ def _can_be_imported() -> bool:
 
 def measured_worker(handle: Any, original: Any, *positional: Any, **named: Any) -> None:
     """The loop of a worker process, measured; runs in that process."""
-    from torch.utils.data import _utils, dataloader
+    from torch.utils.data import _utils
 
-    worker_id = positional[10] if len(positional) > 10 else named.get("worker_id", 0)
+    _measure_this_worker(handle, positional[10] if len(positional) > 10 else named.get("worker_id", 0))
+    loop: Any = original or _utils.worker._worker_loop
+    guard.around(loop)(*positional, **named)
+
+
+@guard.entry
+def _measure_this_worker(handle: Any, worker_id: int) -> None:
+    from torch.utils.data import dataloader
+
     fetchers: Any = dataloader._DatasetKind
     create = vars(fetchers)["create_fetcher"].__func__
     create = getattr(create, "__wrapped__", create)  # of a forked process, whose parent measures too
+    measured = guard.around(create, after=functools.partial(_measure_in_worker, handle, worker_id))
+    fetchers.create_fetcher = staticmethod(measured)
 
-    def create_measured(kind: Any, dataset: Any, auto_collation: bool, collate: Any, drop_last: bool) -> Any:
-        fetcher = create(kind, dataset, auto_collation, collate, drop_last)
-        with contextlib.suppress(Exception):
-            functions = stage_functions(dataset, collate)
-            measure_fetcher(fetcher, functions, attach(handle, worker_id, len(functions)))
-        return fetcher
 
-    fetchers.create_fetcher = staticmethod(create_measured)
-    loop: Any = original or _utils.worker._worker_loop
-    loop(*positional, **named)
+@guard.entry
+def _measure_in_worker(
+    handle: Any, worker_id: int, _: None, fetcher: Any, kind: Any, dataset: Any, auto: Any, collate: Any, drop_last: Any
+) -> None:
+    with guard.attempt():  # a fetcher unlike torch's own is not measured
+        functions = stage_functions(dataset, collate)
+        measure_fetcher(fetcher, functions, attach(handle, worker_id, len(functions)))
 
 
 def _measuring_fetcher(watch: InputWatch, original: Any) -> Any:
-    def create_fetcher(*positional: Any, **named: Any) -> Any:
-        fetcher = original(*positional, **named)
-        pipeline = getattr(watch.local, "pipeline", None)
-        if pipeline is not None:
-            with contextlib.suppress(Exception):
-                pipeline.measured = measure_fetcher(fetcher, pipeline.functions, pipeline.counters.row(0))
-        return fetcher
+    return guard.around(original, after=functools.partial(_fetcher_was_made, watch))
 
-    return create_fetcher
+
+@guard.entry
+def _fetcher_was_made(watch: InputWatch, _: None, fetcher: Any, *__: Any, **___: Any) -> None:
+    pipeline = getattr(watch.local, "pipeline", None)
+    if pipeline is not None:
+        with guard.attempt():  # as above
+            pipeline.measured = measure_fetcher(fetcher, pipeline.functions, pipeline.counters.row(0))
 
 
 def measure_fetcher(fetcher: Any, functions: list[StageFunction], row: memoryview) -> list[StageFunction]:
@@ -310,7 +342,7 @@ def measure_fetcher(fetcher: Any, functions: list[StageFunction], row: memoryvie
     kind: Any = type(fetcher)
     if not hasattr(fetcher, "collate_fn") or is_timed(fetcher.collate_fn):
         return []
-    fetcher.collate_fn = Timed(fetcher.collate_fn, row, _COLLATE, processor=True)
+    fetcher.collate_fn = Timed(fetcher.collate_fn, row, COLLATE, processor=True)
     fetcher._stepscope_row = row
     fetcher.__class__ = _measured_kind(kind)
     transforms = [each for each in enumerate(functions) if each[1].holder is not None]
@@ -327,32 +359,37 @@ def _measured_kind(kind: Any) -> Any:
 
     class Measured(kind):  # type: ignore[misc]
         def fetch(self, index: Any) -> Any:
-            row = self._stepscope_row
-            before = row[STRIDE * _COLLATE + 1], row[STRIDE * _COLLATE + 2]
-            calls, begun, processor = 0, time.perf_counter_ns(), time.thread_time_ns()
+            begun = fetch_begins(self._stepscope_row)
             try:
                 batch = super().fetch(index)
-                calls = len(index) if self.auto_collation else 1
-                return batch
-            finally:
-                add_fetch(row, calls, begun, processor, before)
+            except BaseException as error:
+                guard.hide(error)
+                fetch_ended(self._stepscope_row, begun, ())
+                raise
+            fetch_ended(self._stepscope_row, begun, index if self.auto_collation else (index,))
+            return batch
 
     return Measured
 
 
 def _measuring_pinning(watch: InputWatch, original: Any) -> Any:
-    def pin_memory(*positional: Any, **named: Any) -> Any:
-        if getattr(watch.local, "pinning", False):  # the function calls itself for each part of a batch
-            return original(*positional, **named)
-        watch.local.pinning = True
-        begun, processor = time.perf_counter_ns(), time.thread_time_ns()
-        try:
-            return original(*positional, **named)
-        finally:
-            watch.local.pinning = False
-            watch.add("pin", "pin_memory", time.perf_counter_ns() - begun, time.thread_time_ns() - processor)
+    begins, ends = functools.partial(_pinning_begins, watch), functools.partial(_pinning_ends, watch)
+    return guard.around(original, begins, ends, also_after_errors=True)
 
-    return pin_memory
+
+@guard.entry
+def _pinning_begins(watch: InputWatch, *_: Any, **__: Any) -> tuple[int, int] | None:
+    if getattr(watch.local, "pinning", False):  # the function calls itself for each part of a batch
+        return None
+    watch.local.pinning = True
+    return time.perf_counter_ns(), time.thread_time_ns()
+
+
+@guard.entry
+def _pinning_ends(watch: InputWatch, begun: tuple[int, int] | None, *_: Any, **__: Any) -> None:
+    if begun is not None:
+        watch.local.pinning = False
+        watch.add("pin", "pin_memory", time.perf_counter_ns() - begun[0], time.thread_time_ns() - begun[1])
 
 
 def _get(holder: Any, place: Any) -> Any:

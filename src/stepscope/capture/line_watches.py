@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -13,6 +12,7 @@ from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
 from stepscope.analysis.naming import UserCode
+from stepscope.capture import guard
 from stepscope.capture.module_calls import CallNotes, call_code
 
 MOST_NOTES: Final = 3_000_000
@@ -59,6 +59,8 @@ class _UserFiles(dict[str, bool]):
 
 
 _is_user = _UserFiles()
+_TRACE: Final = guard.inline("capture.line_watches.Tracing")
+_MONITOR: Final = guard.inline("capture.line_watches.Monitoring")
 
 
 def _line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
@@ -78,7 +80,7 @@ def _hide_from_compiler(*functions: Callable[..., Any]) -> None:
     if evaluation is None:
         return
     for function in functions:
-        with contextlib.suppress(Exception):  # a version of torch that has it under another name
+        with guard.attempt():  # a version of torch that has it under another name
             code = getattr(function, "__func__", function).__code__
             if hasattr(types, "FrameExecStrategy"):
                 skip = types.FrameAction.SKIP
@@ -149,12 +151,15 @@ class Tracing:
         sys.settrace(None)
 
     def _begin_thread(self, frame: FrameType, event: str, argument: object) -> Any:
-        if not self._is_on:
-            sys.settrace(None)
-            return None
-        on_call, _ = self._functions(None)
-        sys.settrace(on_call)
-        return on_call(frame, event, argument)
+        try:
+            if not self._is_on:
+                sys.settrace(None)
+                return None
+            on_call, _ = self._functions(None)
+            sys.settrace(on_call)
+            return on_call(frame, event, argument)
+        except BaseException as error:
+            return guard.caught(error, _TRACE)
 
     def _functions(self, frame: FrameType | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """What this thread calls when a function begins, and at each line of the user's functions."""
@@ -177,37 +182,46 @@ class Tracing:
             return on_line
 
         def on_module(frame: FrameType, event: str, argument: object) -> Any:
-            if event == "return":
-                note_call((now(), None))
-            return on_module
+            try:
+                if event == "return":
+                    note_call((now(), None))
+                return on_module
+            except BaseException as error:
+                return guard.caught(error, _TRACE)
 
         def on_line(frame: FrameType, event: str, argument: object) -> Any:
-            if event == "line":
-                note((now(), frame.f_code, frame.f_lineno))
-                return on_line if len(notes) < review_at else review(frame)
-            if event == "return":
-                note((now(), *_line_of(frame.f_back)))
-            return on_line
+            try:
+                if event == "line":
+                    note((now(), frame.f_code, frame.f_lineno))
+                    return on_line if len(notes) < review_at else review(frame)
+                if event == "return":
+                    note((now(), *_line_of(frame.f_back)))
+                return on_line
+            except BaseException as error:
+                return guard.caught(error, _TRACE)
 
         def on_call(frame: FrameType, event: str, argument: object) -> Any:
-            code = frame.f_code
-            if code is module_call and self._is_on and len(calls) < most:
-                note_call((now(), frame.f_locals.get("self")))
-                frame.f_trace_lines = False
-                return on_module
-            if not is_user[code.co_filename]:
-                return None
-            if not self._is_on:
-                sys.settrace(None)
-                return None
-            if code in busy:
-                if busy[code] > 1:
+            try:
+                code = frame.f_code
+                if code is module_call and self._is_on and len(calls) < most:
+                    note_call((now(), frame.f_locals.get("self")))
+                    frame.f_trace_lines = False
+                    return on_module
+                if not is_user[code.co_filename]:
                     return None
-                note((now(), code, code.co_firstlineno))
-                frame.f_trace_lines = False
-            elif code.co_flags & _RESUMABLE:  # goes on in the middle of a line
-                note((now(), code, frame.f_lineno))
-            return on_line
+                if not self._is_on:
+                    sys.settrace(None)
+                    return None
+                if code in busy:
+                    if busy[code] > 1:
+                        return None
+                    note((now(), code, code.co_firstlineno))
+                    frame.f_trace_lines = False
+                elif code.co_flags & _RESUMABLE:  # goes on in the middle of a line
+                    note((now(), code, frame.f_lineno))
+                return on_line
+            except BaseException as error:
+                return guard.caught(error, _TRACE)
 
         _hide_from_compiler(on_call, on_line, on_module, self._begin_thread)
         return on_call, on_line
@@ -248,9 +262,12 @@ class Monitoring:
         most, module_call = MOST_NOTES * STRIDE, call_code()
 
         def on_line(code: CodeType, line: int) -> None:
-            here.note((now(), code, line))
-            if len(here.notes) >= here.review_at:
-                review(code)
+            try:
+                here.note((now(), code, line))
+                if len(here.notes) >= here.review_at:
+                    review(code)
+            except BaseException as error:
+                guard.caught(error, _MONITOR)
 
         def review(code: CodeType) -> None:
             if len(here.notes) >= most:
@@ -265,28 +282,40 @@ class Monitoring:
                 here.note((now(), code, code.co_firstlineno))
 
         def on_return(code: CodeType, offset: int, value: object) -> None:
-            if code is module_call:
-                here.note_call((now(), None))
-            else:
-                here.note((now(), *_line_of(sys._getframe(1).f_back)))
+            try:
+                if code is module_call:
+                    here.note_call((now(), None))
+                else:
+                    here.note((now(), *_line_of(sys._getframe(1).f_back)))
+            except BaseException as error:
+                guard.caught(error, _MONITOR)
 
         def on_unwind(code: CodeType, offset: int, error: object) -> None:
-            if code is module_call:
-                here.note_call((now(), None))
+            try:
+                if code is module_call:
+                    here.note_call((now(), None))
+            except BaseException as error:
+                guard.caught(error, _MONITOR)
 
         def on_resume(code: CodeType, offset: int) -> None:
-            here.note((now(), code, sys._getframe(1).f_lineno))
+            try:
+                here.note((now(), code, sys._getframe(1).f_lineno))
+            except BaseException as error:
+                guard.caught(error, _MONITOR)
 
         def on_start(code: CodeType, offset: int) -> Any:
-            if code is module_call:
-                here.note_call((now(), sys._getframe(1).f_locals.get("self")))
-                return None
-            if code in self._busy:
-                here.note((now(), code, code.co_firstlineno))
-                return None
-            if _is_user[code.co_filename]:
-                self._watch(code)
-            return api.DISABLE  # for this function, until the next recording
+            try:
+                if code is module_call:
+                    here.note_call((now(), sys._getframe(1).f_locals.get("self")))
+                    return None
+                if code in self._busy:
+                    here.note((now(), code, code.co_firstlineno))
+                    return None
+                if _is_user[code.co_filename]:
+                    self._watch(code)
+                return api.DISABLE  # for this function, until the next recording
+            except BaseException as error:
+                return guard.caught(error, _MONITOR)
 
         _hide_from_compiler(on_line, on_return, on_unwind, on_resume, on_start)
         for event, function in (

@@ -14,6 +14,7 @@ import time
 from array import array
 from types import CodeType
 
+from stepscope.capture import guard
 from stepscope.capture.line_watches import STRIDE, Monitoring, Tracing, Watch
 from stepscope.capture.module_calls import named_calls
 from stepscope.line_records import LineRecords, Location, ThreadLines
@@ -38,20 +39,21 @@ class LineTracker:
         _stop_in_forked_children()
         watch = self._watch = _new_watch()
         _running.add(self)
-        try:
+        with guard.attempt() as starting:
             self.problem = watch.start(sys._getframe(1))
-        except Exception as error:
-            self.problem = f"source lines could not be recorded: {error}"
+        if starting.error is not None:
+            self.problem = f"source lines could not be recorded: {guard.sentence(starting.error)}"
 
     def stop(self) -> None:
         """Note no more."""
         if self._watch is not None and not self._end_unix_ns:
             self._end_unix_ns = self._watch.gave_up_unix_ns or time.time_ns()
             _running.discard(self)
-            try:
+            with guard.attempt() as stopping:
                 self._watch.stop()
-            except Exception as error:
-                self.problem = self.problem or f"recording source lines could not be ended: {error}"
+            if stopping.error is not None:
+                why = guard.sentence(stopping.error)
+                self.problem = self.problem or f"recording source lines could not be ended: {why}"
 
     def records(self) -> LineRecords | None:
         """What was noted, and forget it; None if nothing was started."""
@@ -79,11 +81,10 @@ class LineTracker:
         )
 
     def _module_calls(self, watch: Watch) -> tuple[list[str], list[tuple[array[int], array[int]]]]:
-        try:
+        with guard.attempt() as naming:  # names come from the program's own modules, whose methods may do anything
             return named_calls([calls for _, _, calls in watch.threads])
-        except Exception as error:  # names come from the program's own modules, whose methods may do anything
-            self.problem = self.problem or f"calls of modules could not be named: {error}"
-            return [], [(array("q"), array("i")) for _ in watch.threads]
+        self.problem = self.problem or f"calls of modules could not be named: {guard.sentence(naming.error)}"
+        return [], [(array("q"), array("i")) for _ in watch.threads]
 
 
 def _bytes(values: array[int]) -> bytes:
@@ -109,6 +110,7 @@ def _stop_in_forked_children() -> None:
         os.register_at_fork(after_in_child=_stop_all)
 
 
+@guard.entry
 def _stop_all() -> None:
     for tracker in list(_running):
         tracker.stop()

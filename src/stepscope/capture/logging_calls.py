@@ -9,12 +9,13 @@ again.
 from __future__ import annotations
 
 import builtins
-import contextlib
 import functools
 import os
 import sys
 from collections.abc import Callable
 from typing import Any, Final
+
+from stepscope.capture import guard
 
 PREFIX: Final = "stepscope.logging#"
 LOADER_START: Final = "DataLoader.__iter__"
@@ -51,8 +52,8 @@ class LoggingCalls:
 
     def start(self) -> None:
         """Begin; what cannot be named is left alone."""
-        with contextlib.suppress(Exception):
-            mark = _mark()
+        with guard.attempt():
+            mark = recorded_mark()
             for module, kind, method, name in _METHODS:
                 owner = getattr(sys.modules.get(module), kind, None)
                 if owner is not None and method in vars(owner):
@@ -64,27 +65,49 @@ class LoggingCalls:
     def stop(self) -> None:
         """Give the functions back."""
         while self._restore:
-            with contextlib.suppress(Exception):
+            with guard.attempt():
                 self._restore.pop()()
 
     def _wrap(self, owner: Any, attribute: str, name: str, mark: Callable[[str], Any]) -> None:
         original = vars(owner)[attribute]
 
-        @functools.wraps(original)
-        def named(*positional: Any, **keywords: Any) -> Any:
-            with mark(name):
-                return original(*positional, **keywords)
+        if not callable(original):
+            return
+        named = marked(original, mark, name)
 
         def restore() -> None:
             if vars(owner).get(attribute) is named:
                 setattr(owner, attribute, original)
 
-        if callable(original):
-            setattr(owner, attribute, named)
-            self._restore.append(restore)
+        setattr(owner, attribute, named)
+        self._restore.append(restore)
 
 
-def _mark() -> Callable[[str], Any]:
+def marked(original: Any, mark: Callable[[str], Any], name: str, after: Callable[..., None] | None = None) -> Any:
+    """A function in whose place each call stands in the trace by a name; `after`, an entry, is given its arguments."""
+
+    def ended(context: Any, result: Any, *positional: Any, **named: Any) -> None:
+        _mark_ends(context)
+        if after is not None:
+            after(*positional, **named)
+
+    return guard.around(original, functools.partial(_mark_begins, mark, name), ended, also_after_errors=True)
+
+
+@guard.entry
+def _mark_begins(mark: Callable[[str], Any], name: str, /, *_: Any, **__: Any) -> Any:
+    context = mark(name)
+    context.__enter__()
+    return context
+
+
+@guard.entry
+def _mark_ends(context: Any) -> None:
+    if context is not None:
+        context.__exit__(None, None, None)
+
+
+def recorded_mark() -> Callable[[str], Any]:
     """What makes a context of that name in the trace; torch's fast one where there is one."""
     import torch
 

@@ -12,8 +12,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +48,9 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{7,64}", re.ASCII)
 _HIDDEN: Final = "***"
 _LONGEST_VALUE: Final = 500
 _GIT_PATIENCE_S: Final = 3.0
+_LATEST_S: Final = 2.0**37
+"""Seconds since 1970 that a calendar still has."""
+_LARGEST: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,23 +151,90 @@ class RunManifest:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, content: object) -> RunManifest:
-        """Read `run.json`; keys of later versions are passed over.
+    def from_json(cls, content: Mapping[str, Any]) -> tuple[RunManifest, bool]:
+        """Read `run.json`, and whether all of it could be; keys of later versions are passed over.
 
         Raises:
-            ValueError: this is not what a run.json holds.
+            ValueError: it does not say which command was run.
         """
-        if not isinstance(content, dict) or not isinstance(content.get("command"), list):
+        if not _is_list_of(content.get("command"), str):
             raise ValueError("it does not say which command was run")
-        known = {item.name for item in fields(cls)}
-        values = {name: value for name, value in content.items() if name in known}
-        for name in ("command", "devices", "recordings", "applied"):
-            values[name] = tuple(values.get(name) or ())
-        values["command"] = tuple(map(str, values["command"]))
-        for name in ("started_unix_s", "ended_unix_s", "exit_code"):
-            if not isinstance(values.get(name), (int, float, type(None))):
-                raise ValueError(f"its {name} is no number")
-        return cls(**values)
+        values: dict[str, Any] = {}
+        whole = True
+        for name, fits in _FITS.items():
+            value = content.get(name)
+            if value is None:
+                continue
+            if isinstance(value, list) and name in ("recordings", "applied"):
+                kept = [one for one in value if isinstance(one, dict)]
+                whole &= len(kept) == len(value)
+                values[name] = tuple(map(of_recording if name == "recordings" else dict, kept))
+                continue
+            if fits(value):
+                values[name] = tuple(value) if isinstance(value, list) else value
+            else:
+                whole = False
+        return cls(**values), whole
+
+
+def of_recording(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What a process left of its recording, without values that none of them writes."""
+    return {
+        name: value
+        for name, value in content.items()
+        if value is None or name not in _OF_RECORDING or _OF_RECORDING[name](value)
+    }
+
+
+def _is_list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(one, kind) for one in value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_object_of_texts(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LATEST_S
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and abs(value) < _LARGEST
+
+
+_FITS: Final[dict[str, Callable[[object], bool]]] = {
+    "command": lambda value: _is_list_of(value, str),
+    "folder": _is_text,
+    "host": _is_text,
+    "started_unix_s": _is_time,
+    "ended_unix_s": _is_time,
+    "exit_code": _is_whole,
+    "git": _is_object,
+    "versions": _is_object_of_texts,
+    "system": _is_object,
+    "devices": lambda value: _is_list_of(value, str),
+    "environment": _is_object_of_texts,
+    "options": _is_object,
+    "recordings": _is_object,
+    "applied": _is_object,
+    "schema": _is_whole,
+}
+"""What each value of a manifest has to be; of recordings and what was applied each element is looked at by itself."""
+_OF_RECORDING: Final[dict[str, Callable[[object], bool]]] = {
+    **dict.fromkeys(("steps", "first_step", "asked_steps", "world_size", "process", "captures"), _is_whole),
+    **dict.fromkeys(("trace", "problem", "host", "source", "own_profiler_name"), _is_text),
+    **dict.fromkeys(("facts", "energy"), _is_object),
+    "said": lambda value: _is_list_of(value, str),
+    "step_times": lambda value: _is_list_of(value, dict),
+}
 
 
 def speed_environment(environment: Mapping[str, str], *, redact: bool = False) -> dict[str, str]:

@@ -6,12 +6,12 @@ its batches without a loader is looked at once, when the recording ends: its las
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.program_facts import PaddingFacts
 
 IGNORED: Final = -100
@@ -44,12 +44,22 @@ class PaddingSamples:
 
     def stop(self) -> tuple[PaddingFacts, ...]:
         """Look no more; the loaders are as they were. Returns what was seen, the most padded first."""
-        while self._restore:
-            self._restore.pop()()
+        self.give_back()
         self._look_around()
         found = [sequences.facts(name) for name, sequences in self._tensors.items()]
         found = [facts for facts in found if facts.padding_share or facts.ignored_share]
         return tuple(sorted(found, key=lambda facts: -(facts.padding_share or 0.0)))
+
+    def give_back(self) -> None:
+        """Leave the loaders as they were."""
+        while self._restore:
+            self._restore.pop()()
+
+    @guard.entry
+    def seen(self, _: None, batch: Any, iterator: Any) -> None:
+        """Look at what a loader's iterator gave; a batch that cannot be looked at is left out."""
+        with guard.attempt():
+            self.add(batch)
 
     def add(self, batch: Any) -> None:
         """Look at one batch: a tensor, or lists, tuples and dictionaries of them."""
@@ -70,7 +80,7 @@ class PaddingSamples:
 
         found = []
         for each in gc.get_objects():
-            with contextlib.suppress(Exception):
+            with guard.attempt():
                 if type(each) is torch.Tensor and _is_sequences(each) and each.numel() <= _MOST_POSITIONS:
                     found.append(each)
         found.sort(key=lambda tensor: -tensor.numel())
@@ -171,13 +181,7 @@ def _tensors(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Any]]
 def _watched(kind: Any, samples: PaddingSamples) -> Callable[[], None]:
     """Have an iterator's class show its batches; returns what takes that back."""
     original = vars(kind)["_next_data"]
-
-    def next_data(iterator: Any) -> Any:
-        batch = original(iterator)
-        with contextlib.suppress(Exception):
-            samples.add(batch)
-        return batch
-
+    next_data = guard.around(original, after=samples.seen)
     kind._next_data = next_data
 
     def give_back() -> None:

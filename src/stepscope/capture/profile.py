@@ -57,10 +57,15 @@ def profile(
     """
     if not enabled:
         return _NOTHING
-    from stepscope.capture.options import RecordOptions
-    from stepscope.capture.profile_block import ProfileBlock
+    from stepscope.capture import guard
 
+    with guard.attempt() as loading:
+        from stepscope.capture.options import RecordOptions
+        from stepscope.capture.profile_block import open_block
+    if loading.error is not None:
+        guard.failed(loading.error, "capture.profile")
+        return _NOTHING
     options = RecordOptions(
         shapes=shapes, stacks=stacks, memory=memory, lines=lines, flops=flops, modules=modules
     )  # fmt: skip
-    return ProfileBlock(out, schedule, options, diagnose=diagnose, on_trace_ready=on_trace_ready, name=name)
+    return open_block(out, schedule, options, diagnose=diagnose, on_trace_ready=on_trace_ready, name=name)

@@ -13,10 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture import schedule as schedules
 from stepscope.capture.annotations import tell_controller
 from stepscope.capture.input_stages import input_watch
 from stepscope.capture.manifest import RunManifest, rank_and_world_size
+from stepscope.capture.null_profile import NullProfile
 from stepscope.capture.options import RecordOptions
 from stepscope.capture.recorder import Recorder, profiler_is_active
 from stepscope.capture.run_folder import RunFolder, default_root, is_run_folder
@@ -65,6 +67,8 @@ class ProfileBlock:
         self._recorder: Recorder | None = None
         self._action = schedules.NOTHING
         self._is_open = False
+        self._is_new = False
+        self._held: object = None
 
     @property
     def traces(self) -> tuple[Path, ...]:
@@ -91,6 +95,10 @@ class ProfileBlock:
         Raises:
             UsageError: PyTorch is not installed, or another recording runs in this process.
         """
+        self._begin(schedules.action_of(self._schedule(0)))
+
+    @guard.entry(raises=UsageError)
+    def _begin(self, first: str) -> None:
         if find_spec("torch") is None:
             raise UsageError("profile: recording needs PyTorch, which is not installed here")
         if not _one_block.acquire(blocking=False):
@@ -99,21 +107,24 @@ class ProfileBlock:
             if profiler_is_active():
                 raise UsageError("profile: another profiler of torch is running; only one can record at a time")
             self.step_number, self._is_open = 0, True
+            self._held = guard.on_failure("", self._abandon)
             input_watch().install(self)
-            self._enter(schedules.action_of(self._schedule(0)))
-        except BaseException:
-            self._is_open = False
-            input_watch().uninstall(self)
-            _one_block.release()
-            raise
+            self._enter(first)
+        finally:
+            if not self._is_open:
+                _one_block.release()
 
     def step(self) -> None:
         """Say that a step has ended; the next begins."""
-        if not self._is_open:
-            return
+        if self._is_open:
+            self.step_number += 1
+            self._goes_on(schedules.action_of(self._schedule(self.step_number)))
+            self._hand_over(failed=False)
+        tell_controller()
+
+    @guard.entry
+    def _goes_on(self, now: str) -> None:
         before = self._action
-        self.step_number += 1
-        now = schedules.action_of(self._schedule(self.step_number))
         goes_on = before in (schedules.RECORD,) and now in (schedules.RECORD, schedules.RECORD_AND_SAVE)
         if goes_on and self._recorder is not None:
             self._action = now
@@ -121,11 +132,17 @@ class ProfileBlock:
         else:
             self._leave(before, now)
             self._enter(now)
-        tell_controller()
 
     def stop(self) -> None:
         """End the block, and save what was recorded."""
         self._end(failed=False)
+
+    def _abandon(self) -> None:
+        """After an error of ours: the block is over."""
+        self._is_open, self._recorder = False, None
+        self.problem = self.problem or "stepscope failed, and the program went on without it"
+        guard.attempted(lambda: input_watch().uninstall(self))
+        _one_block.release()
 
     def diagnosis(self) -> Diagnosis | None:
         """Why the steps of the last trace are slow; None if no trace was saved.
@@ -147,11 +164,12 @@ class ProfileBlock:
             use_python_export: torch's handlers pass it; nothing depends on it.
 
         Raises:
-            UsageError: there is no trace, or the file cannot be written.
+            UsageError: there is no trace. A file that cannot be written is told of, and no reason to end a program.
         """
         if not self._traces:
             raise UsageError("profile: no trace was saved yet")
-        copy_trace(self._traces[-1], Path(path))
+        with self._told_instead_of_raised("the trace was not copied", StepscopeError, OSError):
+            copy_trace(self._traces[-1], Path(path))
 
     def _enter(self, action: str) -> None:
         self._action = action
@@ -167,31 +185,49 @@ class ProfileBlock:
     def _leave(self, before: str, now: str) -> None:
         """End what does not go on: a cycle is saved, and a warm-up that nothing follows is thrown away."""
         if before in (schedules.RECORD, schedules.RECORD_AND_SAVE):
-            self._save(failed=False)
+            self._save()
         elif before == schedules.WARM_UP and now == schedules.NOTHING and self._recorder is not None:
             self._recorder.discard()
             self._recorder = None
 
     def _end(self, *, failed: bool) -> None:
-        if not self._is_open:
-            return
+        if self._is_open:
+            self._close()
+            self._hand_over(failed=failed)
+            self._wind_up(failed)
+
+    @guard.entry
+    def _close(self) -> None:
         self._is_open = False
-        try:
-            if self._action in (schedules.RECORD, schedules.RECORD_AND_SAVE):
-                self._save(failed=failed)
-            elif self._recorder is not None:
-                self._recorder.discard()
-            self._recorder = None
-        finally:
-            input_watch().uninstall(self)
-            _one_block.release()
+        if self._action in (schedules.RECORD, schedules.RECORD_AND_SAVE):
+            self._save()
+        elif self._recorder is not None:
+            self._recorder.discard()
+        self._recorder = None
+        guard.off(self._held)
+        input_watch().uninstall(self)
+        _one_block.release()
+
+    def _hand_over(self, *, failed: bool) -> None:
+        """Show a trace that was just saved to the program's handler, whose errors are the program's own."""
+        is_new, self._is_new = self._is_new, False
+        if not is_new or self._on_trace_ready is None:
+            return
+        if failed:
+            with self._told_instead_of_raised("on_trace_ready failed", Exception):
+                self._on_trace_ready(self)
+        else:
+            self._on_trace_ready(self)
+
+    @guard.entry
+    def _wind_up(self, failed: bool) -> None:
         with contextlib.suppress(StepscopeError, OSError):  # the list of runs is not what this program is for
             self._places.ended(failed=failed)
         if self._diagnose and self._traces and rank_and_world_size()[0] == 0:
             with self._told_instead_of_raised("the trace could not be diagnosed", OSError):
                 print(_diagnosis_text(self._traces[-1]), flush=True)
 
-    def _save(self, *, failed: bool) -> None:
+    def _save(self) -> None:
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return
@@ -201,22 +237,12 @@ class ProfileBlock:
         if recorder.problem is not None:  # which the recorder has told
             recorder.discard()
             return
-        saved = False
         with self._told_instead_of_raised("the trace was not saved", StepscopeError, OSError):
             self._traces.append(recorder.save(self._places.next()))
-            saved = True
+            self._is_new = True
         recorder.discard()
-        if not saved:
-            return
-        rank, _ = rank_and_world_size()
-        if rank == 0:
+        if self._is_new and rank_and_world_size()[0] == 0:
             _tell(f"{_steps(first, recorder.step_number)} recorded: {self._traces[-1]}")
-        if self._on_trace_ready is not None:
-            if failed:
-                with self._told_instead_of_raised("on_trace_ready failed", Exception):
-                    self._on_trace_ready(self)
-            else:
-                self._on_trace_ready(self)
 
     @contextlib.contextmanager
     def _told_instead_of_raised(self, what: str, *kinds: type[Exception]) -> Iterator[None]:
@@ -225,6 +251,20 @@ class ProfileBlock:
         except kinds as error:
             self.problem = self.problem or f"{what}: {error}"
             _tell(f"{what}: {error}")
+
+
+@guard.entry(otherwise=NullProfile(), raises=UsageError)
+def open_block(
+    out: str | os.PathLike[str] | None,
+    schedule: schedules.Schedule | None,
+    options: RecordOptions,
+    *,
+    diagnose: bool,
+    on_trace_ready: Callable[[ProfileBlock], Any] | None,
+    name: str | None,
+) -> ProfileBlock | NullProfile:
+    """The block of `stepscope.profile`, which says what the arguments mean."""
+    return ProfileBlock(out, schedule, options, diagnose=diagnose, on_trace_ready=on_trace_ready, name=name)
 
 
 class TracePlaces:

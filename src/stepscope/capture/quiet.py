@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.environment_machine import Machine, Runtime
 from stepscope.capture.environment_settings import program_settings
 from stepscope.capture.quiet_cores import CoreShare, core_share
@@ -141,6 +142,7 @@ class _HeldCollector:
             else:
                 gc.disable()
 
+    @guard.entry
     def forget(self) -> None:
         """In a forked child, whose threads that held it are gone: restore it."""
         self._lock = threading.Lock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import random
@@ -12,6 +13,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
+
+from stepscope.capture import guard
 
 _SEEDERS: Final[dict[str, Callable[[Any, int], object]]] = {
     "numpy": lambda numpy, seed: numpy.random.seed(seed % 2**32),
@@ -58,6 +61,7 @@ class _SeedWhenImported(MetaPathFinder):
         self._seed = seed
         self._searching = threading.local()
 
+    @guard.entry
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -75,12 +79,11 @@ class _SeedWhenImported(MetaPathFinder):
 
     def _wrap(self, name: str, loader: Any) -> None:
         original = loader.exec_module
+        loader.exec_module = guard.around(original, after=functools.partial(self._imported, name, loader, original))
 
-        def exec_module(module: ModuleType) -> None:
-            loader.exec_module = original
-            original(module)
-            seeder = self._pending.pop(name, None)
-            if seeder is not None:
-                seeder(module, self._seed)
-
-        loader.exec_module = exec_module
+    @guard.entry
+    def _imported(self, name: str, loader: Any, original: Any, _: None, __: None, module: ModuleType) -> None:
+        loader.exec_module = original
+        seeder = self._pending.pop(name, None)
+        if seeder is not None:
+            seeder(module, self._seed)

@@ -8,9 +8,11 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.facts import FactsRecording, add_to_trace
 from stepscope.capture.facts_counters import WarmUp
 from stepscope.capture.lines import LineTracker
@@ -18,7 +20,7 @@ from stepscope.capture.logging_calls import LoggingCalls
 from stepscope.capture.options import RecordOptions
 from stepscope.capture.trace_file import write_trace
 from stepscope.errors import UsageError
-from stepscope.line_records import LineRecords, write_lines
+from stepscope.line_records import LineRecords, lines_path, write_lines
 from stepscope.program_facts import ProgramFacts
 
 STEP_NAME: Final = "ProfilerStep#{}"
@@ -48,6 +50,7 @@ class Recorder:
 
     Attributes:
         problem: what went wrong, in a sentence; None as long as nothing did.
+        notice: what is not recorded although it was asked for, in a sentence; None for nothing.
         first_step: number of the first step; set by `start`.
         step_number: number of the step that is recorded now, or next.
     """
@@ -55,6 +58,7 @@ class Recorder:
     def __init__(self, options: RecordOptions, *, first_step: int = 0) -> None:
         self.options = options
         self.problem: str | None = None
+        self.notice: str | None = None
         self.first_step = first_step
         self.step_number = first_step
         self._state = _NEW
@@ -72,6 +76,7 @@ class Recorder:
         self._stop_wanted = False
         self._unwanted = False
         self._saved: Path | None = None
+        self._held: object = None
 
     @property
     def is_recording(self) -> bool:
@@ -83,7 +88,8 @@ class Recorder:
         with self._lock, self._guarded("the profiler could not be prepared"):
             if self._state == _NEW:
                 self._state = _STOPPED  # unless what follows succeeds
-                self._thread = threading.get_ident() if self.options.memory else None
+                self._choose_threads()
+                self._held = guard.on_failure("the recording under way", self._abandon, thread=self._thread)
                 self._take_profiler()
                 self._profiler = _new_profiler(self.options)
                 self._profiler.prepare_trace()
@@ -175,6 +181,9 @@ class Recorder:
                 write_trace(path, self._export)
             except OSError as error:
                 raise UsageError(f"the trace cannot be written to {path}: {error}") from error
+            finally:
+                if not path.exists():
+                    lines_path(path).unlink(missing_ok=True)
             self._saved, self._profiler, self._line_records = path, None, None  # the profiler writes a trace only once
             return path
 
@@ -191,6 +200,33 @@ class Recorder:
                 self._state = _STOPPED
             if self._state == _STOPPED:
                 self._profiler = self._lines = None
+
+    def _choose_threads(self) -> None:
+        """Allocations are recorded of one thread, and torch (2.13) crashes when it ends: only the main one lives on."""
+        if not self.options.memory:
+            return
+        if threading.current_thread() is threading.main_thread():
+            self._thread = threading.get_ident()
+        else:
+            self.options = replace(self.options, memory=False)
+            self.notice = "allocations were not recorded, because the steps run on another thread than the main one"
+
+    def _abandon(self) -> None:
+        """After an error of ours: stop the profiler by the shortest way, and keep nothing."""
+        was_prepared, self._state = self._state == _PREPARED, _STOPPED
+        lines, facts, profiler = self._lines, self._facts_recording, self._profiler
+        self._profiler = self._lines = self._facts_recording = None
+        guard.attempted(self._logging_calls.stop)
+        guard.attempted(self._close_step)
+        if facts is not None:
+            guard.attempted(facts.abandon)
+        if lines is not None:
+            guard.attempted(lines.stop)
+        if profiler is not None and was_prepared:  # it leaves its warm-up only by recording
+            guard.attempted(profiler.start_trace)
+        if profiler is not None and profiler_is_active():
+            guard.attempted(profiler.stop_trace)
+        self._give_profiler_back()
 
     def _open_step(self) -> None:
         from torch.autograd.profiler import record_function
@@ -211,6 +247,7 @@ class Recorder:
             raise UsageError("another profiler of torch is running in this process; only one can record at a time")
 
     def _give_profiler_back(self) -> None:
+        guard.off(self._held)
         if self._holds_profiler:
             self._holds_profiler = False
             _only_one.release()
@@ -218,15 +255,16 @@ class Recorder:
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
         """Keep an error out of the training loop: tell it once, and give the profiler back if there is none."""
-        try:
+        with guard.attempt() as doing:
             yield
-        except Exception as error:
-            if self.problem is None:
-                self.problem = f"{what}: {error}"
-                print(f"stepscope: {self.problem}", file=sys.stderr)
-            if self._state == _STOPPED:
-                self._profiler = self._lines = None
-                self._give_profiler_back()
+        if doing.error is None:
+            return
+        if self.problem is None:
+            self.problem = f"{what}: {guard.sentence(doing.error)}"
+            guard.tell(self.problem)
+        if self._state == _STOPPED:
+            self._profiler = self._lines = None
+            self._give_profiler_back()
 
 
 def profiler_is_active() -> bool:

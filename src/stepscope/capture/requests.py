@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.protocol import ENDED, MAX_BODY_BYTES, Refusal, Reply, decoded
 from stepscope.errors import AgentError
 from stepscope.whole_files import whole_file
@@ -75,10 +76,11 @@ class RequestFolder:
         self._answer_ended()
         return bool(claims)
 
+    @guard.entry(in_background=True)
     def _look(self) -> None:
         busy_until = 0.0
         while not self._stopped.wait(_BUSY_S if time.monotonic() < busy_until else _IDLE_S):
-            with contextlib.suppress(Exception):  # the program must go on, whatever lies in the folder
+            with guard.attempt():  # whatever lies in the folder
                 if self.poll():
                     busy_until = time.monotonic() + _BUSY_FOR_S
 

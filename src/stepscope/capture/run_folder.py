@@ -20,8 +20,9 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from stepscope.capture.manifest import RunManifest
-from stepscope.errors import UsageError
+from stepscope.capture.manifest import RunManifest, of_recording
+from stepscope.errors import RunFolderError, UsageError
+from stepscope.kept_json import read_kept, readable, say_changed, with_checksum
 from stepscope.whole_files import whole_file
 
 MANIFEST: Final = "run.json"
@@ -29,6 +30,8 @@ _RANK: Final = re.compile(r"rank(\d{1,9})", re.ASCII)
 _TRACE: Final = re.compile(r"trace-(\d{1,9})\.(?:json(?:\.gz)?|xplane\.pb)", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,99}", re.ASCII)
 _SEEN: Final = "seen"
+LEFT: Final = "left"
+"""The sign of a process that stepscope left because of an error of its own."""
 
 
 class RunFolder:
@@ -54,7 +57,8 @@ class RunFolder:
             suggestion: in place of the program's name and the time, and with a number behind it where it is taken.
 
         Raises:
-            UsageError: the name cannot be one of a run or is taken, or the folder cannot be made.
+            UsageError: the name cannot be one of a run or is taken.
+            RunFolderError: the folder cannot be made.
         """
         root = default_root() if root is None else Path(os.path.abspath(root))
         if name is not None:
@@ -68,7 +72,7 @@ class RunFolder:
         except FileExistsError:
             raise UsageError(f"there is a run {name!r} in {root} already; take another name, or remove it") from None
         except OSError as error:
-            raise UsageError(f"no run folder can be made in {root}: {error.strerror}") from error
+            raise RunFolderError(f"no run folder can be made in {root}: {error.strerror}") from error
         folder = cls(place)
         folder.write_manifest(manifest)
         return folder
@@ -142,30 +146,30 @@ class RunFolder:
         Raises:
             UsageError: it cannot be read.
         """
+        path = self.path / MANIFEST
         try:
-            return RunManifest.from_json(json.loads((self.path / MANIFEST).read_text(encoding="utf-8")))
-        except OSError as error:
-            raise UsageError(f"{self.path / MANIFEST} cannot be read: {error.strerror}") from error
-        except (ValueError, TypeError, RecursionError) as error:
-            raise UsageError(f"{self.path / MANIFEST} is damaged: {error}") from error
+            manifest, whole = RunManifest.from_json(read_kept(path))
+        except ValueError as error:
+            raise UsageError(f"{path} is damaged: {error}") from error
+        if not whole:
+            say_changed(path)
+        return manifest
 
     def write_manifest(self, manifest: RunManifest) -> None:
         """Write `run.json`, whole."""
-        write_json(self.path / MANIFEST, manifest.to_json())
+        write_json(self.path / MANIFEST, with_checksum(manifest.to_json()))
 
     def write_recording(self, rank: int, content: dict[str, Any]) -> None:
         """Leave word, for this process, of how its recording went."""
-        write_json(self.rank_folder(rank) / f"recording-{os.getpid()}.json", content)
+        write_json(self.rank_folder(rank) / f"recording-{os.getpid()}.json", with_checksum(content))
 
     def recordings(self) -> list[dict[str, Any]]:
         """What the processes left by `write_recording`, by rank."""
         found = []
         for rank in self.ranks():
             for path in sorted((self.path / f"rank{rank}").glob("recording-*.json")):
-                with contextlib.suppress(OSError, ValueError):
-                    content = json.loads(path.read_text(encoding="utf-8"))
-                    if isinstance(content, dict):
-                        found.append({**content, "rank": rank})
+                if content := readable(path):
+                    found.append({**of_recording(content), "rank": rank})
         return found
 
     def sign(self, what: str) -> None:
@@ -221,13 +225,13 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file so that nobody ever sees half of it, readable for its owner alone from the first moment.
 
     Raises:
-        UsageError: it cannot be written.
+        RunFolderError: it cannot be written.
     """
     try:
         with whole_file(path, private=True) as file:
             file.write(json.dumps(content, indent=1).encode() + b"\n")
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+        raise RunFolderError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def new_folder(root: Path, suggestion: str) -> Path:

@@ -10,7 +10,6 @@ kept beside them.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -24,12 +23,12 @@ from stepscope.capture.runs import RunRecord
 from stepscope.capture.step_times import Stretch
 from stepscope.compare.history import Source, TimedRun
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.kept_json import readable, with_checksum
 
 KEPT: Final = "trace-steps.json"
 FEWEST_STEPS: Final = 3
 """A run of which fewer steps were timed does not count."""
 _BENCH_FILES: Final = "steps-*.json"
-_MAX_FILE_BYTES: Final = 16 * 2**20
 _NUMBER: Final = re.compile(r"[-_.+=@]([0-9]+|(?=[a-f]*[0-9])[0-9a-f]{7,40})$", re.ASCII)
 """What tells the runs of a series apart: a number, a date and time, or a commit at the end of the name."""
 
@@ -166,7 +165,7 @@ def _bench_times(folder: RunFolder) -> list[float]:
 
 
 def _between_ends(path: Path) -> list[float]:
-    content = _json_file(path)
+    content = readable(path)
     ends = content.get("ends_ns")
     if not isinstance(ends, list) or not all(type(each) is int and abs(each) < 2**63 for each in ends):
         return []
@@ -180,13 +179,13 @@ def _times_in_traces(folder: RunFolder) -> list[float]:
         return []
     traces = folder.traces_of(rank)
     state = [[path.name, (status := path.stat()).st_size, status.st_mtime_ns] for path in traces]
-    kept = _json_file(folder.path / KEPT)
+    kept = readable(folder.path / KEPT, only_whole=True)
     times = kept.get("ns")
     if kept.get("traces") == state and isinstance(times, list) and all(type(each) is int for each in times):
         return [float(each) for each in times]
     read = [ns for path in traces for ns in _steps_in(path)]
     with contextlib.suppress(UsageError):  # a folder that cannot be written is read anew each time
-        write_json(folder.path / KEPT, {"traces": state, "ns": read})
+        write_json(folder.path / KEPT, with_checksum({"traces": state, "ns": read}))
     return [float(each) for each in read]
 
 
@@ -199,15 +198,6 @@ def _steps_in(path: Path) -> list[int]:
 
     steps = step_table(open_trace(path, cache=TraceCache()))
     return [int(each) for each in steps.filter(pl.col("complete"))["duration_ns"]]
-
-
-def _json_file(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is none that can be read."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        if path.stat().st_size <= _MAX_FILE_BYTES:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            return content if isinstance(content, dict) else {}
-    return {}
 
 
 def _why_none(folder: RunFolder, manifest: RunManifest) -> str:

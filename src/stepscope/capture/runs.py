@@ -1,19 +1,20 @@
 """The index of runs: a SQLite file that finds them by name.
 
 The run folders hold everything; the index only remembers where they are. It can be lost, and is made again from the
-folders. Any number of processes may use it at once.
+folders: also a damaged row of it, which its checksum tells. Any number of processes may use it at once.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from stepscope.capture.manifest import RunManifest
 from stepscope.capture.run_folder import RunFolder, data_folder, default_root, is_run_folder
@@ -28,9 +29,13 @@ create table if not exists runs (
     started_unix_s real not null,
     ended_unix_s real,
     exit_code integer,
-    traces integer not null
+    traces integer not null,
+    checksum integer
 ) without rowid
 """
+NoneType: Final = type(None)
+_Result = TypeVar("_Result")
+_log = logging.getLogger("stepscope.kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +79,20 @@ class RunIndex:
     def add(self, folder: RunFolder) -> RunRecord:
         """Remember a run, or what became of it."""
         record = _record(folder)
-        with self._open() as database:
-            _put(database, [record])
+        self._using(lambda database: _put(database, [record]))
         return record
 
     def add_all(self, root: Path) -> list[RunRecord]:
         """Remember every run folder at or directly in a folder; what cannot be read is passed over."""
         places = [root] if is_run_folder(root) else sorted(root.iterdir()) if root.is_dir() else []
         records = list(_records(places))
-        with self._open() as database:
-            _put(database, records)
+        self._using(lambda database: _put(database, records))
         return records
 
     def all(self) -> list[RunRecord]:
         """Every run, the latest first."""
-        with self._open() as database:
-            rows = database.execute("select * from runs order by started_unix_s desc, path").fetchall()
-        return [RunRecord(Path(row[0]), *row[1:]) for row in rows]
+        records = self._using(self._whole_rows)
+        return sorted(records, key=lambda record: (-record.started_unix_s, record.path))
 
     def find(self, name: str) -> RunRecord | None:
         """The latest run of that name, one whose folder is there before one that is gone."""
@@ -111,56 +113,80 @@ class RunIndex:
                     shutil.rmtree(record.path)
             except OSError as error:
                 raise UsageError(f"{record.path} cannot be removed: {error.strerror}") from error
-        with self._open() as database:
-            database.execute("delete from runs where path = ?", (os.fspath(record.path),))
+        self._using(lambda database: database.execute("delete from runs where path = ?", (os.fspath(record.path),)))
 
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """The database inside a transaction; a new one, or one in place of a damaged file, is filled from the folders.
+    def _using(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """Do something with the database, in a transaction; a new one, and one in place of a damaged file, is filled
+        from the folders first.
 
         Raises:
             UsageError: it cannot be read or written.
         """
         try:
-            database = self._connected()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                with database:
-                    yield database
-            finally:
-                database.close()
+                return self._tried(action)
+            except sqlite3.OperationalError:
+                raise  # locked, no space, no permission: not the file's fault
+            except sqlite3.DatabaseError as error:
+                self._set_aside(error)
+                return self._tried(action)
         except (sqlite3.Error, OSError) as error:
             raise UsageError(f"the index of runs, {self.path}, cannot be used: {error}") from error
 
-    def _connected(self) -> sqlite3.Connection:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+    def _tried(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        database = self._prepared()
         try:
-            return self._prepared()
-        except sqlite3.OperationalError:
-            raise  # locked, no space, no permission: not the file's fault
-        except sqlite3.DatabaseError:
-            self._set_aside()
-            return self._prepared()
+            with database:
+                return action(database)
+        finally:
+            database.close()
+
+    def _whole_rows(self, database: sqlite3.Connection) -> list[RunRecord]:
+        """The runs; where rows are damaged, those of the folders take their place."""
+        rows = database.execute(f"select {', '.join(_COLUMNS)}, checksum from runs").fetchall()
+        whole = [RunRecord(Path(row[0]), *row[1:-1]) for row in rows if _is_whole(row)]
+        if len(whole) == len(rows):
+            return whole
+        database.execute("delete from runs")
+        _put(database, whole)
+        _put(database, self._found())
+        lost = len(rows) - len(whole)
+        _log.warning(
+            "the index of runs, %s, was damaged in %d of %d rows and is made anew from the run folders",
+            self.path,
+            lost,
+            len(rows),
+        )
+        return self._whole_rows(database)
+
+    def _found(self) -> Iterator[RunRecord]:
+        return _records(sorted(self._root.iterdir())) if self._root.is_dir() else iter(())
 
     def _prepared(self) -> sqlite3.Connection:
         is_new = not self.path.exists()
         database = sqlite3.connect(self.path, timeout=_PATIENCE_S)
+        database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
         try:
             database.execute("pragma journal_mode = wal")
             database.execute(_TABLE)
             columns = [row[1] for row in database.execute("pragma table_info(runs)")]
-            if columns != list(RunRecord.__dataclass_fields__):
+            if columns == _COLUMNS:  # of the first version
+                database.execute("alter table runs add column checksum integer")
+            elif columns != [*_COLUMNS, "checksum"]:
                 raise sqlite3.DatabaseError("this is no index of runs")
-            if is_new and self._root.is_dir():
+            if is_new:
                 with database:
-                    _put(database, _records(sorted(self._root.iterdir())))
+                    _put(database, self._found())
         except BaseException:
             database.close()
             raise
         return database
 
-    def _set_aside(self) -> None:
+    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         """Keep a damaged file under another name; the folders have everything that was in it."""
         os.replace(self.path, self.path.with_name(f"{self.path.name}.damaged"))
+        _log.warning("the index of runs, %s, is damaged (%s) and is made anew from the run folders", self.path, error)
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 
@@ -185,8 +211,10 @@ def run_named(name: str) -> RunFolder | None:
 def _records(places: Iterable[Path]) -> Iterator[RunRecord]:
     for place in places:
         if is_run_folder(place):
-            with contextlib.suppress(StepscopeError):
+            try:
                 yield _record(RunFolder.open(place))
+            except StepscopeError as error:
+                _log.warning("passed over: %s", error)
 
 
 def _record(folder: RunFolder) -> RunRecord:
@@ -195,26 +223,31 @@ def _record(folder: RunFolder) -> RunRecord:
         path=folder.path,
         name=folder.name,
         command=manifest.command_line,
-        started_unix_s=manifest.started_unix_s,
-        ended_unix_s=manifest.ended_unix_s,
+        started_unix_s=float(manifest.started_unix_s),
+        ended_unix_s=None if manifest.ended_unix_s is None else float(manifest.ended_unix_s),
         exit_code=manifest.exit_code,
         traces=len(folder.traces()),
     )
 
 
 def _put(database: sqlite3.Connection, records: Iterable[RunRecord]) -> None:
+    rows = [(os.fspath(record.path), *(getattr(record, name) for name in _COLUMNS[1:])) for record in records]
     database.executemany(
-        "insert or replace into runs values (?, ?, ?, ?, ?, ?, ?)",
-        [
-            (
-                os.fspath(record.path),
-                record.name,
-                record.command,
-                record.started_unix_s,
-                record.ended_unix_s,
-                record.exit_code,
-                record.traces,
-            )
-            for record in records
-        ],
+        f"insert or replace into runs ({', '.join(_COLUMNS)}, checksum) values (?, ?, ?, ?, ?, ?, ?, ?)",
+        [(*row, _checksum(row)) for row in rows],
     )
+
+
+def _is_whole(row: tuple[object, ...]) -> bool:
+    """Whether a row is as it was written; one of the first version, which has no checksum, as far as its types go."""
+    *values, checksum = row
+    fits = all(isinstance(value, kind) for value, kind in zip(values, _TYPES, strict=True))
+    return fits and checksum in (None, _checksum(values))
+
+
+def _checksum(values: Iterable[object]) -> int:
+    return zlib.crc32(repr(list(values)).encode())
+
+
+_COLUMNS: Final = list(RunRecord.__dataclass_fields__)
+_TYPES: Final[tuple[Any, ...]] = (str, str, str, float, (float, NoneType), (int, NoneType), int)

@@ -6,11 +6,12 @@ left out without a word, for it is the program's tracker that the values are for
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
+
+from stepscope.capture import guard
 
 TRACKERS: Final[dict[str, tuple[str, str]]] = {
     "wandb.sdk.wandb_run": ("Run", "log"),
@@ -30,19 +31,11 @@ def keep_values(module: str) -> None:
     original = vars(owner).get(method) if owner is not None else None
     if not callable(original):
         return
-    call: Any = original
-
-    @functools.wraps(call)
-    def kept(self: Any, *positional: Any, **keywords: Any) -> Any:
-        answer = call(self, *positional, **keywords)
-        with contextlib.suppress(Exception):
-            _log(method, positional, keywords)
-        return answer
-
-    setattr(owner, method, kept)
+    setattr(owner, method, guard.around(original, after=functools.partial(_log, method)))
 
 
-def _log(method: str, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+@guard.entry
+def _log(method: str, _: None, answer: Any, owner: Any, /, *positional: Any, **keywords: Any) -> None:
     from stepscope.capture.telemetry.log import log
 
     if method == "log":
@@ -52,7 +45,8 @@ def _log(method: str, positional: tuple[Any, ...], keywords: Mapping[str, Any]) 
         tag, value, step = _arguments(("tag", "scalar_value", "global_step"), positional, keywords)
         values = {str(tag): value}
     if values:
-        log(values, step if type(step) is int else None)
+        with guard.attempt():  # what is no value of telemetry is the tracker's alone
+            log(values, step if type(step) is int else None)
 
 
 def _arguments(names: tuple[str, ...], positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Any]:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.controller import StepController, StepSource
 from stepscope.capture.hooks import Marker
 from stepscope.capture.start_marks import mark
@@ -62,6 +63,7 @@ class XlaHooks:
         self._controller.keeps_watch = False
         self._controller.others.unwatch()
 
+    @guard.entry
     def _seen(self, source: StepSource) -> None:
         mark("first_step")
         self._controller.uses_jax |= not self._of_torch
@@ -74,11 +76,7 @@ class XlaHooks:
 def _step_annotations(annotation: Any, seen: Callable[[StepSource], None]) -> Callable[[], None]:
     own, original = "__exit__" in vars(annotation), annotation.__exit__
 
-    def left(self: Any, *error: Any) -> Any:
-        result = original(self, *error)
-        seen(StepSource.ANNOTATION)
-        return result
-
+    left = guard.around(original, after=lambda *_: seen(StepSource.ANNOTATION))
     annotation.__exit__ = left
 
     def remove() -> None:
@@ -103,15 +101,22 @@ class _Calls:
     def call(self, key: int, function: Any, positional: Any, named: Any) -> Any:
         if getattr(self._inside, "yes", False):  # while the outer one is traced
             return function(*positional, **named)
+        self._begins(key)
+        self._inside.yes = True
+        try:
+            return function(*positional, **named)
+        except BaseException as error:
+            guard.hide(error)
+            raise
+        finally:
+            self._inside.yes = False
+
+    @guard.entry
+    def _begins(self, key: int) -> None:
         if self._marker.hit(key) and self.seen is not None:
             if key in self._begun:  # a function's first call begins a step, and ends none
                 self.seen(StepSource.JITTED)
             self._begun.add(key)
-        self._inside.yes = True
-        try:
-            return function(*positional, **named)
-        finally:
-            self._inside.yes = False
 
 
 class _Jitted:
@@ -187,7 +192,17 @@ def _maker(original: Any, calls: _Calls) -> Any:
     def make(*positional: Any, **named: Any) -> Any:
         made = original(*positional, **named)
         if positional or "fun" in named:
-            return _Jitted(made, calls)
-        return lambda function: _Jitted(made(function), calls)
+            return _seen_or_itself(made, calls)
+        return lambda function: _seen_or_itself(made(function), calls)
 
     return make
+
+
+def _seen_or_itself(function: Any, calls: _Calls) -> Any:
+    found = _jitted(function, calls)
+    return function if found is None else found
+
+
+@guard.entry
+def _jitted(function: Any, calls: _Calls) -> Any:
+    return _Jitted(function, calls)

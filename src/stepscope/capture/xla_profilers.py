@@ -5,7 +5,6 @@ Both write an `.xplane.pb` file and record the device as well as the host. Impor
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -13,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from stepscope.capture import guard
 from stepscope.capture.options import RecordOptions
 
 STEP_NAME: Final = "step"
@@ -63,7 +63,7 @@ class JaxProfiler:
         """Wait for every array that is alive, and so for what computes it."""
         jax: Any = sys.modules["jax"]
         for array in jax.live_arrays():
-            with contextlib.suppress(Exception):  # given away to a later call, or of a computation that failed
+            with guard.attempt():  # given away to a later call, or of a computation that failed
                 array.block_until_ready()
 
 
@@ -103,7 +103,7 @@ def xla_facts() -> tuple[Mapping[str, str], list[str]]:
         if version is not None:
             versions[name] = str(version)
     devices: list[str] = []
-    with contextlib.suppress(Exception):  # where jax has it is not promised
+    with guard.attempt():  # where jax has it is not promised
         bridge: Any = sys.modules.get("jax._src.xla_bridge")
         if bridge is not None and bridge.backends_are_initialized():
             jax: Any = sys.modules["jax"]

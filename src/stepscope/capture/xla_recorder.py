@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.options import RecordOptions
 from stepscope.capture.run_folder import xplane_name
 from stepscope.capture.xla_profilers import XlaProfiler
@@ -50,6 +50,7 @@ class XlaRecorder:
         self._state = _NEW
         self._lock = threading.RLock()
         self._folder: Path | None = None
+        self._held: object = None
         self._mark: AbstractContextManager[Any] | None = None
 
     @property
@@ -126,11 +127,14 @@ class XlaRecorder:
 
     def _begin(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="stepscope-"))
+        self._held = guard.on_failure("the recording under way", self._abandon)
+        is_on = False
         try:
             self._profiler.start(self._folder, self._options)
-        except BaseException:
-            self._remove_folder()
-            raise
+            is_on = True
+        finally:
+            if not is_on:
+                self._remove_folder()
 
     def _end(self) -> None:
         try:
@@ -138,7 +142,16 @@ class XlaRecorder:
         finally:
             self._remove_folder()
 
+    def _abandon(self) -> None:
+        """After an error of ours: stop the profiler by the shortest way, and keep nothing."""
+        was_on, self._state = self._state == _RECORDING, _STOPPED
+        guard.attempted(self._close_step)
+        if was_on:
+            guard.attempted(self._profiler.stop)
+        self._remove_folder()
+
     def _remove_folder(self) -> None:
+        guard.off(self._held)
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -156,9 +169,10 @@ class XlaRecorder:
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
         """Keep an error out of the training loop: tell it once."""
-        try:
+        with guard.attempt() as doing:
             yield
-        except Exception as error:
-            if self.problem is None:
-                self.problem = f"{what}: {error}"
-                print(f"stepscope: {self.problem}", file=sys.stderr)
+        if doing.error is None:
+            return
+        if self.problem is None:
+            self.problem = f"{what}: {guard.sentence(doing.error)}"
+            guard.tell(self.problem)

@@ -5,11 +5,15 @@ Nothing heavy is imported before `run`: help, completion and mistakes answer at 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType, ModuleType
 from typing import Final
 
 from stepscope.commands import (
@@ -53,7 +57,12 @@ from stepscope.commands._parser import CommandParser, unknown_command, unknown_o
 from stepscope.errors import StepscopeError
 from stepscope.report.format import printable
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "OWN_ERROR", "main"]
+
+OWN_ERROR: Final = 70
+"""The exit code of an error of ours: EX_SOFTWARE of sysexits.h."""
+_ENVIRONMENT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
+"""Of errors of the system, those that are neither our fault nor a mistake in the command."""
 
 COMMANDS: Final[tuple[ModuleType, ...]] = (
     run,
@@ -112,7 +121,7 @@ To record a few steps of a program, without changing it:
 
 `stepscope COMMAND --help` explains a command.
 Exit codes: 0 done, 1 a finding above --fail-on, or slower than --fail-if-slower allows, 2 a mistake or a file that
-cannot be used."""
+cannot be used, 70 an error of stepscope's own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,19 +129,107 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):  # None where the shell has closed them, as with >&-
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
+        with _ended_by_signals():
+            code = _run(words)
         sys.stdout.flush()
         return code
     except StepscopeError as error:
-        print(f"stepscope: {printable(str(error))}", file=sys.stderr)
-        return 2
+        return _said(str(error), 2)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough; 141 is what a shell expects then
         discard_standard_output()
         return 141
+    except MemoryError:
+        return _said("there is not enough memory for this; --window or --steps reads less of a trace", 2)
+    except OSError as error:
+        if error.errno in _ENVIRONMENT and not _debugs(words):
+            return _said(f"{error.filename or 'standard output'} cannot be used: {error.strerror}", 2)
+        return _own_error(error, words)
+    except BaseException as error:  # also what compiled libraries raise beside Exception
+        if isinstance(error, (SystemExit, GeneratorExit)):
+            raise
+        damage = _damage_behind(error)
+        return _own_error(error, words) if damage is None else _said(damage, 2)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Have signals that end a process unwind it, so that what it keeps for a while is removed."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)):
+            if signal.getsignal(number) is signal.SIG_DFL:  # as under nohup it is not
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _said(sentence: str, code: int) -> int:
+    print(f"stepscope: {printable(sentence)}", file=sys.stderr)
+    return code
+
+
+def _own_error(error: BaseException, words: Sequence[str]) -> int:
+    """An error of ours: its own exit code, and a report, which holds nothing of a trace."""
+    if _debugs(words):
+        import traceback
+
+        traceback.print_exception(error)
+        return OWN_ERROR
+    from stepscope.fault_report import write_report
+
+    kept = write_report(error, command=["stepscope", *words], doing="the command line")
+    details = f"please send {kept}" if kept is not None else "its report could not be written; --debug shows the error"
+    return _said(f"an error of stepscope's own ({type(error).__name__}): {details}", OWN_ERROR)
+
+
+def _debugs(words: Sequence[str]) -> bool:
+    return "--debug" in words or os.environ.get("STEPSCOPE_DEBUG", "0") not in ("", "0")
+
+
+class _ToUser(logging.Handler):
+    """What the package logs, as one line each and once: warnings, and with --verbose also what is less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sentence = printable(self.format(record))
+        if sentence not in self._said:
+            self._said.add(sentence)
+            print(f"stepscope: {sentence}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _log_to_user(*, verbose: bool) -> Iterator[None]:
+    log, handler = logging.getLogger("stepscope"), _ToUser()
+    before = log.level
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
+def _damage_behind(error: BaseException) -> str | None:
+    """Which store's damage an error comes from, in one sentence; asked for only where stores were opened."""
+    store = sys.modules.get("stepscope.trace.store")
+    found = store.damage_behind(error) if store is not None else None
+    return None if found is None else str(found)
 
 
 def _run(argv: list[str]) -> int:
@@ -153,9 +250,8 @@ def _run(argv: list[str]) -> int:
     rest = command.take_late(arguments, rest)
     if rest or "run" not in arguments:
         raise unknown_options(rest, command)
-    if getattr(arguments, "verbose", False):
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="stepscope: %(message)s")
-    return int(arguments.run(arguments))
+    with _log_to_user(verbose=getattr(arguments, "verbose", False)):
+        return int(arguments.run(arguments))
 
 
 def _parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
@@ -169,6 +265,7 @@ def _parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
     for module in COMMANDS:
         command = choices.add_parser(module.NAME, help=module.HELP, description=module.HELP)
         module.prepare_parser(command)
+        command.add_argument("--debug", action="store_true", help="show the traceback of an error of stepscope's own")
         command.set_defaults(run=module.run)
         commands[module.NAME] = command
     return parser, commands

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("table", "csv", "json", "parquet")
 DEFAULT_TOP: Final = 20
+MOST_ON_SCREEN: Final = 1_000
+"""Rows of CSV or JSON that a terminal is given where --top says nothing."""
 
 
 def add_table_options(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +29,10 @@ def add_table_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--sort", metavar="COLUMN", help="sort by this column: the largest numbers first, text from A")
     group.add_argument("--ascending", action="store_true", help="sort the smallest numbers first")
     group.add_argument(
-        "--top", metavar="N", type=whole_number, help=f"rows, 0 for all (default: {DEFAULT_TOP} in a table)"
+        "--top",
+        metavar="N",
+        type=whole_number,
+        help=f"rows, 0 for all (default: {DEFAULT_TOP} in a table, {MOST_ON_SCREEN:,} of CSV or JSON on a terminal)",
     )
     group.add_argument("--format", choices=FORMATS, help="default: table, or what the ending of --output says")
     group.add_argument(
@@ -60,8 +65,12 @@ def write_table(frame: pl.DataFrame, arguments: argparse.Namespace, things: str)
     total = frame.height
     if arguments.sort is not None:
         frame = _sorted(frame, arguments.sort, ascending=arguments.ascending)
-    top = arguments.top if arguments.top is not None else DEFAULT_TOP if table_format == "table" else 0
+    on_screen = arguments.output == "-" and sys.stdout.isatty()
+    default = DEFAULT_TOP if table_format == "table" else MOST_ON_SCREEN if on_screen else 0
+    top = default if arguments.top is None else arguments.top
     frame = frame.head(top) if top else frame
+    if on_screen and table_format != "table" and (cut := showing(frame.height, total, things)):
+        print(f"stepscope: {cut}", file=sys.stderr)
     if arguments.redact:
         from stepscope.commands._reading import local_names
 

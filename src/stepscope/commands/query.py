@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from stepscope.trace import Trace
 
+DEFAULT_TIMEOUT_S: Final = 60.0
 NAME: Final = "query"
 HELP: Final = "Ask the tables of a trace anything, in SQL; without a query, list them."
 _EXAMPLES: Final = """\
@@ -46,15 +48,29 @@ def prepare_parser(parser: CommandParser) -> None:
     parser.late = "sql"
     parser.add_argument("trace", metavar="TRACE", help="a trace file, or - for standard input")
     parser.add_argument("sql", metavar="SQL", nargs="?", help="a query; without one, the tables and columns are listed")
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=DEFAULT_TIMEOUT_S,
+        help=f"give the query up after so long, 0 never (default: {DEFAULT_TIMEOUT_S:g})",
+    )
     add_table_options(parser)
     add_reading_options(parser)
+
+
+def seconds(text: str) -> float:
+    """A time from the command line."""
+    if not re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,3})?", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return float(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer."""
     trace = open_from(arguments, arguments.trace)
     if arguments.sql is not None:
-        write_table(answer(trace, arguments.sql), arguments, "rows")
+        write_table(answer(trace, arguments.sql, arguments.timeout or None), arguments, "rows")
     elif arguments.format or arguments.output != "-":
         write_table(_tables(trace), arguments, "tables")
     else:
@@ -62,11 +78,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def answer(trace: Trace, sql: str) -> pl.DataFrame:
+def answer(trace: Trace, sql: str, timeout_s: float | None = None) -> pl.DataFrame:
     """The result of a query over the trace's tables, each with its row numbers as `row`.
 
+    Args:
+        timeout_s: seconds the query may take; None for any.
+
     Raises:
-        UsageError: the query is wrong, or is for more than reading these tables.
+        UsageError: the query is wrong, takes longer, or is for more than reading these tables.
     """
     import polars as pl
 
@@ -83,9 +102,32 @@ def answer(trace: Trace, sql: str) -> pl.DataFrame:
         with pl.SQLContext(tables, eager=False) as context:
             plan = context.execute(sql)
             _refuse_other_files(plan, tables)
-            return plan.collect()
+            return _collected(plan, timeout_s)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise UsageError(f"the query cannot be answered: {_sentence(str(error), tables)}") from error
+
+
+def _collected(plan: pl.LazyFrame, timeout_s: float | None) -> pl.DataFrame:
+    """The plan's rows, collected by a thread that ends with the process: Polars cannot be stopped within one."""
+    done: list[pl.DataFrame] = []
+    failed: list[BaseException] = []
+
+    def collect() -> None:
+        try:
+            done.append(plan.collect())
+        except BaseException as error:  # raised where the query was asked
+            failed.append(error)
+
+    thread = threading.Thread(target=collect, name="stepscope query", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise UsageError(
+            f"the query took longer than {timeout_s:g} s and was given up; --timeout SECONDS gives it more, 0 any time"
+        )
+    return done[0]
 
 
 def _refuse_more_than_reading(sql: str) -> None:

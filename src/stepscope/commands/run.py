@@ -18,7 +18,7 @@ from stepscope.commands._allocator import allocator_variables
 from stepscope.commands._applying import LIST, applications, say_applied, show_list
 from stepscope.commands._parser import CommandParser
 from stepscope.commands.batch_size import add_model_options, batch_sizes
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.errors import RunFolderError, StepscopeError, UsageError
 from stepscope.report.format import printable
 
 if TYPE_CHECKING:
@@ -135,21 +135,31 @@ def run(arguments: argparse.Namespace) -> int:
         return _run_limits(arguments, command, environ)
     options = _options(arguments)
     manifest = RunManifest.begin(command, time.time(), options=options.to_json(), redact=arguments.redact)
-    folder = RunFolder.create(Path(arguments.folder) if arguments.folder else None, arguments.name, manifest)
+    try:
+        folder = RunFolder.create(Path(arguments.folder) if arguments.folder else None, arguments.name, manifest)
+    except RunFolderError as error:
+        remedies = ", and no remedy is applied" if options.apply else ""
+        _say(f"the program runs as it is: nothing is recorded{remedies}, because {error}")
+        return run_program(command, environ)
     _quietly(lambda: RunIndex().add(folder))
     code = run_program(command, environment_of(folder, options, environ))
     with _on_standard_error():
         recordings = folder.recordings()
-        applied = say_applied(options.apply, folder)
-        folder.write_manifest(manifest.ended(time.time(), code, recordings, applied))
+        applied: list[dict[str, Any]] = []
+        _quietly(lambda: applied.extend(say_applied(options.apply, folder)))
+        _quietly(lambda: folder.write_manifest(manifest.ended(time.time(), code, recordings, applied)))
         _quietly(lambda: RunIndex().add(folder))
-        for sentence in what_was_recorded(folder, recordings):
-            print(f"stepscope: {printable(sentence)}")
-        if arguments.energy:
-            _say_energy(recordings)
+        _quietly(lambda: _say_recorded(arguments, folder, recordings))
         if folder.traces() and not arguments.no_diagnose:
             _quietly(lambda: _diagnose(arguments, folder))
     return code
+
+
+def _say_recorded(arguments: argparse.Namespace, folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> None:
+    for sentence in what_was_recorded(folder, recordings):
+        print(f"stepscope: {printable(sentence)}")
+    if arguments.energy:
+        _say_energy(recordings)
 
 
 def _run_sizes(arguments: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -268,9 +278,13 @@ def _recorded(recordings: Sequence[dict[str, Any]]) -> str:
 
 
 def _why_nothing(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> str:
+    from stepscope.capture.run_folder import LEFT
+
     problem = next((one["problem"] for one in recordings if one.get("problem")), None)
     if problem is not None:
         return f": {problem}"
+    if folder.was_seen(LEFT):
+        return ", because stepscope left the program early, as it said then"
     if folder.was_seen("torch"):
         return (
             ": torch was imported, but no step was seen, neither an optimizer's nor an iteration of a DataLoader nor "
@@ -322,10 +336,14 @@ def _on_standard_error() -> Iterator[None]:
 
 def _quietly(action: Any) -> None:
     """The program's exit code is what counts: what fails beside it is told, and no more."""
-    try:
+    from stepscope.capture import guard
+
+    with guard.attempt() as doing:
         action()
-    except StepscopeError as error:
-        print(f"stepscope: {printable(str(error))}", file=sys.stderr)
+    if isinstance(doing.error, StepscopeError):
+        _say(str(doing.error))
+    elif doing.error is not None:
+        _say(f"an error of stepscope's own: {type(doing.error).__name__}: {guard.sentence(doing.error)}")
 
 
 def power_limits(text: str) -> list[Limit]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.annotations import tell_controller
 from stepscope.capture.controller import controller
 from stepscope.capture.profile import profile
@@ -59,6 +59,7 @@ class FrameworkRecording:
         """Whether the step that runs now is recorded."""
         return self._block.is_recording
 
+    @guard.entry
     def begin(self, obstacle: str = "") -> None:
         """The loop begins. With an `obstacle`, such as another profiler, nothing is recorded and that is said."""
         self.end()
@@ -69,12 +70,13 @@ class FrameworkRecording:
                 raise StepscopeError(obstacle)
             self._block.start()
         except StepscopeError as error:
-            _tell(f"{self._framework} is not recorded: {error}")
+            guard.tell(f"{self._framework} is not recorded: {error}")
             return
         self._is_open, self._steps, self._process = True, 0, os.getpid()
         self._old_traces = len(self._block.traces)
         atexit.register(self.end)
 
+    @guard.entry
     def step(self) -> None:
         """A step has ended."""
         if self._is_open:
@@ -83,6 +85,7 @@ class FrameworkRecording:
         elif within_run():
             tell_controller()
 
+    @guard.entry
     def end(self) -> None:
         """The loop has ended, or was broken off: what was recorded is saved."""
         if not self._is_open or os.getpid() != self._process:
@@ -92,7 +95,9 @@ class FrameworkRecording:
         self._block.stop()
         if len(self._block.traces) == self._old_traces and self._block.problem is None:
             steps = "1 step" if self._steps == 1 else f"{self._steps} steps"
-            _tell(f"nothing of {self._framework} was recorded: it ended after {steps}; another schedule begins sooner")
+            guard.tell(
+                f"nothing of {self._framework} was recorded: it ended after {steps}; another schedule begins sooner"
+            )
 
     def __reduce__(self) -> tuple[type[FrameworkRecording], tuple[Any, ...]]:
         """Frameworks copy and send their callbacks: a copy begins anew, what is under way stays here."""
@@ -102,7 +107,3 @@ class FrameworkRecording:
 def within_run() -> bool:
     """Whether `stepscope run` started this program and records it."""
     return bool(os.environ.get("STEPSCOPE_RUN")) and controller() is not None
-
-
-def _tell(sentence: str) -> None:
-    print(f"stepscope: {sentence}", file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.annotations import annotate
 from stepscope.errors import UsageError
 from stepscope.integrations._recording import FrameworkRecording
@@ -84,15 +85,16 @@ class StepscopeProfiler(_Profiler):  # type: ignore[misc]
     def profile(self, action_name: str) -> Iterator[str]:
         """An action of the trainer, from its beginning to its end; an error in a whole epoch ends the recording."""
         self.start(action_name)
+        is_whole = False
         try:
             yield action_name
-        except BaseException:
-            if action_name in _AROUND_STEPS:
-                self._end()
-            raise
+            is_whole = True
         finally:
+            if not is_whole and action_name in _AROUND_STEPS:
+                self._end()
             self.stop(action_name)
 
+    @guard.entry
     def start(self, action_name: str) -> None:
         """An action of the trainer begins."""
         if not self._begun and self._is_loop(action_name):
@@ -103,6 +105,7 @@ class StepscopeProfiler(_Profiler):  # type: ignore[misc]
             action.__enter__()
             self._actions.setdefault(action_name, []).append(action)
 
+    @guard.entry
     def stop(self, action_name: str) -> None:
         """An action has ended; with that of a batch's end, the step."""
         opened = self._actions.get(action_name)
@@ -113,6 +116,7 @@ class StepscopeProfiler(_Profiler):  # type: ignore[misc]
         elif action_name.endswith(".on_exception"):
             self._end()
 
+    @guard.entry(otherwise="")
     def summary(self) -> str:
         """Where the traces are, for the trainer's log."""
         self._end()
@@ -130,6 +134,7 @@ class StepscopeProfiler(_Profiler):  # type: ignore[misc]
             return action_name in _AROUND_STEPS
         return action_name.endswith("_next")  # the first batch is fetched
 
+    @guard.entry
     def _end(self) -> None:
         self._begun = False
         self._actions.clear()
@@ -214,10 +219,12 @@ class StepscopeCallback(_Callback):  # type: ignore[misc]
         """It was broken off: what was recorded is kept."""
         self._recording.end()
 
+    @guard.entry
     def _begin(self, trainer: Any) -> None:
         busy = isinstance(trainer.profiler, _TorchProfiler)
         self._recording.begin("the trainer's PyTorchProfiler records already, and its traces can be diagnosed" * busy)
 
+    @guard.entry
     def _step(self, trainer: Any, kind: str) -> None:
         if _asked_for(trainer) == kind:
             self._recording.step()

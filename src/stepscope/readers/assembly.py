@@ -12,7 +12,7 @@ from stepscope.errors import NoStepMarksError, UsageError
 from stepscope.readers import linking, names
 from stepscope.readers.spill import Spill
 from stepscope.trace.store import StoreWriter
-from stepscope.trace.tables import SCHEMAS, VOCABULARY, conform
+from stepscope.trace.tables import SCHEMAS, VOCABULARY, conform, rows_frame
 from stepscope.trace.window import StepRange, Window
 
 _BY_NAME = " by name"
@@ -161,7 +161,7 @@ class Assembly:
             return part.with_columns([self._strings.gather(part[name]).alias(name) for name in text])
         codes = part["name"].unique()
         rows = [function(name) for name in self._strings.gather(codes)]
-        found = pl.DataFrame(rows, schema=schema, orient="row").with_columns(name=codes)
+        found = rows_frame(rows, schema).with_columns(name=codes)
         joined = part.join(found, on="name", how="left", maintain_order="left", suffix=_BY_NAME)
         given = [name for name in schema if name in part.columns]
         told = [self._strings.gather(part[name]) if schema[name] is pl.String else part[name] for name in given]

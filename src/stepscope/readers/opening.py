@@ -12,7 +12,7 @@ from typing import Final
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
 from stepscope.readers.lines import join_lines, variant_of
-from stepscope.readers.other_formats import what_it_is, what_its_name_says
+from stepscope.readers.other_formats import beginning, what_it_is, what_its_name_says
 from stepscope.readers.pauses import join_pauses
 from stepscope.readers.profile_folder import SUFFIXES as XPLANE_SUFFIXES
 from stepscope.readers.profile_folder import place_among_hosts, profile_files, without_twins
@@ -147,7 +147,7 @@ def _read(
 ) -> tuple[Metadata, tuple[TraceWarning, ...]]:
     source = ByteSource(path)
     try:
-        head = source.peek()
+        head = beginning(source.peek())
         if not head and source.damage:
             raise UnreadableTraceError(f"{source.name} cannot be unpacked: {source.damage}")
         known = what_it_is(head) or what_its_name_says(source.name, head)

@@ -9,6 +9,21 @@ HEAD_BYTES: Final = 65536
 _TAR_AT: Final = 257
 _REPORTS_OF_NSIGHT_SYSTEMS: Final = (".nsys-rep", ".qdrep", ".qdstrm")
 
+_BLANK: Final = b" \t\r\n"
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_BINARY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_TELLING_BYTES: Final = 256
+
+
+def beginning(head: bytes) -> bytes:
+    """A file's first bytes by which its format is recognised: of text, without what may stand before it.
+
+    A newline is also how a message of Perfetto or XLA begins; its next bytes are none that text has.
+    """
+    text = head.removeprefix(_BYTE_ORDER_MARK).lstrip(_BLANK)
+    return head if _BINARY.search(text[:_TELLING_BYTES]) else text
+
+
 _BY_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
     (b"PAR1", "a Parquet file, not a trace"),
     (b"PK\x03\x04", "a zip archive: unpack it and give the trace inside"),

@@ -1,7 +1,7 @@
 """Traces that were read once, kept under a hash of their content.
 
     ROOT/<key>/store.json, *.parquet   a store (`stepscope.trace.store`)
-    ROOT/<key>/contents.json           its files and their sizes, by which a damaged store is recognised
+    ROOT/<key>/contents.json           its files' checksums, by which a damaged store is recognised
     ROOT/.partial-*                    a store being written or removed; swept away when a day old
     ROOT/limit.json                    the size limit, where the user set one
 
@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 import weakref
@@ -32,7 +33,8 @@ import platformdirs
 from stepscope.errors import CacheError, UnreadableTraceError
 from stepscope.trace import store
 from stepscope.trace.model import Metadata, Trace, TraceWarning
-from stepscope.trace.store import StoreWriter, open_store
+from stepscope.trace.store import StoreWriter, open_kept, open_unsealed
+from stepscope.whole_files import whole_file
 
 try:
     import fcntl
@@ -50,7 +52,8 @@ _UNLOCKED_GRACE_S: Final = 3_600
 """Without locks, what was used this recently is taken to be open."""
 _HASH_CHUNK_BYTES: Final = 1 << 20
 _PARTIAL: Final = ".partial-"
-_CONTENTS: Final = "contents.json"
+_TEMPORARY: Final = "stepscope-store-"
+_ABANDONED_AFTER_S: Final = 60
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger("stepscope.cache")
 
@@ -86,16 +89,32 @@ def temporary_store(build: Build) -> Trace:
         CacheError: the folder cannot be written, or is full.
     """
     try:
-        directory = Path(tempfile.mkdtemp(prefix="stepscope-"))
+        _sweep_temporary()
+        directory = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
         with _removed_on_error(directory):
+            hold = _Hold(directory)
             _write(directory, build)
-            return open_store(directory, _Temporary(directory))
+            return open_unsealed(directory, _Temporary(directory, hold))
     except OSError as error:
         folder = tempfile.gettempdir()
         raise CacheError(
             f"the folder for temporary files, {folder}, cannot hold the trace's tables: {error.strerror}; "
             "TMPDIR names another one"
         ) from error
+
+
+def _sweep_temporary() -> None:
+    """Remove temporary stores whose processes were killed: those that nobody has locked."""
+    if fcntl is None:
+        return
+    with contextlib.suppress(OSError):
+        for leftover in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+            with contextlib.suppress(OSError):
+                state = leftover.lstat()
+                is_ours = stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
+                if is_ours and time.time() - state.st_mtime > _ABANDONED_AFTER_S:
+                    with _exclusively(leftover):
+                        shutil.rmtree(leftover, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,24 +151,22 @@ class TraceCache:
         self._limit_bytes = limit_bytes
 
     def lookup(self, key: str) -> Trace | None:
-        """The stored trace, or None; a damaged one is thrown away. It stays in place as long as the trace lives.
+        """The stored trace, which stays in place as long as it lives, or None; a damaged one is thrown away and told.
 
         Its metadata name the path that was read first, which need not be where the same content was found now.
         """
         directory = self._directory(key)
-        if not directory.is_dir():
+        if not directory.exists():
             return None
         try:
             hold = _Hold(directory)
         except OSError:  # being removed this moment, or not ours to read
             return None
         try:
-            if not _is_intact(directory):
-                raise UnreadableTraceError(f"the files in {directory} are not those that were written")
-            trace = open_store(directory, hold)
+            trace = open_kept(directory, hold, key)
         except UnreadableTraceError as error:
             hold.release()
-            _log.info("throwing away a damaged entry of the cache: %s", error)
+            _log.warning("%s; the trace is read anew from its own file", error)
             self._remove(directory)
             return None
         with contextlib.suppress(OSError):  # a cache that cannot be written can still be read
@@ -171,6 +188,7 @@ class TraceCache:
             with _removed_on_error(directory):
                 hold = _Hold(directory)
                 _write(directory, build)
+                store.seal(directory, key)
                 return self._publish(key, directory, hold)
         except OSError as error:
             _log.info("the cache %s cannot be written (%s); using a temporary store", self.root, error.strerror)
@@ -195,9 +213,13 @@ class TraceCache:
         """The largest size of all stores together, in bytes; 0 keeps nothing."""
         if self._limit_bytes is not None:
             return self._limit_bytes
+        place = self.root / "limit.json"
         try:
-            return max(0, msgspec.json.decode((self.root / "limit.json").read_bytes(), type=int))
-        except (OSError, msgspec.MsgspecError):
+            return max(0, msgspec.json.decode(place.read_bytes(), type=int))
+        except (FileNotFoundError, NotADirectoryError):
+            return DEFAULT_LIMIT_BYTES
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            _log.warning("%s holds no number of bytes; the cache keeps to %d GiB", place, DEFAULT_LIMIT_BYTES >> 30)
             return DEFAULT_LIMIT_BYTES
 
     def set_limit(self, limit_bytes: int) -> None:
@@ -207,9 +229,8 @@ class TraceCache:
             CacheError: the folder cannot be written.
         """
         try:
-            temporary = self._made_root() / f"{_PARTIAL}limit-{os.getpid()}"
-            temporary.write_bytes(msgspec.json.encode(limit_bytes))
-            os.replace(temporary, self.root / "limit.json")
+            with whole_file(self._made_root() / "limit.json") as file:
+                file.write(msgspec.json.encode(limit_bytes))
         except OSError as error:
             raise CacheError(f"the cache {self.root} cannot be written: {error.strerror}") from error
         self._limit_bytes = None
@@ -232,7 +253,7 @@ class TraceCache:
         """Move a complete store to its place, unless it is too large or another process was first."""
         if _size(directory) > self.limit():
             _log.info("the trace is larger than the cache's limit and is not kept")
-            return open_store(directory, _Temporary(directory, hold))
+            return open_unsealed(directory, _Temporary(directory, hold))
         for _ in range(2):  # once more after a damaged entry was in the way
             try:
                 os.replace(directory, self._directory(key))
@@ -242,9 +263,10 @@ class TraceCache:
                     shutil.rmtree(directory, ignore_errors=True)
                     return found
             else:
+                store.to_disk(self.root)
                 self._evict()
-                return open_store(self._directory(key), hold)
-        return open_store(directory, _Temporary(directory, hold))
+                return open_unsealed(self._directory(key), hold)
+        return open_unsealed(directory, _Temporary(directory, hold))
 
     def _evict(self) -> None:
         """Remove the least recently used until the limit is kept; what is open stays."""
@@ -263,7 +285,7 @@ class TraceCache:
         try:
             with _exclusively(directory):
                 doomed = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self.root))
-                os.replace(directory, doomed)
+                os.replace(directory, doomed / directory.name)
         except (BlockingIOError, FileNotFoundError):
             return False
         except OSError as error:
@@ -363,25 +385,11 @@ def _write(directory: Path, build: Build) -> None:
     with store.disk_errors():
         metadata, warnings = build(writer)
     writer.finish(metadata, warnings)
-    (directory / _CONTENTS).write_bytes(msgspec.json.encode(_sizes(directory)))
-
-
-def _sizes(directory: Path) -> dict[str, int]:
-    with os.scandir(directory) as files:
-        return {file.name: file.stat().st_size for file in files if file.name != _CONTENTS}
 
 
 def _size(directory: Path) -> int:
-    return sum(_sizes(directory).values())
-
-
-def _is_intact(directory: Path) -> bool:
-    """Whether every file is there with the size it was written with."""
-    try:
-        written = msgspec.json.decode((directory / _CONTENTS).read_bytes(), type=dict[str, int])
-        return _sizes(directory) == written and store.is_store(directory)
-    except (OSError, msgspec.MsgspecError):
-        return False
+    with os.scandir(directory) as files:
+        return sum(file.stat().st_size for file in files)
 
 
 def _entry(directory: Path) -> CacheEntry | None:
@@ -391,7 +399,7 @@ def _entry(directory: Path) -> CacheEntry | None:
     except OSError:
         return None
     try:
-        metadata = open_store(directory).metadata
+        metadata = store.metadata_of(directory)
     except UnreadableTraceError:  # damaged: listed all the same, so that it counts and can be cleared
         metadata = Metadata()
     return CacheEntry(directory.name, directory, amount, used, metadata.path, metadata.format)

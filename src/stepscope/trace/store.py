@@ -2,8 +2,10 @@
 
     store.json                      version, metadata, warnings, rows of each table
     operators-00000.parquet, ...    the tables, in parts, in row order
+    contents.json                   the checksum of each of these files, and what the store was kept as
 
-A store is written into a temporary directory beside its place and renamed when complete.
+A store is written into a temporary directory beside its place, brought to the disk, and renamed when complete. What
+has changed since is refused, never read.
 """
 
 from __future__ import annotations
@@ -13,21 +15,27 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import polars as pl
+import xxhash
 
 from stepscope.errors import CacheError, UnreadableTraceError
 from stepscope.trace.model import Metadata, Trace, TraceWarning
 from stepscope.trace.tables import SCHEMAS, empty
 
-VERSION: Final = 1
+VERSION: Final = 2
 PART_ROWS: Final = 500_000
 _MANIFEST: Final = "store.json"
+_CONTENTS: Final = "contents.json"
+_FIRST_WITH_CONTENTS: Final = 2
+_CHUNK_BYTES: Final = 1 << 20
+_opened: Final[set[Path]] = set()
+"""The stores that this process has opened: where a table of one cannot be read later, its files are looked at again."""
 
 
 class Manifest(msgspec.Struct, kw_only=True):
@@ -37,6 +45,13 @@ class Manifest(msgspec.Struct, kw_only=True):
     metadata: Metadata
     warnings: tuple[TraceWarning, ...] = ()
     parts: dict[str, int] = {}
+
+
+class Contents(msgspec.Struct, kw_only=True):
+    """The content of contents.json: what the store was kept as, and the XXH3 checksum of each other file, 128 bits."""
+
+    kept_as: str
+    checksums: dict[str, str]
 
 
 class StoreWriter:
@@ -113,12 +128,79 @@ def is_store(directory: Path) -> bool:
     return (directory / _MANIFEST).is_file()
 
 
+def seal(directory: Path, kept_as: str = "") -> None:
+    """Bring a complete store to the disk, with the checksums of its files.
+
+    Args:
+        kept_as: what `open_kept` has to ask for, so that one store is never taken for another.
+    """
+    checksums = {}
+    for name in _names(directory):
+        checksums[name] = _checksum(directory / name)
+        to_disk(directory / name)
+    contents = directory / _CONTENTS
+    contents.write_bytes(msgspec.json.encode(Contents(kept_as=kept_as, checksums=checksums)))
+    to_disk(contents)
+    to_disk(directory)
+
+
 def open_store(directory: Path, owner: object = None) -> Trace:
-    """The trace in a directory that `StoreWriter` or `Trace.save` filled; tables are read when asked for.
+    """The trace in a directory that `Trace.save` filled; tables are compared with their checksums when asked for.
 
     Raises:
-        UnreadableTraceError: no store, a damaged one, or one of a newer version.
+        UnreadableTraceError: no store, one whose manifest is damaged, or one of a newer version.
     """
+    manifest = _manifest(directory)
+    if manifest.version < _FIRST_WITH_CONTENTS and not (directory / _CONTENTS).exists():
+        return _trace(directory, manifest, owner, None)
+    contents = _contents(directory)
+    _compare(directory, contents, [_MANIFEST])
+    _opened.add(directory)
+    return _trace(directory, manifest, owner, contents)
+
+
+def open_kept(directory: Path, owner: object, kept_as: str) -> Trace:
+    """The trace in a directory that was sealed under that name; every file is compared with its checksum first.
+
+    Raises:
+        UnreadableTraceError: anything is not as it was written.
+    """
+    contents = _contents(directory)
+    if contents.kept_as != kept_as:
+        raise UnreadableTraceError(f"the stored trace {directory} is damaged: it is that of another file")
+    _compare(directory, contents, _names(directory) | contents.checksums.keys())
+    _opened.add(directory)
+    return _trace(directory, _manifest(directory), owner, None)
+
+
+def open_unsealed(directory: Path, owner: object = None) -> Trace:
+    """The trace in a directory that this process has just filled by a `StoreWriter`."""
+    return _trace(directory, _manifest(directory), owner, None)
+
+
+def metadata_of(directory: Path) -> Metadata:
+    """What a store says of its trace; its tables are not looked at.
+
+    Raises:
+        UnreadableTraceError: no store, one whose manifest is damaged, or one of a newer version.
+    """
+    return _manifest(directory).metadata
+
+
+def damage_behind(error: BaseException) -> UnreadableTraceError | None:
+    """What an error of Polars or of the system comes from, where a store was damaged after it had been opened."""
+    if not isinstance(error, (OSError, pl.exceptions.PolarsError)):
+        return None
+    for directory in sorted(filter(Path.exists, _opened)):
+        try:
+            contents = _contents(directory)
+            _compare(directory, contents, contents.checksums)
+        except UnreadableTraceError as damage:
+            return damage
+    return None
+
+
+def _manifest(directory: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode((directory / _MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -127,15 +209,71 @@ def open_store(directory: Path, owner: object = None) -> Trace:
         raise UnreadableTraceError(
             f"{directory} was written by a newer stepscope (store version {manifest.version}, this one reads {VERSION})"
         )
+    return manifest
+
+
+def _contents(directory: Path) -> Contents:
+    try:
+        return msgspec.json.decode((directory / _CONTENTS).read_bytes(), type=Contents)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UnreadableTraceError(
+            f"the stored trace {directory} is damaged: {_CONTENTS} holds no checksums of its files"
+        ) from error
+
+
+def _compare(directory: Path, contents: Contents, names: Iterable[str]) -> None:
+    """Raise `UnreadableTraceError` unless these files are as they were written."""
+    for name in sorted(names):
+        place = directory / name
+        try:
+            same = place.is_file() and contents.checksums.get(name) == _checksum(place)
+        except OSError:
+            same = False
+        if not same:
+            what = "is not as it was written" if place.exists() else "is missing"
+            raise UnreadableTraceError(f"the stored trace {directory} is damaged: its file {name} {what}")
+
+
+def _trace(directory: Path, manifest: Manifest, owner: object, unchecked: Contents | None) -> Trace:
+    """The trace of a store; tables are compared first where the checksums are given."""
+    checked: set[str] = set()
 
     def load(table: str) -> pl.LazyFrame:
         paths = [directory / f"{table}-{number:05}.parquet" for number in range(manifest.parts.get(table, 0))]
+        if unchecked is not None and table not in checked:
+            _compare(directory, unchecked, [path.name for path in paths])
+            checked.add(table)
         missing = next((path for path in paths if not path.is_file()), None)
         if missing is not None:
             raise UnreadableTraceError(f"the stored trace {directory} lacks its file {missing.name}")
         return _scan(table, paths)
 
     return Trace(manifest.metadata, manifest.warnings, load, {}, owner)
+
+
+def _names(directory: Path) -> set[str]:
+    """Of everything in a store but its checksums."""
+    with os.scandir(directory) as found:
+        return {entry.name for entry in found} - {_CONTENTS}
+
+
+def _checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def to_disk(path: Path) -> None:
+    """Have the system write a file's content, or a directory's names, to the disk; Windows does so for no directory."""
+    if os.name == "nt" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def save(trace: Trace, directory: str | Path) -> None:
@@ -159,7 +297,9 @@ def save(trace: Trace, directory: str | Path) -> None:
                 for part in _parts(trace.table(table)):
                     writer.write_part(table, part)
         writer.finish(trace.metadata, trace.warnings)
+        seal(temporary)
         os.replace(temporary, target)
+        to_disk(target.parent)
     except OSError as error:
         raise CacheError(f"cannot write {target}: {error.strerror}") from error
     finally:

@@ -7,8 +7,8 @@ What a format cannot tell is null and is never guessed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import polars as pl
 
@@ -200,10 +200,29 @@ def empty(table: str) -> pl.DataFrame:
     return pl.DataFrame(schema=dict(SCHEMAS[table]))
 
 
+_FILLINGS: Final = {("", "name"): "unnamed", ("device_work", "device"): "unknown", ("lanes", "kind"): "other"}
+"""What stands where a damaged file has no text that analyses rely on: (table, column) -> text, "" for all tables."""
+
+
 def conform(table: str, frame: pl.DataFrame) -> pl.DataFrame:
-    """`frame` with exactly the table's columns, in order and cast; columns it lacks are null."""
-    columns = [
-        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
-        for name, dtype in SCHEMAS[table].items()
-    ]
+    """`frame` with exactly the table's columns, in order and cast; columns it lacks are null.
+
+    Numbers that the column cannot hold are null too, and text that every row has to have is filled in.
+    """
+    columns = []
+    for name, dtype in SCHEMAS[table].items():
+        column = (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype, strict=False)
+        filling = _FILLINGS.get((table, name), _FILLINGS.get(("", name)))
+        columns.append((column if filling is None else column.fill_null(filling)).alias(name))
     return frame.select(columns) if frame.width else empty(table)
+
+
+def rows_frame(rows: Sequence[Sequence[Any]], schema: Schema) -> pl.DataFrame:
+    """Rows of values from a file as a frame; numbers that a column cannot hold, and values of other types, are null."""
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    return pl.DataFrame(
+        {
+            name: pl.Series(name, values, dtype=dtype, strict=False)
+            for (name, dtype), values in zip(schema.items(), columns, strict=True)
+        }
+    )

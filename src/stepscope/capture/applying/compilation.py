@@ -77,7 +77,7 @@ class _Compiling:
             return call(*positional, **named)
         try:
             return call(*positional, **named)
-        except Exception as error:
+        except Exception as error:  # of the model's or the compiler's
             if not _is_the_compilers(error):
                 raise
             module._compiled_call_impl = None

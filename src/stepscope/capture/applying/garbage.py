@@ -6,6 +6,7 @@ import gc
 from collections.abc import Mapping
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.applying.flags import Flag
 from stepscope.capture.applying.module_calls import compiling
 from stepscope.capture.applying.patching import Applying
@@ -31,23 +32,36 @@ def install(applying: Applying, chosen: Mapping[str, str]) -> None:
 
     from stepscope.remedies import collect_garbage_at_steps
 
-    garbage = collect_garbage_at_steps(_EVERY, freeze=not applying.is_recorded)
-    marker = Marker()
+    garbage = _Garbage(applying, collect_garbage_at_steps(_EVERY, freeze=not applying.is_recorded))
     is_compiling = compiling()
-    is_on = False
 
     def stepped(optimizer: Any, positional: Any, named: Any) -> None:
-        nonlocal is_on
-        if is_compiling() or not marker.hit(id(optimizer)):
-            return
-        if is_on:
-            garbage.step()
-        elif not gc.isenabled():
-            applying.could_not("garbage-at-steps", "the program has turned the collector off itself")
-        else:
-            is_on = True
-            applying.did("garbage-at-steps", f"garbage is collected after every {_EVERY} steps, and not within them")
-            garbage.start()
+        if not is_compiling():
+            garbage.stepped(optimizer)
 
     applying.on_remove(register_optimizer_step_post_hook(stepped).remove)
-    applying.on_remove(garbage.close)
+    applying.on_remove(garbage.collection.close)
+
+
+class _Garbage:
+    """Has garbage collected at the steps of the optimizer that marks them."""
+
+    def __init__(self, applying: Applying, collection: Any) -> None:
+        self.collection = collection
+        self._applying = applying
+        self._marker = Marker()
+        self._is_on = False
+
+    @guard.entry
+    def stepped(self, optimizer: Any) -> None:
+        flag = "garbage-at-steps"
+        if not self._marker.hit(id(optimizer)):
+            return
+        if self._is_on:
+            self.collection.step()
+        elif not gc.isenabled():
+            self._applying.could_not(flag, "the program has turned the collector off itself")
+        else:
+            self._is_on = True
+            self._applying.did(flag, f"garbage is collected after every {_EVERY} steps, and not within them")
+            self.collection.start()

@@ -11,6 +11,7 @@ import builtins
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
+from stepscope.capture.guard import attempt, entry
 from stepscope.remedies.rewrites import Rewrite, rewritten
 from stepscope.remedies.rewrites.source_text import Place, SourceText
 
@@ -37,12 +38,12 @@ class Guard:
     def __init__(self, holds: Holds) -> None:
         self._holds = holds
 
+    @entry(otherwise=False)
     def __call__(self, number: int, *values: Any) -> bool:
         """Whether the rewrite of that number holds for these tensors, and the criterion behind them."""
-        try:
+        with attempt():
             return self._holds(self._rewrites[number], list(values[:-1]), values[-1])
-        except Exception:
-            return False  # the statement then does what it did before
+        return False  # the statement then does what it did before
 
     def question(self, rewrite: Rewrite) -> str:
         """The expression that asks, as source text."""

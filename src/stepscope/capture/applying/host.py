@@ -63,15 +63,15 @@ def _set_threads(applying: Applying, wanted: int) -> None:
 
     original, before = torch.set_num_threads, torch.get_num_threads()
 
-    def set_num_threads(asked: Any) -> None:
-        if sys._getframe(1).f_globals.get("__name__") == _WORKER:
+    def set_num_threads(_: Any, asked: Any) -> None:
+        if sys._getframe(2).f_globals.get("__name__") == _WORKER:
             original(asked)
         elif asked != wanted:
             applying.did("threads", f"the program asks for {asked} and keeps {wanted}")
 
     original(wanted)
     applying.on_remove(lambda: original(before))
-    applying.replace(torch, "set_num_threads", set_num_threads)
+    applying.wrap(torch, "set_num_threads", set_num_threads)
     applying.did("threads", f"PyTorch computes with {wanted} thread{'s' if wanted > 1 else ''}")
 
 

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.applying.flags import MOST_PROCESSES, Flag, Value
 from stepscope.capture.applying.patching import Applying, in_a_line
 
@@ -174,7 +175,7 @@ class _Rescue:
         state = torch.get_rng_state()
         try:
             iterator = original(loader)
-        except Exception as error:
+        except Exception as error:  # workers cannot be started, or the loader's own error comes again
             self._give_up(loader, state, error)
             return original(loader)
         iterator._stepscope_loader, iterator._stepscope_state = weakref.ref(loader), state
@@ -183,19 +184,19 @@ class _Rescue:
     def _next(self, original: Any, iterator: Any) -> Any:
         instead = self._instead.get(iterator)
         if instead is not None:
-            return instead._next_data()
+            return guard.passing(instead._next_data)
         try:
             return original(iterator)
         except StopIteration:
             raise
-        except Exception as error:
+        except Exception as error:  # a worker's, of whatever kind
             loader = getattr(iterator, "_stepscope_loader", lambda: None)()
             if loader is None or iterator._num_yielded:
                 raise
             iterator._shutdown_workers()
             self._give_up(loader, iterator._stepscope_state, error)
             self._instead[iterator] = self._single(loader)
-            return self._instead[iterator]._next_data()
+            return guard.passing(self._instead[iterator]._next_data)
 
     def _give_up(self, loader: Any, state: Any, error: Exception) -> None:
         import torch

@@ -42,10 +42,9 @@ def install(applying: Applying, chosen: Mapping[str, str]) -> None:
     import torch
 
     logged = _LoggedNumbers(applying)
-    original = torch.Tensor.item
 
-    def item(self: torch.Tensor) -> Any:
-        frame = sys._getframe(1)
+    def item(original: Any, self: torch.Tensor) -> Any:
+        frame = sys._getframe(2)  # outside of the guard's
         code = frame.f_code
         verdict = logged.verdicts.get((id(code), frame.f_lineno))
         if verdict is None:
@@ -53,7 +52,7 @@ def install(applying: Applying, chosen: Mapping[str, str]) -> None:
                 verdict = logged.judge(code, frame.f_lineno)
         return logged.number(self, verdict) if verdict and type(self) in logged.types else original(self)
 
-    applying.replace(torch.Tensor, "item", item)
+    applying.wrap(torch.Tensor, "item", item)
 
 
 class _LoggedNumbers:

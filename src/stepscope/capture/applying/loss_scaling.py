@@ -95,7 +95,11 @@ class LossScaling:
             known = self._hooked.get(id(parameter))
             if parameter.requires_grad and parameter.is_leaf and (known is None or known() is not parameter):
                 self._hooked[id(parameter)] = weakref.ref(parameter)
-                self._applying.on_remove(parameter.register_hook(self._divided).remove)
+                self._applying.on_remove(functools.partial(self._unhook, parameter.register_hook(self._divided)))
+
+    def _unhook(self, handle: Any) -> None:
+        if not self._is_scaled:  # else a pass is under way, whose gradients must still be divided
+            handle.remove()
 
     def _divided(self, gradient: Any) -> Any:
         return gradient * (1.0 / self.scale) if self._is_scaled else gradient
@@ -107,10 +111,8 @@ class LossScaling:
         ):
             return
         self._kinds.add(kind)
-        step = kind.step
 
-        @functools.wraps(step)
-        def guarded(optimizer: Any, *positional: Any, **named: Any) -> Any:
+        def guarded(step: Any, optimizer: Any, *positional: Any, **named: Any) -> Any:
             if (
                 self._optimizers.get(optimizer, 0) == self._passes
             ):  # no scaled pass since, or a class's step in another's
@@ -126,7 +128,7 @@ class LossScaling:
                 self.scale *= 2
             return step(optimizer, *positional, **named)
 
-        self._applying.replace(kind, "step", guarded)
+        self._applying.wrap(kind, "step", guarded)
 
 
 def leaves(roots: Iterable[Any]) -> Iterator[Any]:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.applying.patching import Applying
 
 _ENOUGH_CALLS: Final = 64
@@ -64,11 +65,10 @@ class OutermostCalls:
         original = module.__call__
         is_compiling = compiling()
 
-        @functools.wraps(original)
-        def called(self_: Any, *positional: Any, **named: Any) -> Any:
-            if is_compiling() or not self._is_watching or getattr(self._thread, "is_inside", False):
-                return original(self_, *positional, **named)
-            return self._run(self_, functools.partial(original, self_), positional, named)
+        def unless() -> bool:
+            return is_compiling() or not self._is_watching or getattr(self._thread, "is_inside", False)
+
+        called = guard.replaced(original, self._run, "apply.Module.__call__", unless=unless)
 
         def restore() -> None:
             if vars(module).get("__call__") is called:
@@ -93,19 +93,16 @@ class OutermostCalls:
 
     def _follow(self, kind: Any) -> None:
         """See the calls of a class's modules, later ones too, also when nothing else is watched any more."""
-        original = kind.__call__
         is_compiling = compiling()
 
-        @functools.wraps(original)
-        def called(self_: Any, *positional: Any, **named: Any) -> Any:
-            if is_compiling() or getattr(self._thread, "is_inside", False):
-                return original(self_, *positional, **named)
-            return self._run(self_, functools.partial(original, self_), positional, named)
+        def unless() -> bool:
+            return is_compiling() or getattr(self._thread, "is_inside", False)
 
-        self._applying.replace(kind, "__call__", called)
+        self._applying.wrap(kind, "__call__", self._run, unless=unless)
 
-    def _run(self, module: Any, call: Callable[..., Any], positional: Any, named: Any) -> Any:
+    def _run(self, original: Callable[..., Any], module: Any, /, *positional: Any, **named: Any) -> Any:
         """The module's call with all that stands around it, what came first innermost."""
+        call: Callable[..., Any] = functools.partial(original, module)
         self._calls += 1
         if self._is_watching and self._calls >= _ENOUGH_CALLS:
             self._is_watching = False

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.applying.flags import Flag
 from stepscope.capture.applying.patching import Applying, in_a_line, made_here, users_place
 
@@ -65,15 +66,16 @@ class _Fusing:
         original(optimizer, *positional, **named)
         self._names[optimizer] = made_here(type(optimizer).__name__)
 
+    @guard.entry
     def _steps(self, optimizer: Any, positional: Any, named: Any) -> None:
         if optimizer in self._done:
             return
         self._done.add(optimizer)
         name = self._names.get(optimizer) or type(optimizer).__name__
-        try:
+        with guard.attempt() as fusing:
             self._fuse(optimizer, name)
-        except Exception as error:
-            self._applying.could_not("fuse-optimizer", f"{name}: {in_a_line(error)}")
+        if fusing.error is not None:
+            self._applying.could_not("fuse-optimizer", f"{name}: {in_a_line(fusing.error)}")
 
     def _fuse(self, optimizer: Any, name: str) -> None:
         from stepscope.remedies import fuse_optimizer

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any, Final
 
 from stepscope.capture.run_folder import RunFolder
 from stepscope.errors import UsageError
+from stepscope.kept_json import readable
 
 PREFIX: Final = "applied-"
 """Files of a rank's folder that begin so hold what one process applied."""
@@ -51,14 +50,12 @@ class Outcome:
 
 
 def applied_records(folder: RunFolder) -> list[dict[str, Any]]:
-    """What the processes of a run left, by rank: {"rank", "applied", "not_applied"}; a damaged file is passed over."""
+    """What the processes of a run left, by rank: {"rank", "applied", "not_applied"}."""
     found = []
     for rank in folder.ranks():
         for path in sorted((folder.path / f"rank{rank}").glob(f"{PREFIX}*.json")):
-            with contextlib.suppress(OSError, ValueError, RecursionError):
-                content = json.loads(path.read_text(encoding="utf-8"))
-                if isinstance(content, dict):
-                    found.append({"rank": rank, **{name: _entries(content, name) for name in _KINDS}})
+            if content := readable(path):
+                found.append({"rank": rank, **{name: _entries(content, name) for name in _KINDS}})
     return found
 
 

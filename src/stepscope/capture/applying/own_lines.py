@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.applying.code_swaps import NotSwapped, is_current, rewrites_in, swap
 from stepscope.capture.applying.flags import Flag
 from stepscope.capture.applying.guarded_code import Guard
@@ -45,7 +46,10 @@ class _Batching:
         import torch
 
         self._applying = applying
-        self._not_users = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+        self._not_users = (
+            os.path.dirname(torch.__file__) + os.sep,
+            os.path.dirname(os.path.dirname(__file__)) + os.sep,
+        )
         self._compiling = getattr(torch.compiler, "is_compiling", lambda: False)
         self._judged: dict[int, CodeType] = {}
         """By identity; holding them keeps the identities theirs."""
@@ -135,11 +139,11 @@ class _Batching:
         """The loss that is asked for, where it was computed with those of all positions."""
         for served in self._served[id(frame.f_code)]:
             if served.rewrite.line <= frame.f_lineno <= served.rewrite.last_line:
-                try:
+                with guard.attempt() as serving:
                     loss = served.loss(frame)
-                except Exception as error:  # the loop then computes every loss itself
+                if serving.error is not None:  # the loop then computes every loss itself
                     self._served.pop(id(frame.f_code))
-                    self._applying.could_not(_BATCHED, in_a_line(error))
+                    self._applying.could_not(_BATCHED, in_a_line(serving.error))
                     return None
                 if served.loops == 2 and loss is not None:  # in one call of its function, which may be the only one
                     self._say_served(served)
@@ -152,11 +156,10 @@ class _Batching:
 
 def _is_right(rewrite: Rewrite, frame: FrameType) -> bool:
     """Whether what a rewrite takes for granted holds in a frame now."""
-    try:
+    with guard.attempt():
         # The user's own expressions: names, attributes of them and items by a literal.
         values = [eval(each.expression, frame.f_globals, frame.f_locals) for each in rewrite.expected]
         criterion = rewrite.criterion
         called = None if criterion is None else eval(criterion.expression, frame.f_globals, frame.f_locals)
-    except Exception:
-        return False
-    return is_right(rewrite, values, called)
+        return is_right(rewrite, values, called)
+    return False

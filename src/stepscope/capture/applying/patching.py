@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import os
 import re
@@ -13,11 +12,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TypeVar
 
+from stepscope.capture import guard
 from stepscope.capture.applying.outcomes import MOST_SENTENCES, PREFIX
 from stepscope.capture.bootstrap_plan import is_helper
 from stepscope.capture.manifest import rank_and_world_size
 from stepscope.capture.run_folder import RunFolder, write_json
 from stepscope.errors import StepscopeError
+from stepscope.kept_json import with_checksum
 
 Changed = TypeVar("Changed")
 
@@ -62,6 +63,7 @@ class Applying:
         self._is_rank = False
         self._rank: int | None = None
         self._written: Path | None = None
+        guard.on_failure("", self._abandon)
 
     def did(self, flag: str, sentence: str) -> None:
         """A flag changed something; the sentence says what, without a full stop."""
@@ -78,11 +80,11 @@ class Applying:
     @contextlib.contextmanager
     def guarded(self, *flags: str) -> Iterator[None]:
         """Whatever goes wrong inside is the reason why the flags are not applied; the program goes on as it was."""
-        try:
+        with guard.attempt() as applying:
             yield
-        except Exception as error:
+        if applying.error is not None:
             for flag in flags:
-                self.could_not(flag, in_a_line(error))
+                self.could_not(flag, in_a_line(applying.error))
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute until `remove`."""
@@ -98,15 +100,12 @@ class Applying:
 
         self._undo.callback(restore)
 
-    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+    def wrap(
+        self, owner: Any, name: str, around: Callable[..., Any], *, unless: Callable[[], bool] = lambda: False
+    ) -> None:
         """Put `around(original, *positional, **named)` in a function's place, under its name and signature."""
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def wrapped(*positional: Any, **named: Any) -> Any:
-            return around(original, *positional, **named)
-
-        self.replace(owner, name, wrapped)
+        place = f"apply.{owner.__name__}.{name}"
+        self.replace(owner, name, guard.replaced(getattr(owner, name), around, place, unless=unless))
 
     def replace_constructor(
         self,
@@ -124,23 +123,21 @@ class Applying:
             tell: is given the object, its name with its place in the program, and what `change` said. Where the
                 constructor refuses the changed arguments it is called as the program did, and no flag is applied.
         """
-        original = kind.__init__
-        signature = inspect.signature(original)
+        signature = inspect.signature(kind.__init__)
 
-        @functools.wraps(original)
-        def made(own: Any, *positional: Any, **named: Any) -> None:
-            try:
+        def made(original: Any, own: Any, *positional: Any, **named: Any) -> None:
+            with guard.attempt() as changing:
                 bound = signature.bind(own, *positional, **named)
                 changed = change(bound.arguments)
                 original(*bound.args, **bound.kwargs)
-            except Exception as error:
-                original(own, *positional, **named)  # what the user got wrong is raised here
-                for flag in flags:
-                    self.could_not(flag, f"{made_here(type(own).__name__)} refuses it: {in_a_line(error)}")
+            if changing.error is None:
+                tell(own, made_here(type(own).__name__), changed)
                 return
-            tell(own, made_here(type(own).__name__), changed)
+            original(own, *positional, **named)  # what the user got wrong is raised here
+            for flag in flags:
+                self.could_not(flag, f"{made_here(type(own).__name__)} refuses it: {in_a_line(changing.error)}")
 
-        self.replace(kind, "__init__", made)
+        self.wrap(kind, "__init__", made)
 
     def on_remove(self, action: Callable[[], object]) -> None:
         """Have something undone by `remove`."""
@@ -154,12 +151,13 @@ class Applying:
         """Leave torch as it was; what was already made stays as it is."""
         self._undo.close()
 
+    @guard.entry
     def end(self) -> None:
         """The program ends: say what was never seen, and write it."""
         if os.getpid() != self._process:
             return  # a forked child, about which nothing was said
         for action in self._at_end:
-            with contextlib.suppress(Exception):
+            with guard.attempt():
                 action()
         self._at_end.clear()
         for flag in self.chosen:
@@ -172,6 +170,12 @@ class Applying:
             kind: [{"flag": flag, "sentence": sentence} for flag, sentence in self._said[applied]]
             for kind, applied in (("applied", True), ("not_applied", False))
         }
+
+    def _abandon(self) -> None:
+        """After an error of ours: leave torch as it was, and say of every flag that it does not hold any more."""
+        guard.attempted(self.remove)
+        for flag in self.chosen:
+            self.could_not(flag, "stepscope failed in the program, which went on without it")
 
     def _say(self, applied: bool, flag: str, sentence: str) -> None:
         if os.getpid() != self._process:  # forked: a rank of its own, or a helper that nothing is said of
@@ -192,7 +196,7 @@ class Applying:
         if self._rank is None or _is_distributed():  # a rank is not asked for any more when its group is destroyed
             self._rank = rank_and_world_size()[0]
         path = self._folder.rank_folder(self._rank) / f"{PREFIX}{self._process}.json"
-        write_json(path, self.to_json())
+        write_json(path, with_checksum(self.to_json()))
         if self._written not in (None, path):
             assert self._written is not None
             self._written.unlink(missing_ok=True)

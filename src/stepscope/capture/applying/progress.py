@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 from stepscope.capture.applying.flags import Flag, Value
-from stepscope.capture.applying.patching import Applying, in_a_line, made_here
+from stepscope.capture.applying.patching import Applying, made_here
 
 DEFAULT_STEPS: Final = "20"
 """As few updates as the Gaudi optimisation guide advises at most."""
@@ -32,21 +31,13 @@ def install(applying: Applying, chosen: Mapping[str, str]) -> None:
         return
     wanted = int(chosen["quiet-progress"])
     bar = module.tqdm
-    original = bar.__init__
-    signature = inspect.signature(original)
 
-    @functools.wraps(original)
-    def made(self: Any, *positional: Any, **named: Any) -> None:
-        try:
-            bound = signature.bind(self, *positional, **named)
-            least = max(wanted, bound.arguments.get("miniters") or 0)
-            bound.arguments["miniters"] = least
-            original(*bound.args, **bound.kwargs)
-        except Exception as error:
-            original(self, *positional, **named)
-            applying.could_not("quiet-progress", in_a_line(error))
-            return
-        if not self.disable:
+    def change(arguments: dict[str, Any]) -> int:
+        arguments["miniters"] = max(wanted, arguments.get("miniters") or 0)
+        return int(arguments["miniters"])
+
+    def say(made: Any, name: str, least: int) -> None:
+        if not made.disable:
             applying.did("quiet-progress", f"{made_here('the bar')} is drawn after {least} steps at the earliest")
 
     def quietly(inner: Any, self: Any, *positional: Any, **named: Any) -> Any:
@@ -54,6 +45,6 @@ def install(applying: Applying, chosen: Mapping[str, str]) -> None:
         bound.arguments["refresh"] = False  # the next drawing shows it
         return inner(*bound.args, **bound.kwargs)
 
-    applying.replace(bar, "__init__", made)
+    applying.replace_constructor(bar, ["quiet-progress"], change, say)
     for name in ("set_postfix", "set_postfix_str", "set_description", "set_description_str"):
         applying.wrap(bar, name, quietly)

@@ -29,32 +29,49 @@ class _Imports:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self._awaited:
             return None
-        found = (finder.find_spec(name, path, target) for finder in list(sys.meta_path) if finder is not self)
-        spec: Any = next((each for each in found if each is not None), None)
-        loader: Any = getattr(spec, "loader", None)
+        spec = None
+        with _Guard():
+            found = (finder.find_spec(name, path, target) for finder in list(sys.meta_path) if finder is not self)
+            spec = next((each for each in found if each is not None), None)
+            self._listen(name, getattr(spec, "loader", None))
+        return spec
+
+    def _listen(self, name: str, loader: Any) -> None:
         if not hasattr(loader, "exec_module") or not hasattr(loader, "__dict__"):
-            return spec  # not there, or by an importer of its own kind: the program goes on unrecorded
+            return  # not there, or by an importer of its own kind: the program goes on unrecorded
         execute = loader.exec_module
 
         def execute_and_tell(module: Any) -> None:
-            del loader.exec_module
-            self._awaited.discard(name)  # not before: programs also ask for a spec to see whether a package is there
-            execute(module)
-            _tell(name)
+            with _Guard():
+                del loader.exec_module
+                self._awaited.discard(name)  # not before: programs also ask for a spec to see whether it is there
+            try:
+                execute(module)
+            except BaseException as error:
+                if error.__traceback__ is not None:
+                    error.__traceback__ = error.__traceback__.tb_next  # without this frame
+                raise
+            with _Guard():
+                _stepscope()
+                from stepscope.capture.bootstrap import was_imported
+
+                was_imported(name)
 
         loader.exec_module = execute_and_tell
-        return spec
 
 
-def _tell(name: str) -> None:
-    """Whatever is wrong with stepscope, the program is not to suffer."""
-    try:
-        _stepscope()
-        from stepscope.capture.bootstrap import was_imported
+class _Guard:
+    """What `stepscope.capture.guard` is behind the import of torch: whatever fails in us, the program goes on."""
 
-        was_imported(name)
-    except Exception as error:
-        sys.stderr.write(f"stepscope: this process is not recorded: {error}\n")
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
+        if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)):
+            return False
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"stepscope: this process is not recorded: {type(error).__name__}: {error}\n")
+        return True
 
 
 def _stepscope() -> None:
@@ -90,8 +107,9 @@ def _run_users_own() -> None:
         spec.loader.exec_module(module)
 
 
-sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
-if os.path.isfile(os.path.join(os.environ.get("STEPSCOPE_RUN", ""), "run.json")):
-    _sign()
-    sys.meta_path.insert(0, _Imports())
+with _Guard():
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
+    if os.path.isfile(os.path.join(os.environ.get("STEPSCOPE_RUN", ""), "run.json")):
+        _sign()
+        sys.meta_path.insert(0, _Imports())
 _run_users_own()

@@ -23,12 +23,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from stepscope.capture import guard
 from stepscope.capture.telemetry.norms import ModelWatch, OptimizerWatch, Watch, chosen_modules
 from stepscope.capture.telemetry.sampler import DEFAULT_INTERVAL_S, Sampler
 from stepscope.capture.telemetry.scalars import Logged, ScalarReader
 from stepscope.capture.telemetry.store import Series
 from stepscope.capture.telemetry.writer import Writer
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.errors import UsageError
 
 RUN_VARIABLE: Final = "STEPSCOPE_RUN"
 """The run folder of a program that `stepscope run` started."""
@@ -47,27 +48,34 @@ class Telemetry:
         rank: this process's rank.
         interval_s: seconds between two samples of the machine; None samples nothing.
 
+    Attributes:
+        problem: why nothing is kept, in a sentence; None where it is.
+
     Raises:
-        UsageError: the interval is not above zero, or the folder cannot be made.
+        UsageError: the interval is not above zero.
     """
 
     def __init__(self, folder: Path, *, rank: int = 0, interval_s: float | None = DEFAULT_INTERVAL_S) -> None:
         if interval_s is not None and not interval_s > 0:
             raise UsageError(f"the interval between samples must be above zero, not {interval_s:g} s")
         self.folder = folder / f"rank{rank}" / "telemetry"
+        self.problem: str | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"telemetry cannot be written into {self.folder}: {error.strerror}") from error
+            self.problem = f"nothing is logged: telemetry cannot be written into {self.folder}: {error.strerror}"
+            _warn_once(self.problem)
         self._writer = Writer(self.folder, {"rank": str(rank)})
         self._scalars = ScalarReader(self._writer)
         self._throughputs: dict[str, _Throughput] = {}
-        self._closed = False
-        self._sampler = None if interval_s is None else Sampler(self._writer, interval_s)
+        self._closed = self.problem is not None
+        self._sampler = None if interval_s is None or self._closed else Sampler(self._writer, interval_s)
         if self._sampler is not None:
             self._sampler.start()
+        self._held = guard.on_failure("the telemetry from here on", self._abandon)
         _OPEN.add(self)
 
+    @guard.entry(raises=UsageError)
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Note values by name: numbers, or tensors of one element, wherever they are; the host does not wait for them.
 
@@ -85,6 +93,7 @@ class Telemetry:
             raise UsageError(f"a step is a whole number, not {step!r}") from error
         self._record([(Series("log", str(name)), value) for name, value in values.items()], number)
 
+    @guard.entry(otherwise=Watch(), raises=UsageError)
     def watch(
         self,
         model: Any,
@@ -111,6 +120,7 @@ class Telemetry:
             watch.watch_activations()
         return watch
 
+    @guard.entry(otherwise=Watch(), raises=UsageError)
     def watch_optimizer(self, optimizer: Any, *, name: str = "learning_rate", every: int = 1) -> Watch:
         """Record an optimizer's learning rate at each `every`th step; one series a parameter group.
 
@@ -121,6 +131,7 @@ class Telemetry:
             raise UsageError(f"watch_optimizer takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
         return OptimizerWatch(optimizer, name, _checked(every), self._record_counted, self._writer)
 
+    @guard.entry
     def throughput(self, *, step: int | None = None, **amounts: float) -> None:
         """Say how much was done since the last call, such as `samples=32, tokens=4096`; called once a step.
 
@@ -134,17 +145,20 @@ class Telemetry:
                 if rate is not None:
                     self._record([(series, rate)], _step_now() if step is None else step)
 
+    @guard.entry
     def flush(self) -> None:
         """Write what has arrived; what devices still compute follows later."""
         self._scalars.poll()
         self._writer.flush()
 
+    @guard.entry
     def close(self) -> None:
         """Wait for values that are still on their way, write everything and end the threads. May be called twice."""
         if self._closed:
             return
         self._closed = True
         _forget(self)
+        guard.off(self._held)
         if self._sampler is not None:
             self._sampler.close()
         self._scalars.drain()
@@ -164,6 +178,13 @@ class Telemetry:
         self._writer.after_fork()
         self._scalars.begin()
 
+    def _abandon(self) -> None:
+        """After an error of ours: keep what was written, and end the threads."""
+        self._closed = True
+        if self._sampler is not None:
+            self._sampler.abandon()
+        self._writer.abandon()
+
     def _record_counted(self, logged: Sequence[Logged], counted: int) -> None:
         """Note values of a hook, which counts steps itself where nothing else does."""
         step = _step_now()
@@ -171,7 +192,8 @@ class Telemetry:
 
     def _record(self, logged: Sequence[Logged], step: int | None) -> None:
         if self._closed:
-            _warn_once("something was logged after the telemetry was closed, and is not kept")
+            if self.problem is None:
+                _warn_once("something was logged after the telemetry was closed, and is not kept")
             return
         self._scalars.read(logged, time.time_ns(), step)
 
@@ -197,12 +219,21 @@ class _Throughput:
         return rate
 
 
+def _inert() -> Telemetry:
+    """What a program is given after an error of ours: its methods are entries, and do nothing."""
+    found = Telemetry.__new__(Telemetry)
+    found.folder = Path(os.devnull)
+    return found
+
+
+_INERT: Final = _inert()
 _OPEN: Final[weakref.WeakSet[Telemetry]] = weakref.WeakSet()
 _LOCK = threading.Lock()
 _current: Telemetry | None = None
 _warned: Final[set[str]] = set()
 
 
+@guard.entry(otherwise=_INERT, raises=UsageError)
 def telemetry(
     folder: str | Path | None = None, *, rank: int | None = None, interval_s: float | None = DEFAULT_INTERVAL_S
 ) -> Telemetry:
@@ -214,7 +245,7 @@ def telemetry(
         interval_s: seconds between two samples of the machine; None samples nothing.
 
     Raises:
-        UsageError: the interval is not above zero, or the folder cannot be made.
+        UsageError: the interval is not above zero.
     """
     global _current
     with _LOCK:
@@ -233,20 +264,11 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
     Raises:
         UsageError: `values` is no mapping, or `step` no whole number.
     """
-    try:
-        run = telemetry()
-    except StepscopeError as error:
-        _warn_once(f"nothing is logged: {error}")
-        return
-    run.log(values, step)
+    telemetry().log(values, step)
 
 
 def start_for_run(run_folder_path: Path, rank: int) -> Telemetry:
-    """Begin this process's telemetry inside a run's folder; the script's own calls then go there as well.
-
-    Raises:
-        UsageError: the folder cannot be made.
-    """
+    """Begin this process's telemetry inside a run's folder; the script's own calls then go there as well."""
     return telemetry(run_folder_path, rank=rank)
 
 
@@ -284,7 +306,7 @@ def _checked(every: int) -> int:
 def _warn_once(text: str) -> None:
     if text not in _warned:
         _warned.add(text)
-        print(f"stepscope: {text}", file=sys.stderr)
+        guard.tell(text)
 
 
 def _forget(run: Telemetry) -> None:
@@ -294,11 +316,13 @@ def _forget(run: Telemetry) -> None:
         _current = None
 
 
+@guard.entry
 def _close_all() -> None:
     for run in list(_OPEN):
         run.close()
 
 
+@guard.entry
 def _after_fork() -> None:
     global _LOCK
     _LOCK = threading.Lock()  # another thread may have held it

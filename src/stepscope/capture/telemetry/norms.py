@@ -10,9 +10,11 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
 
+from stepscope.capture import guard
 from stepscope.capture.telemetry.scalars import Logged, is_capturing, local_part
 from stepscope.capture.telemetry.store import Series
 from stepscope.capture.telemetry.writer import Writer
@@ -66,9 +68,10 @@ class ModelWatch(Watch):
         assert model is not None
         self._handles.append(model.register_forward_pre_hook(self._before_forward))
         for path, name in self._modules.items():
-            self._handles.append(model.get_submodule(path).register_forward_hook(self._after_module(name)))
+            self._handles.append(model.get_submodule(path).register_forward_hook(partial(self._after_module, name)))
         self._handles.append(model.register_forward_hook(self._after_forward))
 
+    @guard.entry
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if not self._is_clock(optimizer):
             return
@@ -115,22 +118,29 @@ class ModelWatch(Watch):
 
     def _before_forward(self, *_: Any) -> None:
         if not _is_compiling():
-            self._norms = {} if self._forwards % self._every == 0 and not is_capturing() else None
+            self._forward_begins()
 
-    def _after_module(self, name: str) -> Callable[..., None]:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
-            if _is_compiling() or self._norms is None:
-                return
-            with self._writer.guarded(Series("activation", f"activation_norm{name}")):
-                tensor = _first_tensor(output)
-                if tensor is not None:
-                    self._norms[name] = _norm(local_part(tensor.detach()))
+    @guard.entry
+    def _forward_begins(self) -> None:
+        self._norms = {} if self._forwards % self._every == 0 and not is_capturing() else None
 
-        return hook
+    def _after_module(self, name: str, module: Any, inputs: Any, output: Any) -> None:
+        if not _is_compiling() and self._norms is not None:
+            self._module_ended(name, output, self._norms)
+
+    @guard.entry
+    def _module_ended(self, name: str, output: Any, norms: dict[str, Any]) -> None:
+        with self._writer.guarded(Series("activation", f"activation_norm{name}")):
+            tensor = _first_tensor(output)
+            if tensor is not None:
+                norms[name] = _norm(local_part(tensor.detach()))
 
     def _after_forward(self, *_: Any) -> None:
-        if _is_compiling():
-            return
+        if not _is_compiling():
+            self._forward_ended()
+
+    @guard.entry
+    def _forward_ended(self) -> None:
         norms, self._norms = self._norms, None
         step = self._steps if self._clock is not None else self._forwards
         self._forwards += 1
@@ -156,6 +166,7 @@ class OptimizerWatch(Watch):
         self._steps = 0
         self._handles.append(optimizer.register_step_pre_hook(self._before_step))
 
+    @guard.entry
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         step, self._steps = self._steps, self._steps + 1
         if step % self._every:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, ClassVar, Final, TypeAlias
 
+from stepscope.capture.guard import sentence
 from stepscope.capture.telemetry.store import Series
-from stepscope.capture.telemetry.writer import Writer, sentence
+from stepscope.capture.telemetry.writer import Writer
 
 Values: TypeAlias = list[tuple[Series, float | None]]
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from stepscope.capture import guard
 from stepscope.capture.telemetry.nvidia import NvidiaDevices
 from stepscope.capture.telemetry.processes import ProcessTree
 from stepscope.capture.telemetry.store import Sample, Series
@@ -43,6 +44,7 @@ class Sampler:
         self._interval_s = interval_s
         self._sources = sources
         self._ended = threading.Event()
+        self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="stepscope telemetry sampler", daemon=True)
 
     def start(self) -> None:
@@ -54,11 +56,19 @@ class Sampler:
         self._ended.set()
         self._thread.join(_LONGEST_STOP_S)
 
+    def abandon(self) -> None:
+        """End without a last sample, and without waiting."""
+        self._abandoned = True
+        self._ended.set()
+
+    @guard.entry(in_background=True)
     def _run(self) -> None:
         sources = available_sources(self._writer) if self._sources is None else self._sources
         due = time.monotonic()
         while sources:
             last = self._ended.is_set()
+            if self._abandoned:
+                return
             self._sample(sources)
             if last:
                 return

@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from stepscope.capture import guard
+from stepscope.capture.guard import sentence
 from stepscope.capture.telemetry.store import Sample, Series
-from stepscope.capture.telemetry.writer import Writer, sentence
+from stepscope.capture.telemetry.writer import Writer
 
 Logged: TypeAlias = tuple[Series, Any]
 """A series and its value: anything that is one number."""
@@ -55,16 +57,14 @@ class ScalarReader:
         self.poll()
         on_devices: defaultdict[Any, list[Logged]] = defaultdict(list)
         for series, value in logged:
-            try:
+            with guard.attempt() as reading:
                 device = _device_of(value)
                 if device is not None:
                     on_devices[device].append((series, value))
                     continue
-                number = None if value is None else _number(value)
-            except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-                self._lack(series, unix_ns, step, sentence(error))
-            else:
-                self._writer.add(Sample(series, unix_ns, step, number))
+                self._writer.add(Sample(series, unix_ns, step, None if value is None else _number(value)))
+            if reading.error is not None:
+                self._lack(series, unix_ns, step, sentence(reading.error))
         for device, values in on_devices.items():
             self._start_copy(device, values, unix_ns, step)
 
@@ -104,14 +104,13 @@ class ScalarReader:
 
     def _start_copy(self, device: Any, values: list[Logged], unix_ns: int, step: int | None) -> None:
         series = [each for each, _ in values]
-        try:
+        with guard.attempt() as copying:  # whatever a driver or a tensor subclass raises
             copy = self._copy(device, [value for _, value in values], series, unix_ns, step)
-        except Exception as error:  # whatever a driver or a tensor subclass raises: it must not end the training
-            for each in series:
-                self._lack(each, unix_ns, step, sentence(error))
-        else:
             with self._lock:
                 self._waiting.append(copy)
+        if copying.error is not None:
+            for each in series:
+                self._lack(each, unix_ns, step, sentence(copying.error))
 
     def _copy(self, device: Any, tensors: list[Any], series: list[Series], unix_ns: int, step: int | None) -> _Copy:
         torch = sys.modules["torch"]

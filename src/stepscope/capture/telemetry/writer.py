@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from stepscope.capture import guard
+from stepscope.capture.guard import sentence
 from stepscope.capture.telemetry.store import Missing, Sample, Series, TelemetryStore
+from stepscope.errors import StepscopeError
 
 FLUSH_S: Final = 1.0
 """Seconds between two writes, and so what a killed process loses at most."""
@@ -64,11 +67,11 @@ class Writer:
 
     @contextlib.contextmanager
     def guarded(self, series: Series) -> Iterator[None]:
-        """What fails inside is noted as missing: telemetry never ends a training run."""
-        try:
+        """What fails inside is noted as missing, whatever a driver, a device or a tensor subclass may raise."""
+        with guard.attempt() as noting:
             yield
-        except Exception as error:  # anything that a driver, a device or a tensor subclass may raise
-            self.lacks(series, sentence(error))
+        if noting.error is not None:
+            self.lacks(series, sentence(noting.error))
 
     def flush(self) -> None:
         """Write what waits. A disk that takes nothing is complained of once, and tried again the next time."""
@@ -85,10 +88,11 @@ class Writer:
                     self._store = self._opened()
                 self._store.append(samples, missing)
                 self._dropped = 0
-            except (OSError, sqlite3.Error) as error:
+            except (OSError, sqlite3.Error, StepscopeError) as error:
                 self._keep(samples, [each for each in missing if each.series != _LOST_ROWS])
                 self._warn(f"telemetry cannot be written into {self.folder}: {sentence(error)}")
 
+    @guard.entry
     def close(self) -> None:
         """Write what waits and close the file."""
         self._ended.set()
@@ -98,6 +102,12 @@ class Writer:
                 with contextlib.suppress(sqlite3.Error):
                     self._store.close()
                 self._store = None
+
+    def abandon(self) -> None:
+        """Write no more."""
+        self._ended.set()
+        self._samples.clear()
+        self._missing.clear()
 
     def after_fork(self) -> None:
         """In a child process: leave the parent's file and rows to the parent, and begin a file of its own."""
@@ -113,6 +123,7 @@ class Writer:
                 self._thread = threading.Thread(target=self._run, name="stepscope telemetry writer", daemon=True)
                 self._thread.start()
 
+    @guard.entry(in_background=True)
     def _run(self) -> None:
         while not self._ended.wait(FLUSH_S):
             self.flush()
@@ -134,7 +145,7 @@ class Writer:
     def _warn(self, text: str) -> None:
         if not self._warned:
             self._warned = True
-            print(f"stepscope: {text}", file=sys.stderr)
+            guard.tell(text)
 
 
 def _close_with_child(writer: Writer) -> None:
@@ -144,8 +155,3 @@ def _close_with_child(writer: Writer) -> None:
         from multiprocessing import util
 
         util.Finalize(writer, writer.close, exitpriority=10)
-
-
-def sentence(error: BaseException) -> str:
-    """An error's first line, or its name where it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -12,6 +12,7 @@ from stepscope.readers.gaudi.columns import HARDWARE, GaudiColumns
 from stepscope.readers.gaudi.recipes import with_launches
 from stepscope.readers.names import FORWARD_BACKWARD_FLOWS
 from stepscope.readers.spill import Spill
+from stepscope.trace.tables import rows_frame
 
 _FEWEST_CALLS: Final = 3
 """Of a row without a thread's number that must lie inside a thread's own calls to be taken for that thread."""
@@ -105,7 +106,7 @@ class Sorting:
                 columns.units.add(lane)
             facts.append((lane, home, device, place.engine, queue))
         schema = {"lane": pl.Int32, "home": pl.Int32, "on_device": pl.String, "engine": pl.String, "queue": pl.String}
-        return work.join(pl.DataFrame(facts, schema=schema, orient="row"), on="lane", how="left", maintain_order="left")
+        return work.join(rows_frame(facts, schema), on="lane", how="left", maintain_order="left")
 
     def _measured(self, work: pl.DataFrame) -> pl.DataFrame:
         """Without hardware events that mark only a part of what another measures whole, where an engine has both."""

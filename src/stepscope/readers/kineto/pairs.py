@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -64,12 +65,21 @@ class Pairs:
             return None
         begin = stack.pop(place)
         self._count -= 1
-        begin.ph, begin.dur = "X", event.ts - begin.ts  # type: ignore[operator]
+        begin.ph, begin.dur = "X", _elapsed(begin.ts, event.ts)
         begin.cat = begin.cat or event.cat
         if event.ph != "E":
             begin.tid = f"async {begin.cat}".rstrip()
         begin.args = _joined(begin.args, event.args)
         return begin
+
+
+def _elapsed(begin: int | float | Decimal | None, end: int | float | Decimal) -> Any:
+    """From one time to the other; exact also where only one of them had too many digits for a double."""
+    if begin is None:
+        return 0
+    if isinstance(begin, Decimal) or isinstance(end, Decimal):
+        return Decimal(end) - Decimal(begin)
+    return end - begin
 
 
 def _row(event: Event) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from typing import Final
 import polars as pl
 
 from stepscope.readers.nsight_systems.tables import TableReader
+from stepscope.trace.tables import rows_frame
 
 HOST_CALLS: Final = ("OSRT_API", "CUDNN_EVENTS", "CUBLAS_EVENTS")
 OVERHEADS: Final = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
@@ -116,7 +117,7 @@ class Others(TableReader):
         for batch in self._database.batches(MEMORY, columns, where=where, parameters=parameters):
             keys = batch.select("globalPid", "deviceId", "memKind").unique(maintain_order=True)
             places = [self._memory_place(*row) for row in keys.iter_rows()]
-            found = pl.DataFrame(places, schema={"lane": pl.Int32, "device": pl.String}, orient="row")
+            found = rows_frame(places, {"lane": pl.Int32, "device": pl.String})
             rows = batch.join(
                 pl.concat([keys, found], how="horizontal"), on=keys.columns, how="left", nulls_equal=True
             ).filter(pl.all_horizontal(pl.col("start", "lane", "bytes", "memoryOperationType").is_not_null()))

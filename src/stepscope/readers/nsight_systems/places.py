@@ -14,6 +14,7 @@ from stepscope.readers.gathering import Gathering
 from stepscope.readers.nsight_systems.database import Database
 from stepscope.readers.nsight_systems.strings import Strings
 from stepscope.trace.model import Device
+from stepscope.trace.tables import rows_frame
 
 MOST_LANES: Final = 50_000
 _MOST_NAMES: Final = 200_000
@@ -97,7 +98,7 @@ class Places:
         keys = list(STREAM_KEYS)
         different = frame.select(keys).unique(maintain_order=True)
         rows = [self._stream(*row, of_context=of_context) for row in different.iter_rows()]
-        found = pl.DataFrame(rows, schema={"lane": pl.Int32, "device": pl.String, "queue": pl.String}, orient="row")
+        found = rows_frame(rows, {"lane": pl.Int32, "device": pl.String, "queue": pl.String})
         places = pl.concat([different, found], how="horizontal")
         return frame.join(places, on=keys, how="left", nulls_equal=True, maintain_order="left").drop(keys)
 

@@ -13,6 +13,7 @@ import polars as pl
 
 from stepscope.errors import NotATraceError
 from stepscope.readers.source import ByteSource
+from stepscope.trace.tables import rows_frame
 
 MOST_LAUNCHES: Final = 1_000_000
 _LONGEST_LINE: Final = 2**24
@@ -80,7 +81,7 @@ def read_ncu(path: str | Path) -> pl.DataFrame:
         source.close()
     if not launches:
         raise NotATraceError(f"{source.name} is a CSV of Nsight Compute without a single kernel: {_EXPORT}")
-    return pl.DataFrame(launches, schema=SCHEMA, orient="row")
+    return rows_frame(launches, SCHEMA)
 
 
 def _from_header(source: ByteSource) -> Iterator[str]:

@@ -21,6 +21,7 @@ from stepscope.readers.xplane.plane import EventName, Plane
 from stepscope.readers.xplane.programs import Programs, stack_of_text
 from stepscope.readers.xplane.wire import Mask, Positions, WireError, signed, text
 from stepscope.trace.model import Device
+from stepscope.trace.tables import rows_frame
 
 ROLES: Final = (
     "correlation_id", "kernel_details", "memcpy_details", "memset_details", "theoretical_occupancy_pct", "hlo_op",
@@ -195,7 +196,7 @@ class DeviceReader:
         if (details != -1).any():
             different, inverse = np.unique(details, return_inverse=True)
             parsed = [names.kernel_details(state.words.of(number) or "") for number in different.tolist()]
-            table = pl.DataFrame(parsed, schema=dict(_KERNEL_COLUMNS), orient="row")
+            table = rows_frame(parsed, dict(_KERNEL_COLUMNS))
             columns.update({name: table[name].gather(inverse.ravel()) for name in table.columns})
         if "occupancy" in columns:
             share, has_share = batch.numbers(ROLE["theoretical_occupancy_pct"])

@@ -1,0 +1,416 @@
+"""The one guard between the user's process and stepscope: whatever fails in us, the program goes on as without us.
+
+    @entry          a function of ours that the user's process calls: a hook, a thread, a callback, a public method
+    around          a function of the program's or of a library's with ours before and after it
+    attempt         a part of our work that may fail alone, such as one fact of many
+    on_failure      how to take off what was put on, should any entry fail
+
+An error in an entry takes everything of ours off and is said in one line, which names a report of it. What the user's
+own program raises passes, without our frames in its traceback. Imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from functools import wraps
+from threading import get_ident
+from types import CodeType, TracebackType
+from typing import Any, Final, ParamSpec, TypeVar, overload
+
+from stepscope.errors import StepscopeError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+ENTRIES: Final[dict[str, Callable[..., Any]]] = {}
+"""Every entry of the modules that are imported, by module and qualified name."""
+
+INLINE: Final[set[str]] = set()
+"""Those that catch everything themselves: see `inline`."""
+
+probe: Callable[[str], None] | None = None
+"""Called with an entry's name before it runs; tests have entries fail by it."""
+
+_OURS: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LONGEST_REASON: Final = 300
+
+_failed_in: str | None = None
+"""The entry that failed, after which no entry does anything."""
+_held: Final[dict[object, _Held]] = {}
+_inside: Final[set[int]] = set()
+"""Threads that are inside an entry, which may still put something on after another one has failed."""
+_lock = threading.RLock()
+
+
+class _Held:
+    """Something of ours that the process has on it, and how it comes off."""
+
+    __slots__ = ("process", "take_off", "thread", "what")
+
+    def __init__(self, what: str, take_off: Callable[[], object], thread: int | None) -> None:
+        self.what = what
+        self.take_off = take_off
+        self.thread = thread
+        self.process = os.getpid()
+
+
+@overload
+def entry(function: Callable[_P, _R], /) -> Callable[_P, _R]: ...
+@overload
+def entry(
+    *,
+    otherwise: Any = None,
+    raises: type[BaseException] | tuple[type[BaseException], ...] = (),
+    in_background: bool = False,
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+def entry(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    otherwise: Any = None,
+    raises: type[BaseException] | tuple[type[BaseException], ...] = (),
+    in_background: bool = False,
+) -> Any:
+    """Make a function of a module or class an entry.
+
+    Args:
+        otherwise: what it returns when it fails, and after any entry has failed.
+        raises: errors that tell the caller of a mistake of theirs, and pass.
+        in_background: it is what a thread of ours runs, for as long as that lives.
+    """
+    if function is None:
+        return lambda given: _entry(given, otherwise, raises, in_background)
+    return _entry(function, otherwise, raises, in_background)
+
+
+def _entry(
+    function: Callable[_P, _R],
+    otherwise: Any,
+    raises: type[BaseException] | tuple[type[BaseException], ...],
+    in_background: bool,
+) -> Callable[_P, _R]:
+    name = f"{function.__module__.removeprefix('stepscope.')}.{function.__qualname__}"
+    if "<locals>" in name:
+        raise ValueError(f"an entry is a function of a module or class, so that it can be listed, not {name}")
+
+    @wraps(function)
+    def guarded(*positional: _P.args, **named: _P.kwargs) -> _R:
+        here = get_ident()
+        is_inner = in_background or here in _inside
+        if _failed_in is not None:
+            if _held and not is_inner:
+                _take_off()
+            return otherwise  # type: ignore[no-any-return]
+        if not is_inner:
+            _inside.add(here)
+        try:
+            if probe is not None:
+                probe(name)
+            return function(*positional, **named)
+        except BaseException as error:
+            if isinstance(error, raises) or is_users(error):
+                hide(error)
+                raise
+            failed(error, name)
+        finally:
+            if not is_inner:
+                _inside.discard(here)
+                if _failed_in is not None and _held:
+                    _take_off()
+        return otherwise  # type: ignore[no-any-return]
+
+    ENTRIES[name] = guarded
+    return guarded
+
+
+def around(
+    original: Any,
+    before: Callable[..., Any] | None = None,
+    after: Callable[..., Any] | None = None,
+    *,
+    also_after_errors: bool = False,
+    unless: Callable[[], bool] = lambda: False,
+) -> Any:
+    """A function to put in the place of `original`, which it calls outside of the guard and whose errors it passes on.
+
+    Args:
+        before: an entry, given the arguments of the call.
+        after: an entry, given what `before` returned, the result, and the arguments.
+        also_after_errors: whether `after` is called, with None for the result, when `original` raised.
+        unless: nothing but `original` runs while this says so, such as while torch.compile follows the code.
+    """
+
+    @wraps(original)
+    def called(*positional: Any, **named: Any) -> Any:
+        if unless():
+            return original(*positional, **named)
+        seen = before(*positional, **named) if before is not None else None
+        try:
+            result = original(*positional, **named)
+        except BaseException as error:
+            hide(error)
+            if after is not None and also_after_errors:
+                after(seen, None, *positional, **named)
+            raise
+        if after is not None:
+            after(seen, result, *positional, **named)
+        return result
+
+    return called
+
+
+class _Call:
+    """A call of an original function that ours stands around: what came of it."""
+
+    __slots__ = ("__wrapped__", "error", "result", "was_made")
+
+    def __init__(self, original: Any) -> None:
+        self.__wrapped__ = original  # for inspect.signature
+        self.was_made = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self, *positional: Any, **named: Any) -> Any:
+        self.was_made, self.error = True, None
+        try:
+            self.result = self.__wrapped__(*positional, **named)
+        except BaseException as error:
+            self.error = error
+            raise
+        return self.result
+
+
+def replaced(original: Any, ours: Callable[..., Any], name: str, *, unless: Callable[[], bool] = lambda: False) -> Any:
+    """A function to put in the place of `original`: ours(original, *positional, **named), which may call it otherwise.
+
+    Where ours fails, what the original gave stands, or it is called as the program called it.
+
+    Args:
+        name: the entry's.
+        unless: nothing but `original` runs while this says so.
+    """
+
+    @wraps(original)
+    def called(*positional: Any, **named: Any) -> Any:
+        if _failed_in is not None or unless():
+            return original(*positional, **named)
+        call = _Call(original)
+        try:
+            if probe is not None:
+                probe(name)
+            return ours(call, *positional, **named)
+        except BaseException as error:
+            if call.error is error or is_users(error):
+                hide(error)
+                raise
+            failed(error, name)
+        if call.error is not None:
+            raise call.error
+        return call.result if call.was_made else original(*positional, **named)
+
+    return called
+
+
+class attempt:
+    """A block that may fail alone: what goes wrong in it is kept in `error`, and the code behind it runs.
+
+    Attributes:
+        error: what was raised, without its traceback, which would keep the program's objects alive.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> attempt:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None or is_users(error):
+            return False
+        self.error = error.with_traceback(None)
+        return True
+
+
+def inline(name: str) -> str:
+    """List an entry that is called too often for `entry`: it catches everything itself and calls `caught`."""
+    INLINE.add(name)
+    return name
+
+
+def caught(error: BaseException, name: str) -> Any:
+    """What an inline entry does with what it caught."""
+    if is_users(error):
+        hide(error)
+        raise error
+    failed(error, name)
+
+
+def attempted(reading: Callable[[], _R]) -> _R | None:
+    """What a function returns; None where it fails."""
+    with attempt():
+        return reading()
+    return None
+
+
+def on_failure(what: str, take_off: Callable[[], object], *, thread: int | None = None) -> object:
+    """Have something taken off when an entry fails; returns what `off` takes.
+
+    Args:
+        what: is lost then, for the line that says so, such as "the recording under way"; "" where nothing is.
+        take_off: leaves the program as it was; is called once, in this process only.
+        thread: the only one that may do it, by `threading.get_ident()`; it then waits for an entry on that thread.
+    """
+    key = object()
+    with _lock:
+        _held[key] = _Held(what, take_off, thread)
+    return key
+
+
+def off(key: object) -> None:
+    """It was taken off in the ordinary way."""
+    with _lock:
+        _held.pop(key, None)
+
+
+def has_failed() -> bool:
+    """Whether an entry of this process has failed."""
+    return _failed_in is not None
+
+
+def failed(error: BaseException, where: str) -> None:
+    """Take everything of ours off this process, and say so in one line."""
+    global _failed_in
+    with _lock:
+        if _failed_in is not None:
+            return
+        _failed_in = where
+        lost = list(dict.fromkeys(held.what for held in _held.values() if held.what and held.process == os.getpid()))
+    interrupts: list[BaseException] = []
+    actions: tuple[Callable[[], None], ...] = (lambda: _say(error, where, lost), _take_off)
+    for action in actions:
+        try:
+            action()
+        except BaseException as second:
+            if is_users(second):
+                interrupts.append(second)
+    if interrupts:
+        raise interrupts[0]
+
+
+def _take_off() -> None:
+    """Take everything off, unless a thread is still inside an entry, or another one must do it: it then does."""
+    here, process = get_ident(), os.getpid()
+    with _lock:
+        if _inside.intersection(sys._current_frames()):
+            return
+        own = {key: held for key, held in _held.items() if held.process == process}
+        bound = [held for held in own.values() if held.thread not in (None, here)]
+        if any(held.thread in sys._current_frames() for held in bound):
+            return
+        for key in own:
+            del _held[key]
+    for held in reversed(list(own.values())):
+        with attempt():
+            held.take_off()
+
+
+def _say(error: BaseException, where: str, lost: list[str]) -> None:
+    what = f" and loses {', '.join(lost)}" if lost else ""
+    why, details = sentence(error), ""
+    if not isinstance(error, StepscopeError):  # a fault of ours
+        from stepscope.fault_report import write_report
+
+        kept = write_report(error, command=sys.argv, doing=where)
+        why = f"{type(error).__name__}: {why}"
+        details = f"; details: {kept}" if kept is not None else "; no report of it could be written"
+    tell(f"stepscope leaves this process{what}: {why}; the program goes on without it{details}")
+
+
+def tell(sentence: str) -> None:
+    """Say something on standard error, as far as there is one."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"stepscope: {sentence}\n" if not sentence.startswith("stepscope") else f"{sentence}\n")
+        sys.stderr.flush()
+
+
+def sentence(error: BaseException | None) -> str:
+    """An error's first line, at most 300 characters of it, or its name where it says nothing."""
+    with attempt():  # the error may be of a class of the program's
+        lines = "".join(each if each.isprintable() else "\n" for each in str(error)).strip().splitlines()
+        return (lines or [type(error).__name__])[0][:_LONGEST_REASON]
+    return type(error).__name__
+
+
+def is_users(error: BaseException) -> bool:
+    """Whether an exception that passes through our code is the program's own: an interrupt, an end, a signal handler's.
+
+    One that the program sets from another thread is known by its class, which is the program's, and by being raised
+    in our code itself.
+    """
+    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or hasattr(error, "_stepscope_passes"):
+        return True
+    frames = [each.tb_frame for each in _chain(error.__traceback__)]
+    handlers = _signal_handlers()
+    if any(frame.f_code in handlers for frame in frames):
+        return True
+    innermost = frames[-1].f_code.co_filename if frames else _OURS
+    return type(error).__module__ == "__main__" and innermost.startswith(_OURS)
+
+
+def passing(function: Callable[_P, _R], *positional: _P.args, **named: _P.kwargs) -> _R:
+    """Call something of the program's from inside of ours: what it raises is the program's own."""
+    try:
+        return function(*positional, **named)
+    except BaseException as error:
+        error._stepscope_passes = True  # type: ignore[attr-defined]
+        raise
+
+
+def hide(error: BaseException) -> None:
+    """Take our frames off the top of a traceback that is passed on; a bare `raise` behind it adds none (Python 3.11).
+
+    In Python 3.10 the frame that raises again is shown.
+    """
+    passed = error.__traceback__
+    while passed is not None and passed.tb_frame.f_code.co_filename.startswith(_OURS):
+        passed = passed.tb_next
+    error.__traceback__ = passed
+
+
+def _chain(traceback: TracebackType | None) -> list[TracebackType]:
+    found = []
+    while traceback is not None:
+        found.append(traceback)
+        traceback = traceback.tb_next
+    return found
+
+
+def _signal_handlers() -> set[CodeType]:
+    found = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+        if code is None and callable(handler) and not isinstance(handler, signal.Handlers):
+            code = getattr(getattr(type(handler), "__call__", None), "__code__", None)  # noqa: B004
+        if code is not None:
+            found.add(code)
+    return found
+
+
+def _in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+    _inside.intersection_update({get_ident()})
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,79 @@
+"""A report of an error of our own, for the user to send: versions, command and traceback, and nothing of a trace.
+
+Imports only the standard library: it is written inside the user's program too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_SHOWN: Final = ("numpy", "polars", "msgspec", "torch", "jax")
+
+
+def write_report(error: BaseException, *, command: Sequence[str], doing: str) -> Path | None:
+    """Write the report into a file of its own, readable for its owner alone; None where that cannot be done.
+
+    An error's message may quote a trace or a program, so only the error's class is kept; of the command, options
+    without their values.
+
+    Args:
+        command: the words of the command line.
+        doing: where the error came up.
+    """
+    with contextlib.suppress(Exception):
+        handle, path = tempfile.mkstemp(prefix="stepscope-fault-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(_text(error, command, doing))
+        return Path(path)
+    return None
+
+
+def _text(error: BaseException, command: Sequence[str], doing: str) -> str:
+    from stepscope import __version__
+
+    versions = {"stepscope": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    for name in _SHOWN:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            versions[name] = str(version)
+    lines = [f"{name} {version}" for name, version in versions.items()]
+    lines.append(f"command: {' '.join(_hidden(word) for word in command)}")
+    lines.append(f"in: {doing}")
+    return "\n".join([*lines, "", *_traceback(error)]) + "\n"
+
+
+def _hidden(word: str) -> str:
+    if word.startswith("-"):
+        return word.partition("=")[0]
+    return os.path.basename(word) if word.endswith("stepscope") or word.isidentifier() else "..."
+
+
+def _traceback(error: BaseException) -> list[str]:
+    """Frames without source lines and folders, and the classes of the errors, causes behind them."""
+    lines: list[str] = []
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        for frame in traceback.extract_tb(each.__traceback__):
+            lines.append(f"  {_place(frame.filename)}:{frame.lineno} in {frame.name}")
+        lines.append(f"{type(each).__module__}.{type(each).__qualname__}")
+        each = each.__cause__ or each.__context__
+    return lines
+
+
+def _place(file: str) -> str:
+    """A file of ours, or of an installed package, by its path inside the package; others by their name."""
+    if file.startswith(_PACKAGE):
+        return file[len(_PACKAGE) :]
+    _, marker, inside = file.rpartition(f"site-packages{os.sep}")
+    return inside if marker else os.path.basename(file)
