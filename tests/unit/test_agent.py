@@ -342,7 +342,9 @@ class TestStrangers:
 
     def test_only_so_many_are_served_at_once(self, process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
         process.ask("POST", "/captures", {"steps": 1})
-        wait = f"GET /captures/c1?wait=60 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {process.agent.token}\r\n"
+        wait = (
+            f"GET /captures/c1?wait=60 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {process.agent.token}\r\n"
+        )
         with contextlib.ExitStack() as stack:
             for _ in range(agent_http._MAX_CONNECTIONS):
                 stack.enter_context(process.connected()).sendall(f"{wait}\r\n".encode())

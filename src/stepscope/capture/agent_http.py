@@ -2,8 +2,9 @@
 
 One request a connection. What a client may take is bounded: its time to send a request, the request's size, and how
 many connections are served at once. Where all are taken, the one that has been sending its request for longest makes
-room for the next: whoever sends at once is answered, however many others drip. A page in a browser can reach nothing here: requests with an Origin are refused,
-and so is every Host that is a name somebody could let point to this machine (DNS rebinding).
+room for the next: whoever sends at once is answered, however many others drip. A page in a browser can reach nothing
+here: requests with an Origin are refused, and so is every Host that is a name somebody could let point to this machine
+(DNS rebinding).
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from stepscope.capture.manifest import RunManifest
 from stepscope.capture.run_folder import RunFolder, data_folder, default_root, is_run_folder
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.whole_files import private_file, private_folder
 
 _PATIENCE_S: Final = 15.0
 _TABLE: Final = """
@@ -123,7 +124,7 @@ class RunIndex:
             UsageError: it cannot be read or written.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self.path.parent, tighten="STEPSCOPE_DATA_DIR" not in os.environ)
             try:
                 return self._tried(action)
             except sqlite3.OperationalError:
@@ -165,7 +166,7 @@ class RunIndex:
 
     def _prepared(self) -> sqlite3.Connection:
         is_new = not self.path.exists()
-        database = sqlite3.connect(self.path, timeout=_PATIENCE_S)
+        database = sqlite3.connect(private_file(self.path), timeout=_PATIENCE_S)
         database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
         try:
             database.execute("pragma journal_mode = wal")

@@ -48,8 +48,8 @@ def write_output(target: str, data: bytes | Iterable[bytes]) -> None:
             buffer.flush()
 
 
-def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write a file so that nobody ever sees half of it; links are followed and permissions kept.
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, private: bool = False) -> None:
+    """Write a file so that nobody ever sees half of it; links are followed, and permissions kept unless it is private.
 
     Raises:
         UsageError: the file cannot be written.
@@ -60,7 +60,7 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
             with place.open("wb") as file:
                 file.writelines(_pieces(data))
             return
-        with whole_file(place) as file:
+        with whole_file(place, private=private) as file:
             file.writelines(_pieces(data))
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
