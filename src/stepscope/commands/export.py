@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
 from stepscope.commands._reading import add_reading_options, open_from
+from stepscope.commands._tables import add_raw_option
 from stepscope.commands._user_code import add_user_code_options, user_code_from
 from stepscope.errors import UsageError
 
@@ -64,6 +65,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "the device's time by your lines and of each thread; folded: the device's time as folded stacks; tensorboard: "
         "a log folder for TensorBoard with xprof; csv, parquet: a file a table; openmetrics: figures for Prometheus",
     )
+    add_raw_option(parser)
     add_user_code_options(parser)
     add_reading_options(parser)
 
@@ -80,7 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format in _TABLES:
         from stepscope.report.exports.tables import write_tables
 
-        _output.write_folder(arguments.output, lambda folder: write_tables(trace, folder, arguments.format))
+        _output.write_folder(
+            arguments.output, lambda folder: write_tables(trace, folder, arguments.format, raw=arguments.raw)
+        )
     elif arguments.format == "tensorboard":
         _write_log_folder(trace, arguments.output)
     else:

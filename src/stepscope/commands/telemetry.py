@@ -102,7 +102,8 @@ def _export(telemetry: Telemetry, arguments: argparse.Namespace) -> None:
         raise UsageError(f"--{'format' if arguments.format else 'redact'} does not go with --export")
     folder = Path(arguments.output)
     try:
-        made = _exporter(arguments.export).export(telemetry, folder)
+        raw = {"raw": arguments.raw} if arguments.export == "csv" else {}
+        made = _exporter(arguments.export).export(telemetry, folder, **raw)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from error
     _output.print_text("".join(f"{printable(str(path))}\n" for path in made))
