@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
-from stepscope.commands._reading import add_reading_options, local_names, open_from
+from stepscope.commands._reading import add_reading_options, open_from, redactor_of
 from stepscope.commands._tables import add_raw_option, whole_number
 from stepscope.commands._user_code import add_user_code_options, user_code_from
 
@@ -47,12 +47,11 @@ def write_places(costs: PlaceCosts, table: pl.DataFrame, things: str, arguments:
     """Write the table of lines or modules as the options say."""
     from stepscope.report.json_report import json_bytes
     from stepscope.report.places import places_report, places_text
-    from stepscope.report.redact import redact_table
     from stepscope.report.tables import table_bytes
 
     top = arguments.top if arguments.top is not None else 0
     if arguments.redact:
-        table = redact_table(table, local_names())
+        table = redactor_of(arguments).redact(table)
     if arguments.json:
         report = places_report(costs, table, things, top=top)
         if arguments.redact:

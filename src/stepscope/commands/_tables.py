@@ -68,7 +68,6 @@ def column_names(text: str) -> tuple[str, ...]:
 
 def write_table(frame: pl.DataFrame, arguments: argparse.Namespace, things: str) -> None:
     """Sort, cut, redact and write a table as the options say."""
-    from stepscope.report.redact import redact_table
     from stepscope.report.tables import showing, table_bytes
 
     table_format = _format(arguments)
@@ -82,9 +81,9 @@ def write_table(frame: pl.DataFrame, arguments: argparse.Namespace, things: str)
     if on_screen and table_format != "table" and (cut := showing(frame.height, total, things)):
         print(f"stepscope: {cut}", file=sys.stderr)
     if arguments.redact:
-        from stepscope.commands._reading import local_names
+        from stepscope.commands._reading import redactor_of
 
-        frame = redact_table(frame, local_names())
+        frame = redactor_of(arguments).redact(frame)
     if table_format != "table" or arguments.output != "-":
         _output.write_output(arguments.output, table_bytes(frame, table_format, raw=arguments.raw))
         return

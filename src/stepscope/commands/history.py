@@ -130,11 +130,10 @@ def _history(records: Sequence[RunRecord], arguments: argparse.Namespace) -> His
         progress.clear()
     history = run_history(runs, source, last=arguments.last)
     if arguments.redact:
-        from stepscope.commands._reading import local_names
-        from stepscope.report.redact import Redactor
+        from stepscope.commands._reading import redactor_of
 
         machines = {run.settings.get("machine", "") for run in runs}
-        history = Redactor([*local_names(), *machines]).redact(history)
+        history = redactor_of(arguments, sorted(machines)).redact(history)
     return history
 
 

@@ -13,8 +13,8 @@ _TEXT: Final = (pl.String, pl.Categorical, pl.Enum)
 def csv_text(frame: pl.DataFrame, *, raw: bool = False, header: bool = True) -> bytes:
     """The table as CSV in UTF-8.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe before it, by which spreadsheets mark text: names
-    come from traces, which may be anyone's, and a formula can call programs and send other cells away.
+    Text that a spreadsheet would take for a formula gets an apostrophe before it, by which spreadsheets mark text:
+    names come from traces, which may be anyone's, and a formula can call programs and send other cells away.
 
     Args:
         raw: every text as it is.
@@ -23,7 +23,7 @@ def csv_text(frame: pl.DataFrame, *, raw: bool = False, header: bool = True) -> 
     if not raw:
         texts = [name for name, dtype in frame.schema.items() if dtype in _TEXT]
         frame = frame.with_columns(_as_text(pl.col(name).cast(pl.String)).alias(name) for name in texts)
-        names = pl.DataFrame({"name": frame.columns}, schema={"name": pl.String}).select(_as_text(pl.col("name")))
+        names = pl.Series("name", frame.columns, pl.String).to_frame().select(name=_as_text(pl.col("name")))
         frame = frame.rename(dict(zip(frame.columns, names["name"], strict=True)))
     return frame.write_csv(include_header=header).encode()
 
