@@ -99,7 +99,7 @@ def write_lines(records: LineRecords | None, trace: Path) -> None:
         path.unlink(missing_ok=True)
         return
     content = msgspec.msgpack.encode(records)
-    with whole_file(path) as file:
+    with whole_file(path, private=True) as file:
         file.write(_HEADING + xxhash.xxh3_128_digest(content) + content)
 
 

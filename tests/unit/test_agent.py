@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -297,25 +298,64 @@ class TestStrangers:
     def test_slow_clients_are_left(self, process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(agent_http, "_REQUEST_S", 0.2)
         with process.connected() as connection:
-            for byte in b"GET /status":
-                try:
-                    connection.sendall(bytes([byte]))
-                except OSError:
-                    break
-                time.sleep(0.05)
-            assert b"200" not in everything(connection)
+            connection.sendall(b"GET /status HT")
+            assert b" 408 " in everything(connection)
 
-    def test_only_so_many_at_once(self, process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-        idle = [socket.create_connection(process.agent.address.rsplit(":", 1)) for _ in range(16)]
+    def test_a_slow_body_is_left(self, process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(agent_http, "_REQUEST_S", 0.2)
+        head = f"POST /captures HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {process.agent.token}\r\n"
+        with process.connected() as connection:
+            connection.sendall(head.encode() + b"Content-Length: 100\r\n\r\n{")
+            assert b" 408 " in everything(connection)
+        assert process.ask("GET", "/captures")[1] == {"captures": []}
+
+    def test_an_honest_client_is_answered_while_200_drip(self, process: Process) -> None:
+        stop = threading.Event()
+        connected = threading.Semaphore(0)
+
+        def drip() -> None:
+            told = False
+            while not stop.is_set():
+                with contextlib.suppress(OSError), process.connected() as connection:
+                    for byte in b"GET /status HTTP/1.1\r\n" + b"X: y\r\n" * 1000:
+                        connection.sendall(bytes([byte]))
+                        if not told:
+                            told = True
+                            connected.release()
+                        if stop.wait(0.5):
+                            break
+
+        crowd = [threading.Thread(target=drip, daemon=True) for _ in range(200)]
+        for thread in crowd:
+            thread.start()
         try:
-            deadline = time.monotonic() + 20
-            while b" 503 " not in process.send(b"GET / HTTP/1.1\r\n\r\n"):
-                assert time.monotonic() < deadline
+            for _ in crowd:
+                assert connected.acquire(timeout=60)
+            assert [process.ask("GET", "/status")[0] for _ in range(20)] == [200] * 20
+            serving = [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
+            assert len(serving) <= agent_http._MAX_CONNECTIONS
         finally:
-            for connection in idle:
-                connection.close()
-        while process.ask("GET", "/status")[0] != 200:
-            assert time.monotonic() < deadline
+            stop.set()
+            for thread in crowd:
+                thread.join(60)
+        assert process.ask("GET", "/status")[0] == 200
+
+    def test_only_so_many_are_served_at_once(self, process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+        process.ask("POST", "/captures", {"steps": 1})
+        wait = (
+            f"GET /captures/c1?wait=60 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {process.agent.token}\r\n"
+        )
+        with contextlib.ExitStack() as stack:
+            for _ in range(agent_http._MAX_CONNECTIONS):
+                stack.enter_context(process.connected()).sendall(f"{wait}\r\n".encode())
+            answer = b""
+            while b" 503 " not in answer:  # until all of them are being answered
+                answer = process.send(b"GET /status HTTP/1.1\r\n\r\n")
+                assert b"HTTP/1.1 " in answer
+            process.take_steps(4)
+            while process.send(b"GET / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 503"):
+                pass
+        assert process.ask("GET", "/status")[0] == 200
 
     def test_nothing_is_written_to_standard_error(
         self, process: Process, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ import platformdirs
 
 from stepscope.capture.run_folder import write_json
 from stepscope.errors import AgentError, UsageError
+from stepscope.whole_files import private_folder
 
 _MAX_FILE_BYTES: Final = 64 * 1024
 
@@ -84,7 +85,7 @@ def write_user_file(content: AgentFile) -> Path:
     """
     folder = user_agents()
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(folder)
         if hasattr(os, "getuid"):
             state = folder.stat()
             if state.st_uid != os.getuid():
@@ -103,7 +104,7 @@ def write_agent_file(path: Path, content: AgentFile) -> Path:
         AgentError: it cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         write_json(path, asdict(content))
     except OSError as error:
         raise AgentError(f"{path} cannot be written: {error.strerror}") from error

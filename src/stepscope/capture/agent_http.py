@@ -1,8 +1,10 @@
 """The agent's HTTP server: small, slow clients thrown out, nothing for browsers.
 
 One request a connection. What a client may take is bounded: its time to send a request, the request's size, and how
-many connections are served at once. A page in a browser can reach nothing here: requests with an Origin are refused,
-and so is every Host that is a name somebody could let point to this machine (DNS rebinding).
+many connections are served at once. Where all are taken, the one that has been sending its request for longest makes
+room for the next: whoever sends at once is answered, however many others drip. A page in a browser can reach nothing
+here: requests with an Origin are refused, and so is every Host that is a name somebody could let point to this machine
+(DNS rebinding).
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ Handle = Callable[[str, str, bytes], Reply]
 _REQUEST_S: Final = 10.0
 """A client has this long to send its whole request, and as long to take each piece of the answer."""
 _MAX_REQUEST_BYTES: Final = MAX_BODY_BYTES + 32 * 1024
-_MAX_CONNECTIONS: Final = 16
+_MAX_CONNECTIONS: Final = 64
+_MAKE_ROOM_S: Final = 1.0
 _EXHAUSTED_S: Final = 0.1
 _BUSY: Final = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _log = logging.getLogger("stepscope.agent")
@@ -42,6 +45,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
     """A thread for each of at most so many connections; what is wrong with one is no concern of the program."""
 
     daemon_threads = True
+    request_queue_size = 128  # a crowd that connects at once does not keep others waiting for TCP to try again
     timeout = 1.0  # where a connection is gone again before it is accepted
     socket: socket.socket
     token: str
@@ -50,6 +54,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self.sending: dict[_BoundedInput, None] = {}  # requests that are not complete, the oldest first
         self._wake, self._woken = socket.socketpair()
         super().__init__(*arguments, **settings)
 
@@ -85,7 +90,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection in a thread of its own, or say that there are too many."""
-        if not self._free.acquire(blocking=False):
+        if not self._free.acquire(blocking=False) and not self._make_room():
             with contextlib.suppress(OSError):
                 request.settimeout(_EXHAUSTED_S)
                 request.sendall(_BUSY)
@@ -96,6 +101,15 @@ class Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
         except BaseException:  # no thread could be started
             self._free.release()
             raise
+
+    def _make_room(self) -> bool:
+        """Send the client away that has been sending its request for longest; False where none is sending."""
+        oldest = next(iter(self.sending.copy()), None)
+        if oldest is None:
+            return False
+        self.sending.pop(oldest, None)
+        oldest.end()
+        return self._free.acquire(timeout=_MAKE_ROOM_S)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve a connection."""
@@ -182,7 +196,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.rfile = io.BufferedReader(_BoundedInput(self.connection, _REQUEST_S, _MAX_REQUEST_BYTES))
+        self._input = _BoundedInput(self.connection, _REQUEST_S, _MAX_REQUEST_BYTES)
+        self.rfile = io.BufferedReader(self._input)
+        self.server.sending[self._input] = None
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except _SentAwayError as error:
+            self._give_up(error)
+        finally:
+            self.server.sending.pop(self._input, None)
+
+    def _give_up(self, error: _SentAwayError) -> None:
+        """Say so to a client that takes it at once; others are left alone."""
+        self.request_version, self.requestline, self.command = self.protocol_version, "", "GET"
+        with contextlib.suppress(OSError):
+            self._send(Reply(error.status, {"error": str(error)}), patience_s=_EXHAUSTED_S)
 
     def do_GET(self) -> None:
         self._serve()
@@ -204,7 +234,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._refuse_browsers()
             self._refuse_strangers()
-            reply = self.server.handle(self.command, self.path, self._body())
+            body = self._body()
+            self.server.sending.pop(self._input, None)
+            reply = self.server.handle(self.command, self.path, body)
         except Refusal as refusal:
             reply = Reply(refusal.status, {"error": refusal.sentence})
         self._send(reply)
@@ -237,9 +269,9 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refusal(400, "the request ended before its Content-Length")
         return body
 
-    def _send(self, reply: Reply) -> None:
+    def _send(self, reply: Reply, patience_s: float | None = None) -> None:
         self.close_connection = True
-        self.connection.settimeout(_REQUEST_S)  # a client that takes nothing is left alone
+        self.connection.settimeout(patience_s or _REQUEST_S)  # a client that takes nothing is left alone
         if reply.file is not None:
             self._send_file(reply.file)
             return
@@ -268,6 +300,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
+class _SentAwayError(Exception):
+    """A client took too long, or another needs its place. No OSError: the standard library would swallow it."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
 class _BoundedInput(io.RawIOBase):
     """What a client sends, up to a moment and an amount."""
 
@@ -275,20 +315,32 @@ class _BoundedInput(io.RawIOBase):
         self._connection = connection
         self._until = time.monotonic() + seconds
         self._bytes = bytes
+        self._ended = False
 
     def readable(self) -> bool:
         return True
 
+    def end(self) -> None:
+        """Have the thread that reads give up, from any other."""
+        self._ended = True
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RD)
+
     def readinto(self, buffer: Any) -> int:
         """Read what there is; the end where the client has sent too much."""
-        left_s = self._until - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("the request took too long")
         view = memoryview(buffer)[: self._bytes]
         if not len(view):
             return 0
-        self._connection.settimeout(left_s)
-        count = self._connection.recv_into(view)
+        left_s = self._until - time.monotonic()
+        try:
+            if left_s <= 0:
+                raise TimeoutError
+            self._connection.settimeout(left_s)
+            count = self._connection.recv_into(view)
+        except TimeoutError:
+            raise _SentAwayError(408, "the request took too long") from None
+        if self._ended:
+            raise _SentAwayError(503, "the agent has too many clients: send the whole request at once")
         self._bytes -= count
         return count
 

@@ -20,6 +20,7 @@ from stepscope.capture.bootstrap import RUN
 from stepscope.capture.launch import command_of
 from stepscope.capture.manifest import without_secrets
 from stepscope.errors import UsageError
+from stepscope.whole_files import private_file
 
 TAIL_LINES: Final = 12
 _TAIL_BYTES: Final = 64 * 1024
@@ -121,7 +122,7 @@ def run_logged(
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
         try:
-            output = stack.enter_context(log.open("wb")) if log is not None else sys.stderr.fileno()
+            output = stack.enter_context(private_file(log).open("wb")) if log is not None else sys.stderr.fileno()
             child = subprocess.Popen(
                 words,
                 env=dict(environment),

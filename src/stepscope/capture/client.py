@@ -323,7 +323,7 @@ def _copy(source: Path, destination: Path) -> None:
 def _whole_file(destination: Path) -> Iterator[BinaryIO]:
     """A file to write that takes its place only when all went well."""
     try:
-        with whole_file(destination) as file:
+        with whole_file(destination, private=True) as file:
             yield file
     except OSError as error:
         if isinstance(error, (ConnectionError, TimeoutError)):

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, Final
 
 from stepscope.capture.client_group import for_each
 from stepscope.errors import AgentError
+from stepscope.whole_files import make_private, private_file, private_folder
 
 LOG: Final = "profiler-client.log"
 """What the client of xprof wrote, in the folder of the captures."""
@@ -110,7 +111,7 @@ def capture_hosts(addresses: Sequence[str], order: ProfilerOrder, folder: Path) 
     """
     children: list[_Child] = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder, tighten=False)
         with tempfile.TemporaryDirectory(prefix=".capture-", dir=folder) as scratch:
             try:
                 for number, address in enumerate(addresses):
@@ -134,8 +135,8 @@ class _Child:
         self.address = address
         self.problem: str | None = None
         self._folder = folder
-        folder.mkdir()
-        self._log: BinaryIO = (folder / LOG).open("wb")
+        private_folder(folder, new=True)
+        self._log: BinaryIO = private_file(folder / LOG).open("wb")
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", _CHILD],
             stdin=subprocess.PIPE,
@@ -187,8 +188,9 @@ class _Child:
         if not found:
             problem = self.problem or "the server sent no profile"
             return HostProfile(self.address, None, f"{self.address}: {self._reason(problem)}")
-        place.mkdir(parents=True, exist_ok=True)
+        private_folder(place)
         path = place / f"{file_name(self.address)}.xplane.pb"
+        make_private(found[0])
         os.replace(found[0], path)
         return HostProfile(self.address, path)
 
@@ -236,7 +238,7 @@ def _end(code: int) -> str:
 
 
 def _keep_logs(children: Sequence[_Child], log: Path) -> None:
-    with log.open("ab") as file:
+    with private_file(log).open("ab") as file:
         for child in children:
             file.write(f"== {child.address} {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode() + child.log())
 
@@ -267,10 +269,10 @@ def link_or_copy(source: Path, destination: Path) -> None:
         AgentError: neither is possible.
     """
     try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(destination.parent, tighten=False)
         try:
             os.link(source, destination)
         except OSError:
-            shutil.copyfile(source, destination)
+            shutil.copyfile(source, private_file(destination))
     except OSError as error:
         raise AgentError(f"{destination} cannot be written: {error.strerror or error}") from error

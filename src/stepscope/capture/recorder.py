@@ -22,6 +22,7 @@ from stepscope.capture.trace_file import write_trace
 from stepscope.errors import UsageError
 from stepscope.line_records import LineRecords, lines_path, write_lines
 from stepscope.program_facts import ProgramFacts
+from stepscope.whole_files import private_folder
 
 STEP_NAME: Final = "ProfilerStep#{}"
 """What torch.profiler calls its steps, and every reader of its traces knows."""
@@ -176,7 +177,7 @@ class Recorder:
             if self._lines is not None:
                 self._line_records, self._lines = self._lines.records(), None
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                private_folder(path.parent, tighten=False)
                 write_lines(self._line_records, path)
                 write_trace(path, self._export)
             except OSError as error:

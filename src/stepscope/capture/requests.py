@@ -24,7 +24,7 @@ from typing import Any, Final
 from stepscope.capture import guard
 from stepscope.capture.protocol import ENDED, MAX_BODY_BYTES, Refusal, Reply, decoded
 from stepscope.errors import AgentError
-from stepscope.whole_files import whole_file
+from stepscope.whole_files import private_folder, whole_file
 
 Handle = Callable[[str, str, bytes], Reply]
 """Carries a request out without waiting: method, target, body."""
@@ -61,7 +61,7 @@ class RequestFolder:
     def start(self) -> None:
         """Begin to look; the folder is made, so that clients can write into it."""
         with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self._folder)
         threading.Thread(target=self._look, name="stepscope-requests", daemon=True).start()
 
     def stop(self) -> None:
@@ -210,8 +210,7 @@ def _reply(claimed: Path, reply: Reply) -> None:
 
 
 def _write_whole(path: Path, content: dict[str, Any]) -> None:
-    """With the permissions the folder's users expect: the process may run under another user, as in a container."""
-    with whole_file(path) as file:
+    with whole_file(path, private=True) as file:
         file.write(json.dumps(content).encode())
 
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 from stepscope.capture.manifest import RunManifest, of_recording
 from stepscope.errors import RunFolderError, UsageError
 from stepscope.kept_json import read_kept, readable, say_changed, with_checksum
-from stepscope.whole_files import whole_file
+from stepscope.whole_files import private_file, private_folder, whole_file
 
 MANIFEST: Final = "run.json"
 _RANK: Final = re.compile(r"rank(\d{1,9})", re.ASCII)
@@ -64,11 +64,11 @@ class RunFolder:
         if name is not None:
             check_name(name)
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            private_folder(root, tighten=root == default_root())
             suggestion = suggestion or manifest.suggested_name()
             place = new_folder(root, suggestion) if name is None else root / name
             if name is not None:
-                place.mkdir()
+                private_folder(place, new=True)
         except FileExistsError:
             raise UsageError(f"there is a run {name!r} in {root} already; take another name, or remove it") from None
         except OSError as error:
@@ -105,9 +105,7 @@ class RunFolder:
 
     def rank_folder(self, rank: int) -> Path:
         """The folder of a rank, made where it is missing."""
-        folder = self.path / f"rank{rank}"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return private_folder(self.path / f"rank{rank}")
 
     def ranks(self) -> list[int]:
         """The ranks that left anything, ascending."""
@@ -122,7 +120,7 @@ class RunFolder:
             number += 1
             path = folder / f"trace-{number}.json.gz"
             with contextlib.suppress(FileExistsError):
-                (folder / f".trace-{number}.taken").touch(exist_ok=False)
+                (folder / f".trace-{number}.taken").touch(0o600, exist_ok=False)
                 if not path.exists():
                     return path
 
@@ -175,9 +173,7 @@ class RunFolder:
     def sign(self, what: str) -> None:
         """Leave a sign that something was seen, such as a process that imported torch."""
         with contextlib.suppress(OSError):
-            folder = self.path / _SEEN
-            folder.mkdir(exist_ok=True)
-            (folder / what).touch()
+            private_file(private_folder(self.path / _SEEN) / what)
 
     def was_seen(self, what: str) -> bool:
         """Whether any process left that sign."""
@@ -235,12 +231,12 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def new_folder(root: Path, suggestion: str) -> Path:
-    """Make a folder of the suggested name, or with a number behind it."""
+    """Make a folder of the suggested name, or with a number behind it, for its owner alone."""
     number = 1
     while True:
         place = root / (suggestion if number == 1 else f"{suggestion}-{number}")
         try:
-            place.mkdir()
+            private_folder(place, new=True)
         except FileExistsError:
             number += 1
         else:

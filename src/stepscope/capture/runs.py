@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from stepscope.capture.manifest import RunManifest
 from stepscope.capture.run_folder import RunFolder, data_folder, default_root, is_run_folder
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.whole_files import private_file, private_folder
 
 _PATIENCE_S: Final = 15.0
 _TABLE: Final = """
@@ -123,7 +124,7 @@ class RunIndex:
             UsageError: it cannot be read or written.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self.path.parent, tighten="STEPSCOPE_DATA_DIR" not in os.environ)
             try:
                 return self._tried(action)
             except sqlite3.OperationalError:
@@ -164,7 +165,7 @@ class RunIndex:
         return _records(sorted(self._root.iterdir())) if self._root.is_dir() else iter(())
 
     def _prepared(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self.path, timeout=_PATIENCE_S)
+        database = sqlite3.connect(private_file(self.path), timeout=_PATIENCE_S)
         database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
         try:
             database.execute("pragma journal_mode = wal")

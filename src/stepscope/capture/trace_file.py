@@ -12,23 +12,33 @@ from typing import Any, BinaryIO, Final
 
 from stepscope.errors import UsageError
 from stepscope.line_records import lines_path
+from stepscope.whole_files import make_private, private_file, private_folder
 
 _COPY_BYTES: Final = 1 << 20
 
 
-def write_trace(path: Path, export: Callable[[str], None]) -> None:
+def write_trace(path: Path, export: Callable[[str], None], *, private: bool = True) -> None:
     """Let `export` write a plain file beside `path`, pack it if the name ends in `.gz`, and rename it.
+
+    Args:
+        private: for its owner alone; else as the user's mask has it.
 
     Raises:
         UsageError: the file cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _partial(path, "plain") as plain, _partial(path, "packed") as packed:
+        if private:
+            private_folder(path.parent, tighten=False)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with _partial(path, "plain", private=private) as plain, _partial(path, "packed", private=private) as packed:
             export(str(plain))
             if path.name.endswith(".gz"):
                 _pack(plain, packed)
-            os.replace(packed if path.name.endswith(".gz") else plain, path)
+            written = packed if path.name.endswith(".gz") else plain
+            if private:
+                make_private(written)  # the profiler may have put a file of its own there
+            os.replace(written, path)
     except (OSError, RuntimeError) as error:
         raise UsageError(f"the trace cannot be written to {path}: {error}") from error
 
@@ -46,14 +56,16 @@ def copy_trace(source: Path, target: Path) -> None:
         if lines_path(source).is_file():
             shutil.copyfile(lines_path(source), lines_path(target))
 
-    write_trace(target, export)
+    write_trace(target, export, private=False)
 
 
 @contextlib.contextmanager
-def _partial(path: Path, what: str) -> Iterator[Path]:
+def _partial(path: Path, what: str, *, private: bool) -> Iterator[Path]:
     """A name beside `path` that nobody takes for a trace; the file is gone afterwards."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{what}.partial")
     try:
+        if private:
+            private_file(partial)
         yield partial
     finally:
         partial.unlink(missing_ok=True)

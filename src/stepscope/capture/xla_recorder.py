@@ -16,7 +16,7 @@ from stepscope.capture.options import RecordOptions
 from stepscope.capture.run_folder import xplane_name
 from stepscope.capture.xla_profilers import XlaProfiler
 from stepscope.errors import UsageError
-from stepscope.whole_files import whole_file
+from stepscope.whole_files import private_folder, whole_file
 
 _COPY_BYTES: Final = 1 << 20
 _NEW, _PREPARED, _RECORDING, _STOPPED = range(4)
@@ -110,8 +110,8 @@ class XlaRecorder:
                 raise UsageError(self.problem or "nothing was recorded, so there is no trace to save")
             place = xplane_name(path)
             try:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with found[0].open("rb") as source, whole_file(place) as file:
+                private_folder(place.parent, tighten=False)
+                with found[0].open("rb") as source, whole_file(place, private=True) as file:
                     shutil.copyfileobj(source, file, _COPY_BYTES)
             except OSError as error:
                 raise UsageError(f"the trace cannot be written to {place}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,9 @@ from stepscope.errors import UsageError
 from stepscope.report.format import printable
 from stepscope.whole_files import whole_file
 
+_PLAIN: Final = re.compile(r"([\n\t])")
+_COLOURED: Final = re.compile(r"([\n\t]|\x1b\[[0-9;]*m)")
+"""What a terminal gets as it is; the split of a text by it has what it matched at odd places."""
 _PIPE_WIDTH: Final = 120
 _LONGEST_NAME: Final = 50
 _PLAIN_CHARACTERS: Final = str.maketrans({"█": "#", "…": "~", "●": "o", "│": "|", "┆": ":"})
@@ -40,16 +44,17 @@ def write_output(target: str, data: bytes | Iterable[bytes]) -> None:
         sys.stdout.flush()
         buffer = getattr(sys.stdout, "buffer", None)
         for piece in _pieces(data):
+            shown = _for_terminal(piece.decode(errors="backslashreplace")) if sys.stdout.isatty() else None
             if buffer is None:
-                sys.stdout.write(piece.decode())
+                sys.stdout.write(piece.decode() if shown is None else shown)
             else:
-                buffer.write(piece)
+                buffer.write(piece if shown is None else shown.encode())
         if buffer is not None:
             buffer.flush()
 
 
-def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write a file so that nobody ever sees half of it; links are followed and permissions kept.
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, private: bool = False) -> None:
+    """Write a file so that nobody ever sees half of it; links are followed, and permissions kept unless it is private.
 
     Raises:
         UsageError: the file cannot be written.
@@ -60,7 +65,7 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
             with place.open("wb") as file:
                 file.writelines(_pieces(data))
             return
-        with whole_file(place) as file:
+        with whole_file(place, private=private) as file:
             file.writelines(_pieces(data))
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
@@ -103,8 +108,17 @@ def print_text(text: str) -> None:
     except UnicodeEncodeError:
         text = text.translate(_PLAIN_CHARACTERS).encode(encoding, "backslashreplace").decode(encoding)
     with _to_standard_output():
-        sys.stdout.write(text)
+        sys.stdout.write(_for_terminal(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
+
+
+def _for_terminal(text: str) -> str:
+    """The text without anything that a terminal obeys but line ends, tabs and, where there is colour, our own colours.
+
+    Names are made printable where reports are made; this is for what goes to a terminal as it is, such as CSV.
+    """
+    kept = _COLOURED if colour() else _PLAIN
+    return "".join(part if place % 2 else printable(part) for place, part in enumerate(kept.split(text)))
 
 
 @contextlib.contextmanager

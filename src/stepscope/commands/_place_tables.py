@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
-from stepscope.commands._reading import add_reading_options, local_names, open_from
-from stepscope.commands._tables import whole_number
+from stepscope.commands._reading import add_reading_options, open_from, redactor_of
+from stepscope.commands._tables import add_raw_option, whole_number
 from stepscope.commands._user_code import add_user_code_options, user_code_from
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def add_place_options(parser: argparse.ArgumentParser) -> None:
         "--json", metavar="FILE", type=_output.target, help="sums over the steps, for programs; - for here"
     )
     formats.add_argument("--csv", metavar="FILE", type=_output.target, help="the same as a table; - for here")
+    add_raw_option(group)
     group.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
     add_user_code_options(parser)
     add_reading_options(parser)
@@ -46,19 +47,18 @@ def write_places(costs: PlaceCosts, table: pl.DataFrame, things: str, arguments:
     """Write the table of lines or modules as the options say."""
     from stepscope.report.json_report import json_bytes
     from stepscope.report.places import places_report, places_text
-    from stepscope.report.redact import redact_table
     from stepscope.report.tables import table_bytes
 
     top = arguments.top if arguments.top is not None else 0
     if arguments.redact:
-        table = redact_table(table, local_names())
+        table = redactor_of(arguments).redact(table)
     if arguments.json:
         report = places_report(costs, table, things, top=top)
         if arguments.redact:
             report["trace"] = os.path.basename(report["trace"])
         _output.write_output(arguments.json, json_bytes(report))
     elif arguments.csv:
-        _output.write_output(arguments.csv, table_bytes(table.head(top) if top else table, "csv"))
+        _output.write_output(arguments.csv, table_bytes(table.head(top) if top else table, "csv", raw=arguments.raw))
     else:
         rows = arguments.top if arguments.top is not None else _TEXT_ROWS
         text = places_text(costs, with_short_files(table), things, width=_output.width(), top=rows)

@@ -19,9 +19,11 @@ from stepscope.report.format import count, printable, share, size
 if TYPE_CHECKING:
     from stepscope.capture.run_folder import RunFolder
     from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.report.redact import Redactor
     from stepscope.trace import Trace
     from stepscope.trace.window import StepRange, Window
 
+_SECRETS: Final = "secrets_of_traces"
 _QUIET_S: Final = 1.0
 _REDRAW_S: Final = 0.1
 
@@ -79,9 +81,12 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
     except NoStepMarksError:
         if steps is None or str(path) == "-":
             raise
-        return _with_printable_path(opened(window=_inferred_steps(opened(), steps)))
+        trace = opened(window=_inferred_steps(opened(), steps))
+        _note_secrets(arguments, trace)
+        return _with_printable_path(trace)
     finally:
         progress.clear()
+    _note_secrets(arguments, trace)
     if arguments.window and _is_empty(trace):
         raise UsageError(
             f"nothing was recorded in the window {arguments.window!r} of {path}; times count from the trace's start"
@@ -277,8 +282,25 @@ class Progress:
             self._stream.flush()
 
 
+def redactor_of(arguments: argparse.Namespace, names: Sequence[str] = (), paths: Sequence[str] = ()) -> Redactor:
+    """What --redact takes out: this user's and this machine's names, those in the traces opened, and what is given."""
+    from stepscope.report.redact import Redactor
+
+    of_traces, found = getattr(arguments, _SECRETS, ((), ()))
+    return Redactor([*local_names(), *of_traces, *names], [*found, *paths])
+
+
+def _note_secrets(arguments: argparse.Namespace, trace: Trace) -> None:
+    """Keep for `redactor_of` what only the trace tells."""
+    if getattr(arguments, "redact", False):
+        from stepscope.report.redact import secrets_of
+
+        known = getattr(arguments, _SECRETS, ((), ()))
+        setattr(arguments, _SECRETS, tuple([*old, *new] for old, new in zip(known, secrets_of(trace), strict=True)))
+
+
 def local_names() -> list[str]:
-    """What --redact takes out of everything: this user's and this machine's names."""
+    """This user's and this machine's names."""
     import getpass
     import platform
 

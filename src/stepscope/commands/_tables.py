@@ -38,7 +38,17 @@ def add_table_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--output", metavar="FILE", type=_output.target, default="-", help="write to a file instead of the terminal"
     )
+    add_raw_option(group)
     group.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
+
+
+def add_raw_option(group: argparse._ActionsContainer) -> None:
+    """--raw, where a command writes CSV."""
+    group.add_argument(
+        "--raw",
+        action="store_true",
+        help="CSV: write text as it is, also what spreadsheets take for formulas, which else gets an apostrophe",
+    )
 
 
 def whole_number(text: str) -> int:
@@ -58,7 +68,6 @@ def column_names(text: str) -> tuple[str, ...]:
 
 def write_table(frame: pl.DataFrame, arguments: argparse.Namespace, things: str) -> None:
     """Sort, cut, redact and write a table as the options say."""
-    from stepscope.report.redact import redact_table
     from stepscope.report.tables import showing, table_bytes
 
     table_format = _format(arguments)
@@ -72,11 +81,11 @@ def write_table(frame: pl.DataFrame, arguments: argparse.Namespace, things: str)
     if on_screen and table_format != "table" and (cut := showing(frame.height, total, things)):
         print(f"stepscope: {cut}", file=sys.stderr)
     if arguments.redact:
-        from stepscope.commands._reading import local_names
+        from stepscope.commands._reading import redactor_of
 
-        frame = redact_table(frame, local_names())
+        frame = redactor_of(arguments).redact(frame)
     if table_format != "table" or arguments.output != "-":
-        _output.write_output(arguments.output, table_bytes(frame, table_format))
+        _output.write_output(arguments.output, table_bytes(frame, table_format, raw=arguments.raw))
         return
     if frame.is_empty():
         _output.print_text(f"There are no {things} in this trace.\n")

@@ -20,6 +20,7 @@ from stepscope.commands._slower import add_slower_option, judged
 from stepscope.commands.run import at_least
 from stepscope.errors import TraceError, UsageError
 from stepscope.report.format import duration, printable
+from stepscope.whole_files import private_folder
 
 if TYPE_CHECKING:
     from stepscope.capture.bench import Bench, BenchFailure, BenchRun
@@ -168,7 +169,7 @@ def _new_folder(chosen: str | None, words: Sequence[str]) -> Path:
 
     root = data_folder() / "benches" if chosen is None else Path(chosen).absolute()
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        private_folder(root, tighten=chosen is None)
         return new_folder(root, RunManifest(tuple(words), started_unix_s=time.time()).suggested_name())
     except OSError as error:
         raise UsageError(f"no folder can be made in {root}: {error.strerror}") from error

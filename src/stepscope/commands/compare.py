@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
-from stepscope.commands._reading import add_reading_options, local_names, place_of, readable_traces
+from stepscope.commands._reading import add_reading_options, place_of, readable_traces, redactor_of
 from stepscope.commands._slower import add_slower_option, judged
 from stepscope.commands._tables import whole_number
 from stepscope.commands._user_code import add_user_code_options, user_code_from
@@ -82,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.paths.count("-") > 1:
         raise UsageError("standard input can be only one side of a comparison")
     comparisons = _compared(arguments)
-    shown = _redacted(comparisons) if arguments.redact else comparisons
+    shown = _redacted(comparisons, arguments) if arguments.redact else comparisons
     _write_reports(arguments, shown)
     return judged(arguments.fail_if_slower, ((each.after.name, each.samples) for each in shown))
 
@@ -149,10 +150,10 @@ def _traces(arguments: argparse.Namespace, path: str, passed_over: list[Unreadab
         yield trace
 
 
-def _redacted(comparisons: Sequence[Comparison]) -> list[Comparison]:
+def _redacted(comparisons: Sequence[Comparison], arguments: argparse.Namespace) -> list[Comparison]:
     from stepscope.report.comparison_redact import redacted_comparison
 
-    return [redacted_comparison(comparison, local_names()) for comparison in comparisons]
+    return [redacted_comparison(each, partial(redactor_of, arguments)) for each in comparisons]
 
 
 def _write_reports(arguments: argparse.Namespace, comparisons: Sequence[Comparison]) -> None:
@@ -181,12 +182,11 @@ def _write_reports(arguments: argparse.Namespace, comparisons: Sequence[Comparis
 def _pictures(comparisons: Sequence[Comparison], arguments: argparse.Namespace) -> list[Pictures]:
     """Of each comparison both sides' typical steps; the baseline's is drawn once."""
     from stepscope.commands._pictures import compared_picture
-    from stepscope.report.redact import Redactor
 
     sides = [comparisons[0].before, *(comparison.after for comparison in comparisons)]
     drawn = [compared_picture(side.trace) for side in sides]
     if arguments.redact:
         hosts = [side.trace.metadata.host for side in sides if side.trace.metadata.host]
-        redactor = Redactor([*local_names(), *hosts])
+        redactor = redactor_of(arguments, hosts)
         drawn = [redactor.redact(picture) for picture in drawn]
     return [(drawn[0], picture) for picture in drawn[1:]]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from stepscope.commands import _output
 from stepscope.commands._evidence import add_evidence_options, side_files, with_evidence
 from stepscope.commands._parser import suggestion
-from stepscope.commands._reading import add_reading_options, local_names, readable_traces
+from stepscope.commands._reading import add_reading_options, readable_traces, redactor_of
 from stepscope.commands._tables import whole_number
 from stepscope.commands._user_code import add_user_code_options, user_code_from
 from stepscope.commands.explain import rule_named
@@ -176,7 +176,7 @@ def _diagnosed(
     from stepscope.diagnosis import diagnose_view
     from stepscope.diagnosis.ranks import rank_record
     from stepscope.diagnosis.view import View
-    from stepscope.report.redact import Redactor
+    from stepscope.report.redact import secrets_in
 
     view = View(trace, settings, user_code_from(arguments))
     diagnosis = diagnose_view(
@@ -193,7 +193,7 @@ def _diagnosed(
     record = rank_record(trace, view) if (trace.metadata.world_size or 1) > 1 else None
     energy = _energy(view, diagnosis)
     if arguments.redact:
-        redactor = Redactor.of(diagnosis, local_names())
+        redactor = redactor_of(arguments, *secrets_in(diagnosis))
         memory = tuple(redactor.redact(each) for each in memory)
         drawn = redactor.redact(picture), redactor.redact(plots), redactor.redact(flame), memory
         return redactor.redact(diagnosis), *drawn, redactor.redact(record), redactor.redact(energy)
@@ -202,11 +202,9 @@ def _diagnosed(
 
 
 def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -> Sequence[Unreadable]:
-    from stepscope.report.redact import Redactor
-
     if not arguments.redact:
         return unreadable
-    redactor = Redactor(local_names(), [each.path for each in unreadable])
+    redactor = redactor_of(arguments, paths=[each.path for each in unreadable])
     return [redactor.redact(each) for each in unreadable]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
-from stepscope.commands._reading import add_reading_options, local_names, readable_traces
+from stepscope.commands._reading import add_reading_options, readable_traces, redactor_of
 from stepscope.commands._tables import whole_number
 from stepscope.commands._user_code import add_user_code_options, user_code_from
 from stepscope.errors import UsageError
@@ -76,9 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     answer = answered(arguments, arguments.path)
     if arguments.redact:
-        from stepscope.report.redact import Redactor
-
-        answer = Redactor(local_names(), [trace.path for trace in answer.traces]).redact(answer)
+        answer = redactor_of(arguments, paths=[trace.path for trace in answer.traces]).redact(answer)
     if arguments.json:
         from stepscope.report.energy_json import energy_json
         from stepscope.report.json_report import json_bytes

@@ -7,15 +7,19 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from stepscope.commands import _output
-from stepscope.commands._reading import add_reading_options, open_from
+from stepscope.commands._reading import add_reading_options, open_from, redactor_of
+from stepscope.commands._tables import add_raw_option
 from stepscope.commands._user_code import add_user_code_options, user_code_from
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
+    from stepscope.report.redact import Redactor
     from stepscope.trace import Trace
+
+_T = TypeVar("_T")
 
 NAME: Final = "export"
 HELP: Final = "Write the trace for Perfetto, TensorBoard, speedscope or Prometheus, or as tables."
@@ -64,6 +68,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "the device's time by your lines and of each thread; folded: the device's time as folded stacks; tensorboard: "
         "a log folder for TensorBoard with xprof; csv, parquet: a file a table; openmetrics: figures for Prometheus",
     )
+    add_raw_option(parser)
+    parser.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
     add_user_code_options(parser)
     add_reading_options(parser)
 
@@ -77,14 +83,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"{trace.metadata.path} has nothing to draw: no operator, call, frame, annotation or work of a device"
         )
+    redactor = redactor_of(arguments) if arguments.redact else None
+    shown = trace if redactor is None else redactor.redact(trace)
     if arguments.format in _TABLES:
         from stepscope.report.exports.tables import write_tables
 
-        _output.write_folder(arguments.output, lambda folder: write_tables(trace, folder, arguments.format))
+        _output.write_folder(
+            arguments.output, lambda folder: write_tables(shown, folder, arguments.format, raw=arguments.raw)
+        )
     elif arguments.format == "tensorboard":
-        _write_log_folder(trace, arguments.output)
+        _write_log_folder(shown, arguments.output)
     else:
-        _output.write_output(arguments.output, _pieces(trace, arguments))
+        _output.write_output(arguments.output, _pieces(trace, arguments, redactor))
     return 0
 
 
@@ -94,33 +104,39 @@ def _has_slices(trace: Trace) -> bool:
     return any(not trace.scan(table).head(1).collect().is_empty() for table in SLICE_TABLES)
 
 
-def _pieces(trace: Trace, arguments: argparse.Namespace) -> Iterator[bytes]:
-    """What goes into the one file."""
+def _pieces(trace: Trace, arguments: argparse.Namespace, redactor: Redactor | None) -> Iterator[bytes]:
+    """What goes into the one file; what is computed is computed of the trace as it is, by whose paths code is told."""
+
+    def shown(thing: _T) -> _T:
+        return thing if redactor is None else redactor.redact(thing)
+
     user_code = user_code_from(arguments)
     if arguments.format == "timeline":
         from stepscope.analysis.export import timeline
+        from stepscope.analysis.idle import idle_time
         from stepscope.whatif import Experiment
         from stepscope.whatif.critical_path import critical_path
 
-        return timeline(trace, path=critical_path(Experiment(trace, user_code=user_code)))
+        path = critical_path(Experiment(trace, user_code=user_code))
+        return timeline(shown(trace), shown(idle_time(trace)), shown(path))
     if arguments.format == "chrome":
         from stepscope.report.exports.chrome import chrome
 
-        return chrome(trace)
+        return chrome(shown(trace))
     if arguments.format == "perfetto":
         from stepscope.report.exports.perfetto import perfetto
 
-        return perfetto(trace)
+        return perfetto(shown(trace))
     if arguments.format == "openmetrics":
         from stepscope.diagnosis import diagnose
         from stepscope.report.exports.openmetrics import openmetrics
 
-        return iter((openmetrics(diagnose(trace, user_code=user_code)),))
+        return iter((openmetrics(shown(diagnose(trace, user_code=user_code))),))
     from stepscope.analysis.attribution import attribute
     from stepscope.analysis.flame_files import folded, speedscope
 
-    attribution = attribute(trace, user_code=user_code)
-    return (speedscope if arguments.format == "speedscope" else folded)(trace, attribution)
+    attribution = shown(attribute(trace, user_code=user_code))
+    return (speedscope if arguments.format == "speedscope" else folded)(attribution.trace, attribution)
 
 
 def _write_log_folder(trace: Trace, target: str) -> None:

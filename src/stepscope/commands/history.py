@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
 from stepscope.commands._parser import CommandParser, suggestion
-from stepscope.commands._tables import whole_number
+from stepscope.commands._tables import add_raw_option, whole_number
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def prepare_parser(parser: CommandParser) -> None:
         what.add_argument(
             f"--{form}", metavar="FILE", type=_output.target, help=f"write {meaning}; - for standard output"
         )
+    add_raw_option(what)
     what.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
 
 
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     if list(outputs.values()).count("-") > 1:
         raise UsageError("only one of --html, --json and --csv can go to standard output")
     for form, path in outputs.items():
-        _output.write_output(path, _written(history, form))
+        _output.write_output(path, _written(history, form, raw=arguments.raw))
     if not outputs:
         from stepscope.report.history_text import history_lines
 
@@ -129,20 +130,19 @@ def _history(records: Sequence[RunRecord], arguments: argparse.Namespace) -> His
         progress.clear()
     history = run_history(runs, source, last=arguments.last)
     if arguments.redact:
-        from stepscope.commands._reading import local_names
-        from stepscope.report.redact import Redactor
+        from stepscope.commands._reading import redactor_of
 
         machines = {run.settings.get("machine", "") for run in runs}
-        history = Redactor([*local_names(), *machines]).redact(history)
+        history = redactor_of(arguments, sorted(machines)).redact(history)
     return history
 
 
-def _written(history: History, form: str) -> bytes:
+def _written(history: History, form: str, *, raw: bool) -> bytes:
     from stepscope.compare.history_table import history_table
     from stepscope.report.tables import table_bytes
 
     if form == "csv":
-        return table_bytes(history_table(history), "csv")
+        return table_bytes(history_table(history), "csv", raw=raw)
     if form == "json":
         from stepscope.report.history_json import history_json
 

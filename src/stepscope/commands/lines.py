@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from stepscope.commands import _output
 from stepscope.commands._parser import CommandParser
 from stepscope.commands._place_tables import add_place_options, costs_from, with_short_files, write_places
-from stepscope.commands._reading import local_names
+from stepscope.commands._reading import redactor_of
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,13 +72,12 @@ def _of_file(table: pl.DataFrame, wanted: str) -> tuple[pl.DataFrame, str]:
 def _print_source(costs: PlaceCosts, table: pl.DataFrame, recorded: str, arguments: argparse.Namespace) -> None:
     from stepscope.commands._source import source_lines
     from stepscope.report.format import printable
-    from stepscope.report.redact import redact_table
     from stepscope.report.source_view import source_view
 
     found = source_lines(recorded, arguments.file, arguments.source_root)
     named = with_short_files(table)
     if arguments.redact:
-        named = redact_table(named, local_names())
+        named = redactor_of(arguments).redact(named)
     place = named["file"][0] if found is None or arguments.redact else found[0]
     note = _note(costs.attribution.trace.metadata.origin_unix_ns, None if found is None else found[0])
     view = source_view(costs, table, None if found is None else found[1], every=arguments.all, width=_output.width())

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
-from stepscope.commands._reading import add_reading_options, local_names, open_from
+from stepscope.commands._reading import add_reading_options, open_from, redactor_of
 from stepscope.commands._tables import add_table_options, write_table
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from stepscope.analysis.memory import DeviceMemory
-    from stepscope.analysis.memory_summary import MemorySummary
     from stepscope.trace import Trace
 
 NAME: Final = "memory"
@@ -98,7 +94,7 @@ def _write_screen(trace: Trace, memories: tuple[DeviceMemory, ...], arguments: a
         raise UsageError(f"--format {arguments.format} goes with --by or --over-time, which print one table")
     summaries = [memory_summary(trace, memory) for memory in memories]
     if arguments.redact:
-        summaries = [_redacted(summary) for summary in summaries]
+        summaries = [redactor_of(arguments).redact(summary) for summary in summaries]
     wants_json = arguments.format == "json" or (arguments.format is None and arguments.output.endswith(".json"))
     if wants_json:
         from stepscope.report.json_report import json_bytes
@@ -111,17 +107,3 @@ def _write_screen(trace: Trace, memories: tuple[DeviceMemory, ...], arguments: a
         _output.print_text(text)
     else:
         _output.write_output(arguments.output, text.encode())
-
-
-def _redacted(summary: MemorySummary) -> MemorySummary:
-    from stepscope.report.redact import redact_table
-
-    def redacted(table: pl.DataFrame) -> pl.DataFrame:
-        return redact_table(table, local_names())
-
-    growth = summary.growth
-    if growth is not None:
-        growth = dataclasses.replace(growth, accumulated=redacted(growth.accumulated))
-    return dataclasses.replace(
-        summary, lines=redacted(summary.lines), failures=redacted(summary.failures), growth=growth
-    )

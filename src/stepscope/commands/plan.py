@@ -10,7 +10,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
-from stepscope.commands._reading import add_reading_options, local_names, open_from
+from stepscope.commands._reading import add_reading_options, open_from, redactor_of
 from stepscope.commands._scaling import other_ranks
 from stepscope.commands._tables import whole_number
 from stepscope.commands.predict import add_prediction_options, predictor_of
@@ -117,9 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("only one report can go to standard output")
     plan = _plan(arguments)
     if arguments.redact:
-        from stepscope.report.redact import Redactor
-
-        redactor = Redactor(local_names(), [plan.recorded.path])
+        redactor = redactor_of(arguments, paths=[plan.recorded.path])
         parts = {name: redactor.value(name, getattr(plan.recorded, name)) for name in ("path", "warnings")}
         plan = dataclasses.replace(plan, recorded=dataclasses.replace(plan.recorded, **parts))
     if arguments.json:

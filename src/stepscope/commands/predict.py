@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
-from stepscope.commands._reading import add_reading_options, local_names, open_from
+from stepscope.commands._reading import add_reading_options, open_from, redactor_of
 from stepscope.commands._scaling import (
     add_scaling_options,
     joined,
@@ -114,9 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
     answer = _answer(arguments, experiment)
     scaled = scaled_devices(arguments, experiment, answer.device or "", answer.predictions)
     if arguments.redact:
-        from stepscope.report.redact import Redactor
-
-        redactor = Redactor(local_names(), [answer.path])
+        redactor = redactor_of(arguments, paths=[answer.path])
         parts = {name: redactor.value(name, getattr(answer, name)) for name in ("path", "warnings")}
         answer = dataclasses.replace(answer, **parts)
     if arguments.json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
 from stepscope.commands._parser import CommandParser, suggestion
-from stepscope.commands._reading import add_reading_options, open_from
+from stepscope.commands._reading import add_reading_options, open_from, redactor_of
 from stepscope.commands._tables import add_table_options, write_table
 from stepscope.errors import UsageError
 from stepscope.report.format import count
@@ -19,6 +19,7 @@ from stepscope.report.format import count
 if TYPE_CHECKING:
     import polars as pl
 
+    from stepscope.report.redact import Redactor
     from stepscope.trace import Trace
 
 DEFAULT_TIMEOUT_S: Final = 60.0
@@ -70,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the answer."""
     trace = open_from(arguments, arguments.trace)
     if arguments.sql is not None:
-        write_table(answer(trace, arguments.sql, arguments.timeout or None), arguments, "rows")
+        redactor = redactor_of(arguments) if arguments.redact else None
+        write_table(answer(trace, arguments.sql, arguments.timeout or None, redactor), arguments, "rows")
     elif arguments.format or arguments.output != "-":
         write_table(_tables(trace), arguments, "tables")
     else:
@@ -78,11 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def answer(trace: Trace, sql: str, timeout_s: float | None = None) -> pl.DataFrame:
+def answer(trace: Trace, sql: str, timeout_s: float | None = None, redactor: Redactor | None = None) -> pl.DataFrame:
     """The result of a query over the trace's tables, each with its row numbers as `row`.
 
     Args:
         timeout_s: seconds the query may take; None for any.
+        redactor: is done to the tables before the query: an answer's columns do not tell what they hold.
 
     Raises:
         UsageError: the query is wrong, takes longer, or is for more than reading these tables.
@@ -93,11 +96,12 @@ def answer(trace: Trace, sql: str, timeout_s: float | None = None) -> pl.DataFra
     from stepscope.trace.tables import SCHEMAS
 
     _refuse_more_than_reading(sql)
-    tables = {name: trace.scan(name).with_row_index("row") for name in SCHEMAS}
+    named = {name for name in (*SCHEMAS, *DERIVED) if re.search(rf"\b{name}\b", sql, re.IGNORECASE)}
+    shown = trace if redactor is None else redactor.redact(trace)
+    tables = {name: (shown if name in named else trace).scan(name).with_row_index("row") for name in SCHEMAS}
     for name, (make, schema) in DERIVED.items():
-        wanted = re.search(rf"\b{name}\b", sql, re.IGNORECASE) is not None
-        frame = make(trace) if wanted else pl.DataFrame(schema=dict(schema))
-        tables[name] = frame.lazy().with_row_index("row")
+        frame = make(trace) if name in named else pl.DataFrame(schema=dict(schema))
+        tables[name] = (frame if redactor is None else redactor.redact(frame)).lazy().with_row_index("row")
     try:
         with pl.SQLContext(tables, eager=False) as context:
             plan = context.execute(sql)

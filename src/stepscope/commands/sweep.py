@@ -13,6 +13,7 @@ from stepscope.commands._tables import whole_number
 from stepscope.commands.run import at_least
 from stepscope.errors import UsageError
 from stepscope.report.format import printable
+from stepscope.whole_files import private_folder
 
 if TYPE_CHECKING:
     from stepscope.tuning.sweep_file import Sweep
@@ -157,7 +158,7 @@ def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
 def _folder(arguments: argparse.Namespace, sweep: Sweep) -> Path:
     folder = Path(arguments.folder) if arguments.folder else Path(FOLDER, sweep.name)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     except OSError as error:
         raise UsageError(f"{folder} cannot be made: {error.strerror}") from error
     return folder.absolute()

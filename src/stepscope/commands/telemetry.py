@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
-from stepscope.commands._reading import local_names, place_of
+from stepscope.commands._reading import place_of, redactor_of
 from stepscope.commands._tables import add_table_options, write_table
 from stepscope.errors import UsageError
 from stepscope.report.format import printable
@@ -77,7 +77,6 @@ def _page(telemetry: Telemetry, arguments: argparse.Namespace) -> bytes:
 
     from stepscope.analysis.telemetry_plots import telemetry_picture
     from stepscope.report.html import telemetry_page
-    from stepscope.report.redact import Redactor
 
     pictures = []
     for rank in telemetry.samples["rank"].unique().sort():
@@ -89,7 +88,7 @@ def _page(telemetry: Telemetry, arguments: argparse.Namespace) -> bytes:
         raise UsageError(f"{arguments.path} holds no samples to draw")
     title = Path(arguments.path).resolve().name
     if arguments.redact:
-        redactor = Redactor(local_names())
+        redactor = redactor_of(arguments)
         pictures = [(name, redactor.redact(picture)) for name, picture in pictures]
         title = "a run"
     return telemetry_page(title, pictures)
@@ -102,7 +101,8 @@ def _export(telemetry: Telemetry, arguments: argparse.Namespace) -> None:
         raise UsageError(f"--{'format' if arguments.format else 'redact'} does not go with --export")
     folder = Path(arguments.output)
     try:
-        made = _exporter(arguments.export).export(telemetry, folder)
+        raw = {"raw": arguments.raw} if arguments.export == "csv" else {}
+        made = _exporter(arguments.export).export(telemetry, folder, **raw)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from error
     _output.print_text("".join(f"{printable(str(path))}\n" for path in made))

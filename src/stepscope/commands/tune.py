@@ -15,6 +15,7 @@ from stepscope.commands.bench import INTERRUPTED, ended_by_signals, share_of_ste
 from stepscope.commands.run import at_least
 from stepscope.errors import UsageError
 from stepscope.report.format import duration, printable
+from stepscope.whole_files import private_folder
 
 if TYPE_CHECKING:
     from stepscope.capture.bench import Bench, BenchRun, BenchSettings
@@ -157,11 +158,11 @@ def _folder(arguments: argparse.Namespace, words: list[str]) -> Path:
 
     root = Path(arguments.folder).absolute() if arguments.folder else data_folder() / "tunes"
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        private_folder(root, tighten=not arguments.folder)
         if arguments.study is None:
             return new_folder(root, RunManifest(tuple(words), started_unix_s=time.time()).suggested_name())
         check_name(arguments.study)
-        (root / arguments.study).mkdir(exist_ok=True)
+        private_folder(root / arguments.study)
     except OSError as error:
         raise UsageError(f"no folder can be made in {root}: {error.strerror}") from error
     return root / str(arguments.study)
@@ -294,9 +295,10 @@ def _write(arguments: argparse.Namespace, folder: Path, result: TuneResult) -> N
     command = arguments.program
     data = json_bytes(tune_json(result, command))
     markdown = tune_markdown(result, command).encode()
-    _output.write_atomically(folder / f"{RESULT}.json", data)
-    _output.write_atomically(folder / f"{RESULT}.md", markdown)
-    _output.write_atomically(folder / f"{RESULT}.txt", tune_text(result, command, width=120).encode())
+    _output.write_atomically(folder / f"{RESULT}.json", data, private=True)
+    _output.write_atomically(folder / f"{RESULT}.md", markdown, private=True)
+    text = tune_text(result, command, width=120).encode()
+    _output.write_atomically(folder / f"{RESULT}.txt", text, private=True)
     if "-" not in (arguments.json, arguments.markdown):
         _output.print_text(tune_text(result, command, width=_output.width()))
     if arguments.json is not None:

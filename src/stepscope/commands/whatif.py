@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from stepscope.commands import _output
 from stepscope.commands._changes import add_change_options, changes_from
-from stepscope.commands._reading import add_reading_options, local_names, open_from, trace_paths
+from stepscope.commands._reading import add_reading_options, open_from, redactor_of, trace_paths
 from stepscope.commands._tables import whole_number
 from stepscope.commands._user_code import add_user_code_options, user_code_from
 from stepscope.errors import UsageError
@@ -71,9 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     answer = _answer(arguments)
     if arguments.redact:
-        from stepscope.report.redact import Redactor
-
-        answer = Redactor(local_names(), [answer.measured.path]).redact(answer)
+        answer = redactor_of(arguments, paths=[answer.measured.path]).redact(answer)
     if arguments.json:
         from stepscope.report.json_report import json_bytes
 

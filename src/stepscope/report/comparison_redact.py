@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,18 @@ from stepscope.report.comparison_json import TABLES
 from stepscope.report.redact import Redactor
 
 
-def redacted_comparison(comparison: Comparison, names: Sequence[str] = ()) -> Comparison:
-    """The comparison without paths, host, user and process names; `names` as `Redactor` takes them.
+def redacted_comparison(
+    comparison: Comparison, redactor_of: Callable[[Sequence[str], Sequence[str]], Redactor] = Redactor
+) -> Comparison:
+    """The comparison without paths, host, user and process names.
+
+    Args:
+        redactor_of: makes a `Redactor` that knows these names and paths too.
 
     The traces of its sides are left as they are: draw from them what the same `Redactor` is applied to.
     """
     hosts = [side.trace.metadata.host for side in (comparison.before, comparison.after)]
-    redactor = Redactor([*names, *filter(None, hosts)], list(_paths(comparison)))
+    redactor = redactor_of([*filter(None, hosts)], list(_paths(comparison)))
     tables: dict[str, Any] = {name: redactor.table(getattr(comparison, name)) for name in TABLES}
     tables["settings"] = tables["settings"].filter(pl.col("name") != "machine")
     sides = [_side(side, redactor) for side in (comparison.before, comparison.after)]

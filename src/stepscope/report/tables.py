@@ -13,6 +13,7 @@ from rich.cells import cell_len, set_cell_size
 
 from stepscope.report.format import cell, printable, printable_json
 from stepscope.report.wrapping import filled
+from stepscope.trace.csv_text import csv_text
 
 TableFormat: TypeAlias = Literal["table", "csv", "json", "parquet"]
 FORMATS: Final[tuple[str, ...]] = get_args(TableFormat)
@@ -23,15 +24,18 @@ _TOLD_BY_THE_END: Final = ("line", "file", "source_file")
 """Columns of paths: what is too long loses its beginning, not the file's name and line."""
 
 
-def table_bytes(frame: pl.DataFrame, table_format: TableFormat, *, width: int = 120) -> bytes:
+def table_bytes(frame: pl.DataFrame, table_format: TableFormat, *, width: int = 120, raw: bool = False) -> bytes:
     """The table in one of the formats, in UTF-8 where it is text.
 
     CSV and JSON hold the exact values; what is no number (NaN) is empty in CSV and null in JSON, and nested values
     are JSON in CSV.
+
+    Args:
+        raw: keep text in CSV that a spreadsheet takes for a formula, as `csv_text` does.
     """
     match table_format:
         case "csv":
-            return _flat(frame).write_csv().encode()
+            return csv_text(_flat(frame), raw=raw)
         case "json":
             rows = b",\n".join(msgspec.json.encode(row, enc_hook=str) for row in frame.iter_rows(named=True))
             return printable_json(b"[\n" + rows + b"\n]\n") if rows else b"[]\n"

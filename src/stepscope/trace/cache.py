@@ -34,7 +34,7 @@ from stepscope.errors import CacheError, UnreadableTraceError
 from stepscope.trace import store
 from stepscope.trace.model import Metadata, Trace, TraceWarning
 from stepscope.trace.store import StoreWriter, open_kept, open_unsealed
-from stepscope.whole_files import whole_file
+from stepscope.whole_files import private_folder, whole_file
 
 try:
     import fcntl
@@ -229,7 +229,7 @@ class TraceCache:
             CacheError: the folder cannot be written.
         """
         try:
-            with whole_file(self._made_root() / "limit.json") as file:
+            with whole_file(self._made_root() / "limit.json", private=True) as file:
                 file.write(msgspec.json.encode(limit_bytes))
         except OSError as error:
             raise CacheError(f"the cache {self.root} cannot be written: {error.strerror}") from error
@@ -242,8 +242,7 @@ class TraceCache:
         return self.root / key
 
     def _made_root(self) -> Path:
-        self.root.mkdir(parents=True, exist_ok=True)
-        return self.root
+        return private_folder(self.root)
 
     def _children(self) -> Iterator[Path]:
         with contextlib.suppress(OSError):

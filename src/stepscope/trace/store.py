@@ -26,6 +26,7 @@ import xxhash
 from stepscope.errors import CacheError, UnreadableTraceError
 from stepscope.trace.model import Metadata, Trace, TraceWarning
 from stepscope.trace.tables import SCHEMAS, empty
+from stepscope.whole_files import make_private, private_file
 
 VERSION: Final = 2
 PART_ROWS: Final = 500_000
@@ -143,10 +144,11 @@ def seal(directory: Path, kept_as: str = "") -> None:
     """
     checksums = {}
     for name in _names(directory):
+        make_private(directory / name)
         checksums[name] = _checksum(directory / name)
         to_disk(directory / name)
     contents = directory / _CONTENTS
-    contents.write_bytes(msgspec.json.encode(Contents(kept_as=kept_as, checksums=checksums)))
+    private_file(contents).write_bytes(msgspec.json.encode(Contents(kept_as=kept_as, checksums=checksums)))
     to_disk(contents)
     to_disk(directory)
 

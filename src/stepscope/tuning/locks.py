@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from stepscope.errors import UsageError
+from stepscope.whole_files import private_folder
 
 try:
     import fcntl
@@ -32,7 +33,7 @@ def held(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Non
         UsageError: the file cannot be made.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent, tighten=False)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
     except OSError as error:
         raise UsageError(f"{path} cannot be locked: {error.strerror}") from error

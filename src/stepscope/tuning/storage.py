@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from stepscope.errors import UsageError
 from stepscope.tuning.locks import held
+from stepscope.whole_files import private_file
 
 if TYPE_CHECKING:
     import optuna
@@ -103,6 +104,7 @@ def open_storage(place: str | Path) -> optuna.storages.RDBStorage:
             return package.storages.RDBStorage(str(place))  # type: ignore[no-any-return]
     with held(file.with_name(file.name + ".lock")), _explained(place):  # two processes cannot make the tables at once
         _check(file)
+        private_file(file)
         storage = package.storages.RDBStorage(f"{_SQLITE}{file}", engine_kwargs={"connect_args": {"timeout": _WAIT_S}})
         _write_in_turn(storage.engine, with_log=_is_local(file))
     return storage  # type: ignore[no-any-return]

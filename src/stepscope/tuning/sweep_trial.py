@@ -29,7 +29,7 @@ from stepscope.errors import UsageError
 from stepscope.tuning.sweep_command import nested
 from stepscope.tuning.sweep_file import Sweep
 from stepscope.tuning.sweep_metrics import MetricReader, Values
-from stepscope.whole_files import whole_file
+from stepscope.whole_files import private_file, whole_file
 
 LOG: Final = "output.log"
 PARAMETERS: Final = "parameters.json"
@@ -149,7 +149,7 @@ class TrialProgram:
             for iteration, step, value in self.seen.kept
         ]
         try:
-            with whole_file(self.folder / VALUES) as file:
+            with whole_file(self.folder / VALUES, private=True) as file:
                 file.write("".join(f"{line}\n" for line in lines).encode())
         except OSError as error:
             raise UsageError(f"{self.folder / VALUES} cannot be written: {error.strerror}") from error
@@ -194,7 +194,7 @@ def end_left_over(folder: Path) -> None:
 
 def _started(words: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     try:
-        with log.open("wb") as output:
+        with private_file(log).open("wb") as output:
             return subprocess.Popen(
                 words,
                 env=dict(environment),

@@ -93,8 +93,8 @@ def _sign() -> None:
     """Leave a sign that a Python process of the run could be reached."""
     with contextlib.suppress(OSError):
         folder = os.path.join(os.environ["STEPSCOPE_RUN"], "seen")
-        os.makedirs(folder, exist_ok=True)
-        os.close(os.open(os.path.join(folder, "python"), os.O_CREAT | os.O_WRONLY, 0o644))
+        os.makedirs(folder, 0o700, exist_ok=True)
+        os.close(os.open(os.path.join(folder, "python"), os.O_CREAT | os.O_WRONLY, 0o600))
 
 
 def _run_users_own() -> None:

@@ -30,6 +30,7 @@ from stepscope.capture.telemetry.scalars import Logged, ScalarReader
 from stepscope.capture.telemetry.store import Series
 from stepscope.capture.telemetry.writer import Writer
 from stepscope.errors import UsageError
+from stepscope.whole_files import private_folder
 
 RUN_VARIABLE: Final = "STEPSCOPE_RUN"
 """The run folder of a program that `stepscope run` started."""
@@ -61,7 +62,7 @@ class Telemetry:
         self.folder = folder / f"rank{rank}" / "telemetry"
         self.problem: str | None = None
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
         except OSError as error:
             self.problem = f"nothing is logged: telemetry cannot be written into {self.folder}: {error.strerror}"
             _warn_once(self.problem)

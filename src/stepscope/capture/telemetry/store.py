@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from stepscope.whole_files import private_file, private_folder
+
 FORMAT_VERSION: Final = 1
 
 NOT_A_NUMBER: Final = "nan"
@@ -73,9 +75,11 @@ class TelemetryStore:
     """
 
     def __init__(self, path: Path, about: Mapping[str, str]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         # Rows come from the writer's thread, the last ones from whichever thread closes; the writer's lock keeps order.
-        self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        self._connection = sqlite3.connect(
+            private_file(path), timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
         self._numbers: dict[Series, int] = {}
         # With a write-ahead log a reader never makes the program wait. Some network file systems cannot have one;
         # SQLite then keeps its rollback journal, which survives a kill as well.

@@ -14,17 +14,19 @@ import polars as pl
 
 from stepscope.report.exports.json_text import parts
 from stepscope.trace import Trace
+from stepscope.trace.csv_text import csv_text
 from stepscope.trace.store import disk_errors
 from stepscope.trace.tables import SCHEMAS
 
 FORMATS: Final = ("csv", "parquet")
 
 
-def write_tables(trace: Trace, folder: Path, kind: str) -> None:
+def write_tables(trace: Trace, folder: Path, kind: str, *, raw: bool = False) -> None:
     """Write a file a table, `operators.csv` and so on, and `trace.json`, into a folder that exists.
 
     Args:
         kind: "csv" or "parquet". In CSV null is empty, and text without a character is "".
+        raw: keep text in CSV that a spreadsheet takes for a formula, as `csv_text` does.
 
     Raises:
         OSError: a file cannot be written.
@@ -33,16 +35,20 @@ def write_tables(trace: Trace, folder: Path, kind: str) -> None:
     (folder / "trace.json").write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=2) + b"\n")
     with disk_errors():
         for table in SCHEMAS:
-            (_write_csv if kind == "csv" else _write_parquet)(trace, table, folder / f"{table}.{kind}")
+            path = folder / f"{table}.{kind}"
+            if kind == "csv":
+                _write_csv(trace, table, path, raw=raw)
+            else:
+                _write_parquet(trace, table, path)
 
 
-def _write_csv(trace: Trace, table: str, path: Path) -> None:
+def _write_csv(trace: Trace, table: str, path: Path, *, raw: bool) -> None:
     rows = trace.scan(table).with_row_index("row")
     height = trace.scan(table).select(pl.len()).collect().item()
     with path.open("wb") as file:
-        rows.head(0).collect().write_csv(file)
+        file.write(csv_text(rows.head(0).collect(), raw=raw))
         for part in parts(rows, height):
-            part.write_csv(file, include_header=False)
+            file.write(csv_text(part, raw=raw, header=False))
 
 
 def _write_parquet(trace: Trace, table: str, path: Path) -> None:
