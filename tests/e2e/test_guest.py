@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import pkgutil
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import stepscope.capture
-import stepscope.integrations
-from stepscope.capture import guard
 from stepscope.capture.applying import all_flags
-from tests.guest import programs
+from tests.guest import entries, programs
 
 SERVER = Path(programs.__file__).parent / "server.py"
 RECORD = {"steps": 2, "warmup": 2, "telemetry": False}
@@ -91,15 +88,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         server.wait(30)
 
 
-def entries() -> set[str]:
-    """Every entry of the package, as the guard lists them when all modules are imported."""
-    for package in (stepscope.capture, stepscope.integrations):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if "bootstrap_path" not in module.name and not module.name.endswith("profiler_child"):
-                importlib.import_module(module.name)
-    return set(guard.ENTRIES)
-
-
 @pytest.fixture(scope="module")
 def reached(run: Run) -> dict[str, str]:
     """Entry -> a program that comes to it."""
@@ -142,3 +130,104 @@ def test_an_error_in_a_remedy_changes_nothing(flag: str, run: Run) -> None:
         broken = run("training", entry, options=options)
         assert (broken["code"], broken["out"], broken["clean"]) == (plain["code"], plain["out"], broken["clean"] and [])
         assert "Traceback" not in broken["err"]
+
+
+def test_a_thread_that_ends_while_it_is_recorded_takes_no_program_down(tmp_path: Path) -> None:
+    """What torch's own profiler dies of: see tests/guest/torch_thread_fault.py."""
+    script = tmp_path / "threaded.py"
+    script.write_text(programs.THREADED)
+    data = {"STEPSCOPE_DATA_DIR": str(tmp_path / "data")}
+    command = [sys.executable, "-m", "stepscope", "run", "--no-diagnose", "--warmup", "2", "--steps", "20", str(script)]
+
+    done = subprocess.run(command, env={**os.environ, **data}, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the thread has ended\n"
+    assert "allocations were not recorded" in done.stderr
+    assert len(list((tmp_path / "data").rglob("trace-1.json.gz"))) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_torch_alone_still_has_the_fault(tmp_path: Path) -> None:
+    """Once it has not, `Recorder._choose_threads` can go."""
+    import torch
+
+    fault = SERVER.with_name("torch_thread_fault.py")
+    done = subprocess.run([sys.executable, str(fault)], cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode == -11) == torch.__version__.startswith("2.13")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_training_outlives_a_stepscope_that_is_killed(tmp_path: Path) -> None:
+    script, said = tmp_path / "train.py", tmp_path / "said"
+    script.write_text(programs.OUTLIVING)
+    environment = {**os.environ, "STEPSCOPE_DATA_DIR": str(tmp_path / "data"), "SAID": str(said)}
+    command = [
+        sys.executable,
+        "-m",
+        "stepscope",
+        "run",
+        "--name",
+        "orphan",
+        "--warmup",
+        "2",
+        "--steps",
+        "2",
+        str(script),
+    ]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not said.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait(60)
+    (tmp_path / "killed").touch()
+    while said.read_text() != "ended":
+        time.sleep(0.05)
+
+    command = [sys.executable, "-m", "stepscope", "diagnose", "orphan"]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+
+
+FULL = 120 * 1024
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 120 kB, where one may be mounted."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={FULL}", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("no file system may be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("what", ["full", "unwritable", "removed"])
+def test_a_disk_that_cannot_be_written_ends_no_program(
+    what: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    place = tmp_path / "data"
+    if what == "full":
+        place = request.getfixturevalue("small_disk")
+    elif what == "unwritable":
+        place.write_text("a file where the folder should be")
+    script = tmp_path / "train.py"
+    script.write_text(programs.TRAINING if what != "removed" else programs.REMOVES_ITS_RUN)
+    plain = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "stepscope", "run", "--no-diagnose", "--warmup", "2", "--steps", "3", str(script)]
+
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "STEPSCOPE_DATA_DIR": str(place)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
+    assert "Traceback" not in done.stderr
+    assert "nothing is recorded" in done.stderr or "nothing was recorded" in done.stderr

@@ -266,3 +266,44 @@ quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False
 for options in ({"profiler": StepscopeProfiler("by_profiler")}, {"callbacks": [StepscopeCallback("by_callback")]}):
     lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet, **options).fit(Model(), data)
 """
+
+THREADED: Final = """
+import threading, torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def train():
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+print("the thread has ended")
+"""
+
+OUTLIVING: Final = """
+import os, time, torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for number in range(8):
+    optimizer.zero_grad()
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    if number == 1:
+        open(os.environ["SAID"], "w").write("begun")
+        while not os.path.exists(os.path.join(os.path.dirname(os.environ["SAID"]), "killed")):
+            time.sleep(0.05)
+open(os.environ["SAID"], "w").write("ended")
+"""
+
+REMOVES_ITS_RUN: Final = TRAINING.replace(
+    "sys.exit(3)",
+    "sys.exit(4)",
+).replace(
+    "        optimizer.zero_grad()",
+    "        import os, shutil; shutil.rmtree(os.environ.get('STEPSCOPE_RUN') or 'nothing', ignore_errors=True)\n"
+    "        optimizer.zero_grad()",
+)

@@ -21,6 +21,7 @@ from stepscope.capture.run_folder import RunFolder
 class Recording:
     """Writes the numbers of the steps that it was told of."""
 
+    notice = None
     ended_by: ClassVar[list[int]] = []
     """The threads that had recordings thrown away."""
 

@@ -22,6 +22,8 @@ class Notes:
         self.first_step = first_step
         self.save_fails = save_fails
 
+    notice = None
+
     def prepare(self) -> None:
         self.calls.append("prepare")
 

@@ -17,6 +17,8 @@ PATIENCE_S: Final = 60.0
 class Recording(Protocol):
     """What the controller needs of `stepscope.capture.recorder.Recorder`."""
 
+    notice: str | None
+
     def prepare(self) -> None: ...
     def start(self) -> None: ...
     def step(self) -> None: ...
@@ -149,7 +151,7 @@ class Capture:
             path = self.recorder.save(self.handle.request.out or new_path())
         except (StepscopeError, OSError) as error:
             return CaptureResult(problem=f"{problem}; {error}" if problem else str(error))
-        return CaptureResult(path, self.first_step, self.complete_steps, problem)
+        return CaptureResult(path, self.first_step, self.complete_steps, problem or self.recorder.notice)
 
     def discard(self) -> None:
         """Stop and keep nothing."""

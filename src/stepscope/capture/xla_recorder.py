@@ -36,6 +36,7 @@ class XlaRecorder:
 
     Attributes:
         problem: what went wrong, in a sentence; None as long as nothing did.
+        notice: what is not recorded although it was asked for; nothing ever is.
         step_number: number of the step that is recorded now, or next.
     """
 
@@ -43,6 +44,7 @@ class XlaRecorder:
         self, profiler: XlaProfiler, options: RecordOptions, *, first_step: int = 0, marks_steps: bool = True
     ) -> None:
         self.problem: str | None = None
+        self.notice: str | None = None
         self.step_number = first_step
         self._profiler = profiler
         self._options = options

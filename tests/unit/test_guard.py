@@ -1,0 +1,343 @@
+"""The guard between the user's process and stepscope."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import stepscope
+from stepscope.capture import guard, line_watches
+from stepscope.capture.energy_counters import SampledPower
+from stepscope.capture.guard import around, attempt, entry, hide, on_failure, replaced
+from stepscope.capture.lines import LineTracker
+from stepscope.capture.quiet_seeds import _SeedWhenImported
+from stepscope.cost.energy_measured import Counter
+from tests.guest import entries
+
+fails = pytest.mark.fails
+
+
+@entry
+def _hook(error: BaseException | None = None) -> str:
+    if error is not None:
+        raise error
+    return "done"
+
+
+@entry(otherwise="instead", raises=KeyError)
+def _asked(error: BaseException | None = None) -> str:
+    return _hook(error)
+
+
+@pytest.fixture(autouse=True)
+def _listed() -> Iterator[None]:
+    before = dict(guard.ENTRIES)
+    yield
+    guard.ENTRIES.clear()
+    guard.ENTRIES.update(before)
+
+
+class TestEntries:
+    def test_an_entry_returns_what_its_function_does(self) -> None:
+        assert (_hook(), _asked()) == ("done", "done")
+
+    @fails
+    @pytest.mark.parametrize("error", [RuntimeError("a"), OSError(28, "full"), MemoryError(), BaseException("panic")])
+    def test_an_error_ends_in_one_line_and_no_entry_works_any_more(
+        self, error: BaseException, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        found: Any = _hook(error)
+
+        assert found is None
+        assert (_hook(), _asked()) == (None, "instead")
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        assert type(error).__name__ in told
+        report = Path(told.strip().rpartition("details: ")[2])
+        assert report.stat().st_mode & 0o077 == 0
+        assert type(error).__qualname__ in report.read_text()
+        report.unlink()
+
+    @fails
+    def test_everything_is_taken_off_the_latest_first(self, capsys: pytest.CaptureFixture[str]) -> None:
+        done: list[str] = []
+        on_failure("the first", lambda: done.append("first"))
+        on_failure("the second", lambda: 1 / 0)
+        guard.off(on_failure("what ended", lambda: done.append("ended")))
+        on_failure("", lambda: done.append("last"))
+
+        _hook(ValueError())
+
+        assert done == ["last", "first"]
+        assert "loses the first, the second:" in capsys.readouterr().err
+
+    @fails
+    def test_what_an_outer_entry_puts_on_later_is_taken_off_too(self) -> None:
+        done: list[str] = []
+
+        def outer() -> None:
+            _hook(ValueError())
+            on_failure("later", lambda: done.append("later"))
+            assert done == []  # the outer entry is not over
+
+        entry_of(outer)()
+
+        assert done == ["later"]
+
+    @fails
+    def test_what_only_one_thread_may_take_off_waits_for_it(self) -> None:
+        done: list[int] = []
+        on_failure("", lambda: done.append(threading.get_ident()), thread=threading.get_ident())
+
+        other = threading.Thread(target=_hook, args=[ValueError()])
+        other.start()
+        other.join()
+        before = list(done)
+        _hook()
+
+        assert (before, done) == ([], [threading.get_ident()])
+
+    @fails
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+    def test_a_forked_child_leaves_what_is_its_parents(self) -> None:
+        done: list[str] = []
+        on_failure("", lambda: done.append("taken off"))
+        child = os.fork()
+        if not child:
+            _hook(ValueError())
+            os._exit(len(done))
+
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def test_a_mistake_of_the_callers_passes(self) -> None:
+        with pytest.raises(KeyError):
+            entry_of(lambda: {}["missing"], raises=KeyError)()
+        assert not guard.has_failed()
+
+    def test_an_entry_can_be_listed(self) -> None:
+        with pytest.raises(ValueError, match="module or class"):
+            entry(lambda: None)
+
+
+def entry_of(function: Callable[[], Any], **settings: Any) -> Callable[[], Any]:
+    """A function as an entry, as if it stood in a module."""
+    function.__qualname__ = "function"
+    return entry(**settings)(function) if settings else entry(function)
+
+
+class TestUsersOwn:
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), GeneratorExit()])
+    def test_ends_pass(self, error: BaseException) -> None:
+        with pytest.raises(type(error)):
+            _hook(error)
+        assert not guard.has_failed()
+
+    @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="signals")
+    def test_what_a_signal_handler_raises_passes(self) -> None:
+        class Late(Exception):
+            pass
+
+        def handler(number: int, frame: Any) -> None:
+            raise Late
+
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            with pytest.raises(Late):
+                entry_of(lambda: signal.raise_signal(signal.SIGUSR1))()
+            with pytest.raises(Late), attempt():
+                signal.raise_signal(signal.SIGUSR1)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert not guard.has_failed()
+
+    @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 shows the frame that raises again")
+    def test_a_traceback_has_the_programs_frames_alone(self) -> None:
+        def program() -> None:
+            raise ValueError("the program's")
+
+        patched = around(around(program), before=lambda: None, after=lambda *_: None)
+        with pytest.raises(ValueError, match="the program's") as raised:
+            patched()
+
+        files = [frame.filename for frame in traceback.extract_tb(raised.value.__traceback__)]
+        assert set(files) == {__file__}
+
+    def test_frames_of_ours_inside_are_kept(self) -> None:
+        with pytest.raises(UnicodeDecodeError) as raised:
+            stepscope.open_trace(b"\xff".decode("ascii"))
+        before = traceback.format_tb(raised.value.__traceback__)
+        hide(raised.value)
+        assert traceback.format_tb(raised.value.__traceback__) == before
+
+    def test_an_attempt_keeps_no_frames_alive(self) -> None:
+        with attempt() as tried:
+            raise ValueError("of ours")
+        assert isinstance(tried.error, ValueError)
+        assert tried.error.__traceback__ is None
+
+
+class TestReplaced:
+    def test_the_originals_error_passes_and_it_is_called_once(self) -> None:
+        calls: list[int] = []
+
+        def original(value: int) -> None:
+            calls.append(value)
+            raise KeyError(value)
+
+        with pytest.raises(KeyError):
+            replaced(original, lambda call, value: call(value), "name")(3)
+        assert calls == [3]
+        assert not guard.has_failed()
+
+    @fails
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_where_ours_fails_the_original_has_been_called_once_as_the_program_did(self, when: str) -> None:
+        calls: list[int] = []
+
+        def original(value: int) -> int:
+            calls.append(value)
+            return value * 2
+
+        def ours(call: Any, value: int) -> int:
+            if when == "after":
+                call(value)
+            raise RuntimeError("ours")
+
+        assert replaced(original, ours, "name")(3) == 6
+        assert calls == [3]
+        assert guard.has_failed()
+
+    @fails
+    def test_where_ours_fails_after_the_originals_error_that_one_is_raised(self) -> None:
+        def original() -> None:
+            raise KeyError("original")
+
+        def ours(call: Any) -> None:
+            try:
+                call()
+            except KeyError:
+                raise RuntimeError("ours") from None
+
+        with pytest.raises(KeyError):
+            replaced(original, ours, "name")()
+
+
+@fails
+def test_a_watch_of_lines_that_fails_ends_and_the_program_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = LineTracker()
+    monkeypatch.setattr(line_watches, "_is_user", defaultdict(bool, {__file__: True}))
+    ticks = iter(range(6))
+
+    def time_ns() -> int:
+        if next(ticks, None) is None:
+            raise RuntimeError("planted")
+        return 0
+
+    clock = ModuleType("time")
+    clock.time_ns = time_ns  # type: ignore[attr-defined]
+    monkeypatch.setattr(line_watches, "time", clock)
+    on_failure("", tracker.stop)
+    before = sys.gettrace()
+    sys.settrace(None)
+    try:
+        tracker.start()
+        total = 0
+        for number in range(20):
+            total += number
+        left = sys.gettrace()
+    finally:
+        sys.settrace(before)
+
+    assert (total, left) == (190, None)
+    assert guard._failed_in in guard.INLINE
+
+
+@fails
+def test_a_thread_that_samples_power_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = SampledPower(Counter("gpu", "0", "power samples"), lambda: 1.0, interval_s=0.001)
+    guard.probe = _fails_in("capture.energy_counters.SampledPower._run")
+
+    thread = threading.Thread(target=sampled._run)
+    thread.start()
+    thread.join(10)
+    sampled.close()
+
+    assert guard._failed_in == "capture.energy_counters.SampledPower._run"
+
+
+@fails
+def test_a_seed_that_cannot_be_fixed_lets_the_import_pass() -> None:
+    loader = ModuleType("loader")
+    loader.exec_module = lambda module: setattr(module, "imported", True)  # type: ignore[attr-defined]
+    module = ModuleType("module")
+    _SeedWhenImported({"module": lambda module, seed: 1 / 0}, 3)._wrap("module", loader)
+
+    loader.exec_module(module)
+
+    assert module.imported
+    assert guard._failed_in == "capture.quiet_seeds._SeedWhenImported._imported"
+
+
+def _fails_in(name: str) -> Callable[[str], None]:
+    def probe(entered: str) -> None:
+        if entered == name:
+            raise RuntimeError("planted")
+
+    return probe
+
+
+WAYS_IN = {
+    "atexit.register",
+    "os.register_at_fork",
+    "threading.Thread",
+    "_thread.start_new_thread",
+    "threading.Timer",
+    "gc.callbacks.append",
+    "weakref.finalize",
+    "util.Finalize",
+}
+"""Calls by which Python is given something of ours to call; patched functions are made by `around` and `replaced`."""
+
+
+def test_whatever_python_is_given_to_call_is_an_entry() -> None:
+    folder = Path(inspect.getfile(guard)).parent
+    names = {name.rpartition(".")[2] for name in entries()} | {"close", "end", "program_ends", "forget"}
+    wrong = []
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in WAYS_IN:
+                given = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+                given |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                if given.isdisjoint(names) and path.name not in ELSEWHERE:
+                    wrong.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
+    assert wrong == []
+
+
+ELSEWHERE = {
+    "guard.py": "its own",
+    "agent_http.py": "threads of requests, whose errors the server takes",
+    "profiler_server.py": "processes of its own",
+    "batch_runs.py": "in the command's process",
+    "bench_programs.py": "in the command's process",
+    "bench_load.py": "in the command's process",
+}
+
+
+def test_time_stands_still_for_nobody() -> None:
+    """The clock of the watch that was exchanged above is the module's own again."""
+    assert line_watches.time is time
