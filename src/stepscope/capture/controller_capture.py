@@ -151,7 +151,8 @@ class Capture:
             path = self.recorder.save(self.handle.request.out or new_path())
         except (StepscopeError, OSError) as error:
             return CaptureResult(problem=f"{problem}; {error}" if problem else str(error))
-        return CaptureResult(path, self.first_step, self.complete_steps, problem or self.recorder.notice)
+        said = "; ".join(filter(None, [problem, self.recorder.notice])) or None
+        return CaptureResult(path, self.first_step, self.complete_steps, said)
 
     def discard(self) -> None:
         """Stop and keep nothing."""
