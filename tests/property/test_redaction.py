@@ -73,6 +73,11 @@ def test_each_in_a_table(text: str) -> None:
     assert found_in(repr(redact_table(frame, [USER, HOST]).to_dicts()).encode()) == []
 
 
+@pytest.fixture(autouse=True)
+def _on_that_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.node", lambda: HOST)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "Secretproject of jane"
