@@ -200,21 +200,16 @@ def empty(table: str) -> pl.DataFrame:
     return pl.DataFrame(schema=dict(SCHEMAS[table]))
 
 
-_FILLINGS: Final = {("", "name"): "unnamed", ("device_work", "device"): "unknown", ("lanes", "kind"): "other"}
-"""What stands where a damaged file has no text that analyses rely on: (table, column) -> text, "" for all tables."""
-
-
 def conform(table: str, frame: pl.DataFrame) -> pl.DataFrame:
     """`frame` with exactly the table's columns, in order and cast; columns it lacks are null.
 
-    Numbers that the column cannot hold are null too, and text that every row has to have is filled in.
+    Numbers that the column cannot hold are null too.
     """
     columns = []
     for name, dtype in SCHEMAS[table].items():
         is_number = name in frame.columns and frame.schema[name].is_numeric()
         column = (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype, strict=not is_number)
-        filling = _FILLINGS.get((table, name), _FILLINGS.get(("", name)))
-        columns.append((column if filling is None else column.fill_null(filling)).alias(name))
+        columns.append(column.alias(name))
     return frame.select(columns) if frame.width else empty(table)
 
 
