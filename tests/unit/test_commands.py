@@ -449,7 +449,7 @@ class TestExport:
     def test_the_timeline_is_written_piece_by_piece(
         self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        module = module_with(timeline=lambda trace, path: iter([b"{", b"}"]))
+        module = module_with(timeline=lambda trace, idle, path: iter([b"{", b"}"]))
         monkeypatch.setitem(sys.modules, "stepscope.analysis.export", module)
         assert main(["export", trace, str(tmp_path / "out.json")]) == 0
         assert (tmp_path / "out.json").read_bytes() == b"{}"
@@ -459,7 +459,7 @@ class TestExport:
     def test_a_timeline_that_cannot_be_finished_leaves_no_file(
         self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def timeline(trace: Trace, path: pl.DataFrame) -> Any:
+        def timeline(trace: Trace, idle: object, path: pl.DataFrame) -> Any:
             yield b"{"
             raise UsageError("no more")
 

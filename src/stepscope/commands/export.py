@@ -118,7 +118,7 @@ def _pieces(trace: Trace, arguments: argparse.Namespace, redactor: Redactor | No
         from stepscope.whatif.critical_path import critical_path
 
         path = critical_path(Experiment(trace, user_code=user_code))
-        return timeline(shown(trace), shown(idle_time(trace)), shown(path))
+        return timeline(shown(trace), idle=shown(idle_time(trace)), path=shown(path))
     if arguments.format == "chrome":
         from stepscope.report.exports.chrome import chrome
 
