@@ -184,7 +184,8 @@ class Recorder:
                 raise UsageError(f"the trace cannot be written to {path}: {error}") from error
             finally:
                 if not path.exists():
-                    lines_path(path).unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        lines_path(path).unlink(missing_ok=True)
             self._saved, self._profiler, self._line_records = path, None, None  # the profiler writes a trace only once
             return path
 

@@ -67,4 +67,5 @@ class StringPool:
 
     def strings(self) -> pl.Series:
         """Every string, in order of its number."""
+        current().require("strings", len(self._codes))
         return pl.Series([str(key) for key in self._codes], dtype=pl.String)
