@@ -62,6 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     for name in ("STEPSCOPE_RUN", "STEPSCOPE_RUN_OPTIONS"):
         environment.pop(name, None)
     servers: dict[str, subprocess.Popen[str]] = {}
+    known: dict[str, dict[str, Any]] = {}
     count = 0
 
     def answer(scenario: str, entry: str | None = None, error: str = "RuntimeError", **changed: Any) -> dict[str, Any]:
@@ -74,12 +75,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         count += 1
         program, options, call = SCENARIOS[scenario]
         job = {"program": program, "options": options, "call": call, "entry": entry, "error": error, **changed}
+        key = json.dumps(job)
+        if key in known:
+            return known[key]
         server = servers[kind]
         assert server.stdin is not None
         assert server.stdout is not None
         server.stdin.write(json.dumps({**job, "folder": str(root / str(count))}) + "\n")
         server.stdin.flush()
-        return dict(json.loads(server.stdout.readline()))
+        known[key] = json.loads(server.stdout.readline())
+        return known[key]
 
     yield answer
     for server in servers.values():
