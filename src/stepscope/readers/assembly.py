@@ -136,7 +136,15 @@ class Assembly:
                 part = describe(part)
             coded = [name for name in text_columns if name in part.columns and part.schema[name] == pl.UInt32]
             part = part.with_columns([self._strings.gather(part[name]).alias(name) for name in coded])
-            self._writer.write_part(table, self._with_known_kinds(table, _named(table, conform(table, part))))
+            self._writer.write_part(table, self._with_known_kinds(table, self._named(table, conform(table, part))))
+
+    def _named(self, table: str, part: pl.DataFrame) -> pl.DataFrame:
+        """Rows with the text that they are told apart by, which a damaged file may lack."""
+        fillings = {"device": "unknown"} if table == "device_work" else {}
+        if not self._exact:
+            fillings["name"] = "unnamed"
+        missing = [name for name in fillings if name in part.columns and part[name].null_count()]
+        return part.with_columns(pl.col(name).fill_null(fillings[name]) for name in missing) if missing else part
 
     def _with_known_kinds(self, table: str, part: pl.DataFrame) -> pl.DataFrame:
         """Where rows are taken as they are, kinds that are none come from damage; others are only made by readers."""
@@ -241,10 +249,3 @@ class Assembly:
             .filter(pl.col("word").is_in(list(words)))["code"]
             .to_list()
         )
-
-
-def _named(table: str, part: pl.DataFrame) -> pl.DataFrame:
-    """Rows with the text that analyses tell them apart by, which a damaged file may lack."""
-    fillings = {"name": "unnamed", **({"device": "unknown"} if table == "device_work" else {})}
-    missing = [name for name in fillings if name in part.columns and part[name].null_count()]
-    return part.with_columns(pl.col(name).fill_null(fillings[name]) for name in missing) if missing else part

@@ -71,11 +71,13 @@ def cell(column_name: str, value: object) -> str:
     return printable(str(value))
 
 
-def printable(text: str) -> str:
+def printable(text: str | None) -> str:
     r"""The text with every control, invisible or direction-changing character written out, such as \x1b.
 
     Names come from traces, which may be anyone's: printed raw, they could move the cursor or recolour the terminal.
     """
+    if text is None:  # a damaged file has no name there
+        return "unnamed"
     if text.isprintable():
         return text
     return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in text)
