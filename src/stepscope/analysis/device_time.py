@@ -43,7 +43,7 @@ def device_time(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
         busy only.
     """
     rows = []
-    for device in sorted(trace.device_work["device"].unique().to_list()):
+    for device in trace.working_devices:
         span = device_window(trace, device, window)
         work = trace.device_work.filter(pl.col("device") == device)
         busy = busy_intervals(work, span)
@@ -77,7 +77,7 @@ def step_busy_shares(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     """
     starts, ends = steps["start_ns"].to_numpy(), (steps["start_ns"] + steps["duration_ns"]).to_numpy()
     columns = []
-    for device in sorted(trace.device_work["device"].unique().to_list()):
+    for device in trace.working_devices:
         work = trace.device_work.filter(pl.col("device") == device)
         begin = work["start_ns"].to_numpy()
         busy = union(begin, begin + work["duration_ns"].to_numpy())

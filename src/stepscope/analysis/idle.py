@@ -97,7 +97,7 @@ def idle_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
     parts = [pl.DataFrame(schema=dict(IDLE_SCHEMA))]
     if work.height:
         activity = activity or host_activity(trace)
-        for device in sorted(work["device"].unique().to_list()):
+        for device in sorted(work["device"].unique().drop_nulls().to_list()):
             gaps = _gaps(trace, device, device_window(trace, device, window))
             parts.append(_idle_of_device(trace, device, gaps, activity))
     return pl.concat(parts)

@@ -132,7 +132,7 @@ def host_use(pieces: pl.DataFrame) -> HostUse | None:
 
 def device_uses(trace: Trace, *, activity: HostActivity | None = None) -> tuple[DeviceUse, ...]:
     """Of every device in the trace, in order of its name."""
-    names = sorted(trace.device_work["device"].unique().to_list())
+    names = trace.working_devices
     if not names:
         return ()
     activity = activity or host_activity(trace)

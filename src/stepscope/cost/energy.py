@@ -54,7 +54,7 @@ def energy_of_trace(
         record: what counters measured in the run that the trace is of.
         sampled: what its telemetry tells of devices.
     """
-    names = sorted(view.trace.device_work["device"].unique().to_list())
+    names = view.trace.working_devices
     window = _span(view)
     devices = tuple(_device(view, name, window, settings, record, sampled) for name in names)
     hosts = tuple(_hosts(view, settings, record))

@@ -107,7 +107,7 @@ def _diagnosis(
     trace = view.trace
     operators = operator_table(trace, costs=view.operator_costs, steps=view.steps)
     kernels = kernel_table(trace, steps=view.steps)
-    windows = {name: device_window(trace, name) for name in sorted(trace.device_work["device"].unique().to_list())}
+    windows = {name: device_window(trace, name) for name in trace.working_devices}
     main_thread = host_time(trace, activity=view.activity)
     return Diagnosis(
         metadata=trace.metadata,

@@ -140,9 +140,9 @@ class Assembly:
 
     def _named(self, table: str, part: pl.DataFrame) -> pl.DataFrame:
         """Rows with the text that they are told apart by, which a damaged file may lack."""
-        fillings = {"device": "unknown"} if table == "device_work" else {}
-        if not self._exact:
-            fillings["name"] = "unnamed"
+        if self._exact:
+            return part
+        fillings = {"name": "unnamed", **({"device": "unknown"} if table == "device_work" else {})}
         missing = [name for name in fillings if name in part.columns and part[name].null_count()]
         return part.with_columns(pl.col(name).fill_null(fillings[name]) for name in missing) if missing else part
 

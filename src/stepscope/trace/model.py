@@ -129,6 +129,11 @@ class Trace:
         return self._loaded[name].lazy() if name in self._loaded else self._load(name)
 
     @property
+    def working_devices(self) -> list[str]:
+        """The devices that did anything, sorted; work whose device a damaged file does not name belongs to none."""
+        return sorted(self.device_work["device"].unique().drop_nulls().to_list())
+
+    @property
     def lanes(self) -> pl.DataFrame:
         """Host threads and device queues."""
         return self.table("lanes")
