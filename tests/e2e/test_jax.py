@@ -48,6 +48,10 @@ class Jax:
         self.folder = folder
         self._environment = environment(STEPSCOPE_DATA_DIR=str(folder / "data"), JAX_PLATFORMS="cpu")
 
+    def set(self, **variables: str) -> None:
+        """Variables of the processes that begin from now on."""
+        self._environment.update(variables)
+
     def start(self, *words: str) -> subprocess.Popen[str]:
         """A process of that Python, with its output in pipes."""
         return subprocess.Popen(
@@ -321,3 +325,55 @@ def test_an_environment_without_the_client_is_told_its_remedy(jax: Jax) -> None:
     assert (process.returncode, out) == (2, "")
     assert err.startswith("stepscope: recording through a profiler server needs the xprof package: pip install ")
     assert json.dumps(err).count("\\n") == 1
+
+
+FAILING = """
+    import json, os, sys
+
+    if os.environ.get("STEPSCOPE_RUN"):  # the entry that is to fail, and how often it was come to
+        from stepscope.capture import guard
+
+        def probe(name):
+            if name == os.environ["FAILS"]:
+                raise RuntimeError("planted")
+
+        guard.probe = probe
+
+    import jax
+    import jax.numpy as jnp
+
+    @jax.jit
+    def step(value):
+        return value * 0.5 + 1
+
+    value = jnp.ones(4)
+    for number in range(20):
+        with jax.profiler.StepTraceAnnotation("train", step_num=number):
+            value = step(value)
+    print(value.tolist())
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "capture.xla_hooks.XlaHooks._seen",
+        "capture.xla_hooks._Calls._begins",
+        "capture.xla_hooks._jitted",
+        "capture.controller.StepController.step_boundary",
+        "capture.bootstrap.was_imported",
+    ],
+)
+def test_an_error_in_an_entry_changes_nothing(entry: str, jax: Jax) -> None:
+    """As tests/e2e/test_guest.py has it of torch."""
+    (jax.folder / "plain.py").write_text(textwrap.dedent(FAILING))
+    plain = jax.run("plain.py")
+    jax.set(FAILS=entry)
+
+    done, _ = jax.recorded(FAILING, "--warmup", "2", "--steps", "2")
+
+    assert (done.code, done.out) == (plain.code, plain.out)
+    assert plain.code == 3
+    assert done.err.count("stepscope leaves this process") == 1, done.err
+    assert "Traceback" not in done.err
