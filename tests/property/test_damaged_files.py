@@ -6,7 +6,7 @@ import array
 import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from stepscope.devices.table import forget_devices
 from stepscope.errors import StepscopeError
 from stepscope.kept_json import with_checksum
 from stepscope.line_records import LineRecords, Location, ThreadLines, write_lines
+from stepscope.trace.cache import TraceCache
 from stepscope.tuning.storage import open_study
 from stepscope.tuning.sweep_file import parse_sweep
 from stepscope.tuning.sweep_study import SweepStudy
@@ -282,3 +283,75 @@ def test_a_price_that_was_changed_is_said(
     assert main(["prices"]) == 0
 
     assert "prices.csv was changed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: row[:2],
+        lambda row: [*row, "more"],
+        lambda row: ["nan" if "." in cell and cell.replace(".", "").isdigit() else cell for cell in row],
+        lambda row: ["-1" if "." in cell and cell.replace(".", "").isdigit() else cell for cell in row],
+        lambda row: ["1e999" if "." in cell and cell.replace(".", "").isdigit() else cell for cell in row],
+    ],
+)
+def test_a_row_that_is_no_price_is_one_sentence(
+    change: Callable[[list[str]], list[str]],
+    intact: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(intact, home)
+    _live_in(home, monkeypatch)
+    prices = home / "data/prices.csv"
+    header, first, *others = prices.read_text().splitlines()
+    changed = ",".join(change(first.split(",")))
+    prices.write_text("\n".join([header, changed, *others]))
+    capsys.readouterr()
+
+    assert main(["prices"]) == 2
+
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert str(prices) in err
+
+
+def test_a_step_cannot_take_less_than_no_time(
+    intact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(intact, home)
+    _live_in(home, monkeypatch)
+    _indexed(home)
+    capsys.readouterr()
+    assert main(["history"]) == 0
+    right = capsys.readouterr().out
+    kept = home / "data/runs/block/trace-steps.json"
+    content = json.loads(kept.read_text())
+    del content["checksum"]
+    kept.write_text(json.dumps(with_checksum({**content, "ns": [-1, *content["ns"][1:]]})))
+
+    assert main(["history"]) == 0
+
+    assert capsys.readouterr().out == right
+
+
+def test_no_bit_of_the_caches_limit_changes_it_in_silence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    TraceCache(tmp_path).set_limit(7 * 2**30)
+    place = tmp_path / "limit.json"
+    right = place.read_bytes()
+    flipped = [
+        right[:at] + bytes([right[at] ^ 1 << bit]) + right[at + 1 :] for at in range(len(right)) for bit in range(8)
+    ]
+    for content in [*flipped, *(right[:length] for length in range(len(right)))]:
+        place.write_bytes(content)
+        caplog.clear()
+        assert TraceCache(tmp_path).limit() == 7 * 2**30 or len(caplog.records) == 1, content
+
+
+def test_the_limit_that_an_older_stepscope_kept_holds(tmp_path: Path) -> None:
+    (tmp_path / "limit.json").write_text("12345")
+
+    assert TraceCache(tmp_path).limit() == 12345

@@ -20,7 +20,7 @@ from stepscope.capture.batch_runs import NAME as BATCH_SIZES
 from stepscope.capture.manifest import RunManifest
 from stepscope.capture.run_folder import RunFolder, write_json
 from stepscope.capture.runs import RunRecord
-from stepscope.capture.step_times import Stretch
+from stepscope.capture.step_times import Stretch, are_durations
 from stepscope.compare.history import Source, TimedRun
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.kept_json import readable, with_checksum
@@ -181,7 +181,7 @@ def _times_in_traces(folder: RunFolder) -> list[float]:
     state = [[path.name, (status := path.stat()).st_size, status.st_mtime_ns] for path in traces]
     kept = readable(folder.path / KEPT, only_whole=True)
     times = kept.get("ns")
-    if kept.get("traces") == state and isinstance(times, list) and all(type(each) is int for each in times):
+    if kept.get("traces") == state and are_durations(times):
         return [float(each) for each in times]
     read = [ns for path in traces for ns in _steps_in(path)]
     with contextlib.suppress(UsageError):  # a folder that cannot be written is read anew each time

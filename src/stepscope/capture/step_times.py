@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 TIMED_STEPS: Final = 50
 """Steps that are timed after the recording, before the program is left alone."""
@@ -42,11 +42,14 @@ class Stretch:
         if not isinstance(content, Mapping):
             return None
         first, durations = content.get("first_step"), content.get("ns")
-        if type(first) is not int or not isinstance(durations, list):
-            return None
-        if not all(type(each) is int and 0 <= each < 2**63 for each in durations):
+        if type(first) is not int or not are_durations(durations):
             return None
         return cls(first, bool(content.get("recorded")), durations)
+
+
+def are_durations(content: object) -> TypeGuard[list[int]]:
+    """Whether a kept value is a list of step times in nanoseconds."""
+    return isinstance(content, list) and all(type(each) is int and 0 <= each < 2**63 for each in content)
 
 
 class StepTimes:

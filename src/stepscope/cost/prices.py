@@ -7,7 +7,8 @@ where a provider names none it is absent. They change: whoever uses one says how
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
@@ -81,29 +82,32 @@ def shipped_prices() -> tuple[Price, ...]:
     return tuple(price_of(row) for row in csv.DictReader(text.splitlines()))
 
 
-def price_of(row: dict[str, str]) -> Price:
+def price_of(row: Mapping[str, str | None]) -> Price:
     """A row of a file with the columns COLUMNS.
 
     Raises:
         ValueError, KeyError: it is no such row.
     """
-    memory = _number(row["gpu_memory_gb"])
+    cells = {name: cell for name, cell in row.items() if isinstance(cell, str)}
+    if len(cells) < len(row):  # what csv.DictReader makes of a row that is too short or too long
+        raise ValueError("a row has more or fewer cells than columns")
+    memory = _number(cells["gpu_memory_gb"])
     return Price(
-        provider=row["provider"],
-        instance=row["instance"],
-        gpu=row["gpu"],
+        provider=cells["provider"],
+        instance=cells["instance"],
+        gpu=cells["gpu"],
         gpu_memory_gb=memory,
-        device=named_gpu(row["gpu"], memory_gb=memory, instance=row["instance"]).device,
-        count=int(row["count"]),
-        vcpus=_number(row["vcpus"]),
-        memory_gib=_number(row["memory_gib"]),
-        link=row["link"] or None,
-        region=row["region"] or None,
-        on_demand_usd_h=_number(row["on_demand_usd_h"]),
-        spot_usd_h=_number(row["spot_usd_h"]),
-        as_of=date.fromisoformat(row["as_of"]),
-        source=row["source"],
-        page=row["page"] or None,
+        device=named_gpu(cells["gpu"], memory_gb=memory, instance=cells["instance"]).device,
+        count=int(cells["count"]),
+        vcpus=_number(cells["vcpus"]),
+        memory_gib=_number(cells["memory_gib"]),
+        link=cells["link"] or None,
+        region=cells["region"] or None,
+        on_demand_usd_h=_number(cells["on_demand_usd_h"]),
+        spot_usd_h=_number(cells["spot_usd_h"]),
+        as_of=date.fromisoformat(cells["as_of"]),
+        source=cells["source"],
+        page=cells["page"] or None,
     )
 
 
@@ -130,4 +134,7 @@ def unpriced_devices(prices: Sequence[Price], names: Iterable[str]) -> list[str]
 
 
 def _number(text: str) -> float | None:
-    return float(text) if text else None
+    number = float(text) if text else None
+    if number is not None and not 0 <= number < math.inf:
+        raise ValueError(f"{text} is no amount")
+    return number

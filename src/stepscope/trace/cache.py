@@ -31,6 +31,7 @@ import msgspec
 import platformdirs
 
 from stepscope.errors import CacheError, UnreadableTraceError
+from stepscope.kept_json import with_checksum
 from stepscope.trace import store
 from stepscope.trace.model import Metadata, Trace, TraceWarning
 from stepscope.trace.store import StoreWriter, open_kept, open_unsealed
@@ -52,6 +53,7 @@ _UNLOCKED_GRACE_S: Final = 3_600
 """Without locks, what was used this recently is taken to be open."""
 _HASH_CHUNK_BYTES: Final = 1 << 20
 _PARTIAL: Final = ".partial-"
+_LIMIT: Final = "limit_bytes"
 _TEMPORARY: Final = "stepscope-store-"
 _ABANDONED_AFTER_S: Final = 60
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
@@ -215,10 +217,10 @@ class TraceCache:
             return self._limit_bytes
         place = self.root / "limit.json"
         try:
-            return max(0, msgspec.json.decode(place.read_bytes(), type=int))
+            return max(0, _limit_in(place.read_bytes()))
         except (FileNotFoundError, NotADirectoryError):
             return DEFAULT_LIMIT_BYTES
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        except (OSError, ValueError, KeyError):
             _log.warning("%s holds no number of bytes; the cache keeps to %d GiB", place, DEFAULT_LIMIT_BYTES >> 30)
             return DEFAULT_LIMIT_BYTES
 
@@ -230,7 +232,7 @@ class TraceCache:
         """
         try:
             with whole_file(self._made_root() / "limit.json", private=True) as file:
-                file.write(msgspec.json.encode(limit_bytes))
+                file.write(msgspec.json.encode(with_checksum({_LIMIT: limit_bytes})))
         except OSError as error:
             raise CacheError(f"the cache {self.root} cannot be written: {error.strerror}") from error
         self._limit_bytes = None
@@ -389,6 +391,17 @@ def _write(directory: Path, build: Build) -> None:
 def _size(directory: Path) -> int:
     with os.scandir(directory) as files:
         return sum(file.stat().st_size for file in files)
+
+
+def _limit_in(data: bytes) -> int:
+    """The bytes of a kept limit; raises ValueError or KeyError where it was damaged. Older files hold a bare number."""
+    content: int | dict[str, int] = msgspec.json.decode(data, type=int | dict[str, int])
+    if isinstance(content, int):
+        return content
+    limit_bytes = content[_LIMIT]
+    if content != with_checksum({_LIMIT: limit_bytes}):
+        raise ValueError("it is not as it was written")
+    return limit_bytes
 
 
 def _entry(directory: Path) -> CacheEntry | None:
