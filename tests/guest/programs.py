@@ -194,25 +194,6 @@ for number in range(20):
 """
 )
 
-PER_TOKEN: Final = (
-    _TRAINING
-    + """
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-def token_loss(scores, labels):
-    loss = 0.0
-    for position in range(scores.shape[1]):
-        loss = loss + torch.nn.functional.cross_entropy(scores[:, position], labels[:, position])
-    return loss
-for number in range(8):
-    optimizer.zero_grad()
-    values = torch.linspace(0, 1 + number, 192).reshape(4, 3, 16)
-    loss = token_loss(model(values), torch.arange(12).reshape(4, 3) % 4)
-    loss.backward()
-    optimizer.step()
-    print(f"{loss.item():.4f}")
-"""
-)
-
 TRACKED: Final = (
     _TRAINING
     + """

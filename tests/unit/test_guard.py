@@ -20,6 +20,7 @@ import pytest
 
 import stepscope
 from stepscope.capture import guard, line_watches
+from stepscope.capture.applying.guarded_code import Guard
 from stepscope.capture.energy_counters import SampledPower
 from stepscope.capture.guard import around, attempt, entry, hide, on_failure, replaced
 from stepscope.capture.lines import LineTracker
@@ -291,6 +292,14 @@ def test_a_seed_that_cannot_be_fixed_lets_the_import_pass() -> None:
 
     assert module.imported
     assert guard._failed_in == "capture.quiet_seeds._SeedWhenImported._imported"
+
+
+@fails
+def test_a_rewrite_that_cannot_be_asked_about_is_left_out() -> None:
+    guard.probe = _fails_in("capture.applying.guarded_code.Guard.__call__")
+
+    assert Guard(lambda *_: True)(0) is False
+    assert guard.has_failed()
 
 
 def _fails_in(name: str) -> Callable[[str], None]:

@@ -275,6 +275,12 @@ def on_failure(what: str, take_off: Callable[[], object], *, thread: int | None 
     return key
 
 
+def unhook(handle: Any) -> None:
+    """Remove a hook of torch's; after an error it stays, doing nothing, for torch may be going through its hooks."""
+    if _failed_in is None:
+        handle.remove()
+
+
 def off(key: object) -> None:
     """It was taken off in the ordinary way."""
     with _lock:

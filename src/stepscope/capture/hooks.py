@@ -197,7 +197,7 @@ def _optimizer_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
         nonlocal steps
         steps = None
         if "torch._dynamo" not in sys.modules:  # a compiled optimizer would be compiled anew without the hook
-            handle.remove()
+            guard.unhook(handle)
 
     return remove
 

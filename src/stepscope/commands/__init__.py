@@ -145,15 +145,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except MemoryError:
         return _said("there is not enough memory for this; --window or --steps reads less of a trace", 2)
-    except OSError as error:
-        if error.errno in _ENVIRONMENT and not _debugs(words):
-            return _said(f"{error.filename or 'standard output'} cannot be used: {error.strerror}", 2)
-        return _own_error(error, words)
+    except (SystemExit, GeneratorExit):
+        raise
     except BaseException as error:  # also what compiled libraries raise beside Exception
-        if isinstance(error, (SystemExit, GeneratorExit)):
-            raise
-        damage = _damage_behind(error)
-        return _own_error(error, words) if damage is None else _said(damage, 2)
+        known = _damage_behind(error) or _environment_behind(error)
+        return _said(known, 2) if known and not _debugs(words) else _own_error(error, words)
 
 
 @contextlib.contextmanager
@@ -223,6 +219,13 @@ def _log_to_user(*, verbose: bool) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(before)
+
+
+def _environment_behind(error: BaseException) -> str | None:
+    """What the machine refused, in one sentence; None where the error is no such thing."""
+    if not isinstance(error, OSError) or error.errno not in _ENVIRONMENT:
+        return None
+    return f"{error.filename or 'standard output'} cannot be used: {error.strerror}"
 
 
 def _damage_behind(error: BaseException) -> str | None:

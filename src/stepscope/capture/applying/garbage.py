@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from stepscope.capture import guard
@@ -39,7 +40,7 @@ def install(applying: Applying, chosen: Mapping[str, str]) -> None:
         if not is_compiling():
             garbage.stepped(optimizer)
 
-    applying.on_remove(register_optimizer_step_post_hook(stepped).remove)
+    applying.on_remove(partial(guard.unhook, register_optimizer_step_post_hook(stepped)))
     applying.on_remove(garbage.collection.close)
 
 

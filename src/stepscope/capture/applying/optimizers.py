@@ -6,6 +6,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from stepscope.capture import guard
@@ -60,7 +61,7 @@ class _Fusing:
         from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
         self._applying.wrap(Optimizer, "__init__", self._made)
-        self._applying.on_remove(register_optimizer_step_pre_hook(self._steps).remove)
+        self._applying.on_remove(partial(guard.unhook, register_optimizer_step_pre_hook(self._steps)))
 
     def _made(self, original: Any, optimizer: Any, *positional: Any, **named: Any) -> None:
         original(optimizer, *positional, **named)
