@@ -17,6 +17,8 @@ Anything else that comes out of the package is a bug: a command ends with exit c
 
 from __future__ import annotations
 
+from typing import Final
+
 __all__ = [
     "AgentError",
     "CacheError",
@@ -32,8 +34,17 @@ __all__ = [
 ]
 
 
+_LONGEST: Final = 1_000
+
+
 class StepscopeError(Exception):
-    """Base of the tree above; the message is one sentence for the user."""
+    """Base of the tree above; the message is one sentence for the user, however long the names in it are."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) <= _LONGEST:
+            return text
+        return f"{text[: _LONGEST // 2]}... ({len(text) - _LONGEST:,} characters left out) ...{text[-_LONGEST // 2 :]}"
 
 
 class UsageError(StepscopeError):
