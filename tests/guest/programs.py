@@ -54,8 +54,8 @@ FORWARD: Final = (
     _TRAINING
     + """
 with torch.no_grad():
-    for number in range(600):
-        value = model(torch.full((16384, 16), number / 600))
+    for number in range(1500):
+        value = model(torch.full((16384, 16), number / 1500))
         if number % 100 == 99:
             print(f"{value.sum().item():.4f}")
 """
