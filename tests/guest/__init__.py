@@ -16,4 +16,4 @@ def entries() -> set[str]:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if "bootstrap_path" not in module.name and not module.name.endswith("profiler_child"):
                 importlib.import_module(module.name)
-    return set(guard.ENTRIES)
+    return {name for name in guard.ENTRIES if name.startswith(("capture.", "integrations."))}
