@@ -70,8 +70,8 @@ def test_memory_that_runs_out_is_one_sentence(
     assert "not enough memory" in capsys.readouterr().err
 
 
-def _reading(folder: Path) -> subprocess.Popen[bytes]:
-    """A process that reads an endless trace and has begun its temporary store."""
+def _reading(folder: Path, *left: Path) -> subprocess.Popen[bytes]:
+    """A process that reads an endless trace and has begun its temporary store, beside what was `left` there."""
     temporary = folder / "temporary"
     temporary.mkdir(exist_ok=True)
     process = subprocess.Popen(
@@ -85,8 +85,10 @@ def _reading(folder: Path) -> subprocess.Popen[bytes]:
     assert process.stdin is not None
     process.stdin.write(b'{"traceEvents": [')
     process.stdin.flush()
-    while not list(temporary.iterdir()):
+    deadline = time.monotonic() + 60
+    while not set(temporary.iterdir()) - {*left}:
         assert process.poll() is None
+        assert time.monotonic() < deadline, "no store was begun"
         time.sleep(0.02)
     return process
 
@@ -108,7 +110,8 @@ def test_what_a_killed_process_left_is_swept_by_the_next_and_the_living_keep_the
     killed.kill()
     killed.wait(60)
     (left,) = (tmp_path / "temporary").iterdir()
-    living = _reading_after(tmp_path, left)
+    os.utime(left, (0, 0))  # a store is swept once it has lain untouched for a while
+    living = _reading(tmp_path, left)
     assert not left.exists()
     third = subprocess.run(
         [sys.executable, "-m", "stepscope", "steps", "--no-cache", _trace(tmp_path)],
@@ -120,14 +123,6 @@ def test_what_a_killed_process_left_is_swept_by_the_next_and_the_living_keep_the
     assert len(list((tmp_path / "temporary").iterdir())) == 1
     living.terminate()
     living.wait(60)
-
-
-def _reading_after(folder: Path, left: Path) -> subprocess.Popen[bytes]:
-    process = _reading(folder)
-    while left.exists() or not list((folder / "temporary").iterdir()):
-        assert process.poll() is None
-        time.sleep(0.02)
-    return process
 
 
 def _trace(folder: Path) -> str:
