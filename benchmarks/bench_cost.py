@@ -22,15 +22,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stepscope.capture.backward_losses import BackwardLosses
-from stepscope.capture.bench_steps import BenchSteps
-from stepscope.capture.bootstrap_plan import RunOptions
-from stepscope.capture.controller import StepController
-from stepscope.capture.launch import environment_of
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.run_folder import RunFolder
 from stepscope.compare import compare_samples
-from stepscope.report.comparison_text import verdict_sentence
+from stepscope.record.bench_steps import BackwardLosses, BenchSteps
+from stepscope.record.bootstrap_plan import RunOptions
+from stepscope.record.controller import StepController
+from stepscope.record.launch import environment_of
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder
+from stepscope.report.comparison import verdict_sentence
 
 LIMIT = 0.01
 CALLS = 500

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stepscope.capture.bench import Bench, BenchRun, BenchSettings, stop_of
-from stepscope.capture.bench_programs import BenchCommand
-from stepscope.compare.warm_up import WarmUp
+from stepscope.compare.bench import Bench, BenchRun, BenchSettings, stop_of
+from stepscope.compare.bench_programs import BenchCommand
+from stepscope.compare.statistics import WarmUp
 
 LEAST = 0.90
 STEPS = 40

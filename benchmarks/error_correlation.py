@@ -28,13 +28,12 @@ from scripts.predictor import matrix, matrix_timings
 from scripts.predictor.graphs import Iteration
 from scripts.predictor.iterations import GPUS, iterations, learned, learned_models
 from scripts.predictor.timings import public_device, vector_timings
-from stepscope.devices import DevicePeaks
+from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict import matrix_times, memory_times
 from stepscope.predict.operation_times import operation_times
-from stepscope.predict.operations import Operations
-from stepscope.predict.roofline_times import OperationTimes
+from stepscope.predict.operations import Operations, OperationTimes
 from stepscope.predict.step_replay import joint_band
-from stepscope.predict.work_kinds import different_calls
+from stepscope.predict.trace_operations import different_calls
 
 SHORTEST_NS: Final = 100_000.0
 """What is shorter consists of the launch, in these timings."""

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-from stepscope.capture.lines import LineTracker
-from stepscope.capture.options import RecordOptions
-from stepscope.capture.recorder import Recorder
+from stepscope.record.lines import LineTracker
+from stepscope.record.recorder import Recorder
+from stepscope.record.schedule import RecordOptions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 

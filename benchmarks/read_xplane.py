@@ -27,8 +27,8 @@ from typing import IO, Any
 
 from fresh_process import measure
 
-from stepscope.protobuf_fields import message, whole
-from stepscope.readers.xplane.wire import varint
+from stepscope.readers.xplane.content import varint
+from stepscope.trace.protobuf_fields import message, whole
 
 HERE = Path(__file__).resolve().parent
 PROFILE = HERE.parent / "tests" / "fixtures" / "jax_training_cpu.xplane.pb.gz"

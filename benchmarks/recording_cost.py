@@ -24,9 +24,9 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 import torch
 
-from stepscope.capture.controller import CaptureRequest, StepController
-from stepscope.capture.options import RecordOptions
-from stepscope.capture.recorder import Recorder, profiler_is_active
+from stepscope.record.controller import CaptureRequest, StepController
+from stepscope.record.recorder import Recorder, profiler_is_active
+from stepscope.record.schedule import RecordOptions
 
 SAME_OPTIONS = RecordOptions(lines=False)
 WITH_LINES = RecordOptions(lines=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from stepscope.capture.telemetry.log import Telemetry
+from stepscope.record.telemetry.log import Telemetry
 
 CALLS = 200
 BLOCKS = 30

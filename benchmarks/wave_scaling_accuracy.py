@@ -21,10 +21,17 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.devices import DevicePeaks, named_device
-from stepscope.predict.operation_times import operation_times
+from stepscope.machine.devices import named_device
+from stepscope.machine.own_devices import DevicePeaks
+from stepscope.predict.operation_times import (
+    memory_share,
+    operation_times,
+    product_of,
+    resident_blocks,
+    scaled_ns,
+    wave_factors,
+)
 from stepscope.predict.operations import Operations
-from stepscope.predict.wave_scaling import memory_share, product_of, resident_blocks, scaled_ns, wave_factors
 
 DEVICES: Final = {
     "A100-40": "A100-PCIe-40GB", "P100": "P100-PCIe-16GB", "V100": "V100-PCIe-32GB", "T4": "T4", "P4": "P4",

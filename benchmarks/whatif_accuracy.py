@@ -45,8 +45,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 from promise_pairs import Pair, Times, summary, table, told  # noqa: E402
 
 import stepscope  # noqa: E402
-from stepscope.analysis.lines import line_table  # noqa: E402
-from stepscope.analysis.place_costs import place_costs  # noqa: E402
+from stepscope.analysis.places import line_table, place_costs  # noqa: E402
 from stepscope.analysis.steps import step_table  # noqa: E402
 from stepscope.readers import READERS  # noqa: E402
 from stepscope.trace import Trace, Window  # noqa: E402

@@ -17,8 +17,8 @@ from types import ModuleType
 import jax
 import jax.numpy as jnp
 
-from stepscope.protobuf_fields import text
-from stepscope.readers.xplane.wire import varint
+from stepscope.readers.xplane.content import varint
+from stepscope.trace.protobuf_fields import text
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXAMPLE = "examples/jax_training.py"

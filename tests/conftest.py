@@ -10,7 +10,7 @@ from typing import Final
 import platformdirs
 import pytest
 
-from stepscope.capture import guard
+from stepscope import guard
 
 
 @pytest.fixture(scope="session", autouse=True)

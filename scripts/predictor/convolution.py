@@ -13,10 +13,9 @@ from scripts.predictor.accuracy import Accuracy, mean_error
 from scripts.predictor.boosting import fit_trees
 from scripts.predictor.memory import MEASURED, PUBLIC
 from scripts.predictor.timings import Numbers, public_device, wave_ratio
-from stepscope.devices import DevicePeaks
+from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.convolution_times import ConvolutionModel, base_ns, convolution_times, features
-from stepscope.predict.operations import Operations
-from stepscope.predict.roofline_times import roofline_ns
+from stepscope.predict.operations import Operations, roofline_ns
 
 GPUS: Final = ("P4", "P100", "V100", "T4")
 KIND: Final = "convolution, fp32"

@@ -20,10 +20,9 @@ from scripts.predictor.accuracy import Accuracy, mean_error
 from scripts.predictor.graphs import BEFORE_NS, Iteration, iterations, latencies
 from scripts.predictor.memory import MEASURED, PUBLIC
 from scripts.predictor.timings import DEVICES, Numbers, public_device, vector_timings, wave_ratio
-from stepscope.devices import DevicePeaks
+from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.memory_times import MemoryModel, memory_times
-from stepscope.predict.operations import Operations
-from stepscope.predict.roofline_times import roofline_ns
+from stepscope.predict.operations import Operations, roofline_ns
 
 KIND: Final = "whole iterations, fp32"
 TRANSFER: Final = "whole iterations, fp32, from another GPU's"

@@ -22,13 +22,18 @@ from scripts.predictor.graphs import timed_products
 from scripts.predictor.matrix_timings import Timings, measured_device, tensor_timings, thinned, vector_timings
 from scripts.predictor.memory import MEASURED, PUBLIC, RATIO
 from scripts.predictor.timings import wave_ratio
-from stepscope.devices import DevicePeaks
+from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_rates import rates_of
-from stepscope.predict.matrix_tiles import TileLaw
-from stepscope.predict.matrix_times import SIZES_NS, START_NS, MatrixModel, base_and_features, kernels_ns
-from stepscope.predict.operations import Numbers, Operations
-from stepscope.predict.roofline_times import roofline_ns
+from stepscope.predict.matrix_times import (
+    SIZES_NS,
+    START_NS,
+    MatrixModel,
+    TileLaw,
+    base_and_features,
+    kernels_ns,
+    rates_of,
+)
+from stepscope.predict.operations import Numbers, Operations, roofline_ns
 
 LONG_NS: Final = 50_000.0
 MODELS_WEIGHT: Final = 3.0

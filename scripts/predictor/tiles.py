@@ -13,10 +13,9 @@ from scipy.optimize import minimize
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from scripts.predictor.boosting import exported
-from stepscope.devices import DevicePeaks
+from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_rates import rates_of
-from stepscope.predict.matrix_tiles import CHOSEN, TileLaw, best_splits, choice_features, tile_seconds
+from stepscope.predict.matrix_times import CHOSEN, TileLaw, best_splits, choice_features, rates_of, tile_seconds
 from stepscope.predict.operations import Numbers, Operations
 
 FIRST: Final = np.array([1.7] * 6 + [1.2] * 6 + [1.2, 0.0, 3.0, 0.0, -0.5, -3.0, 0.0, 1.0, -0.5])

@@ -14,15 +14,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepscope.capture.agent import start_server
-    from stepscope.capture.annotations import annotate, step
-    from stepscope.capture.profile import profile
-    from stepscope.capture.schedule import schedule
-    from stepscope.capture.telemetry.log import log, telemetry
     from stepscope.compare import Comparison, compare_traces
-    from stepscope.diagnosis import Diagnosis, Finding, diagnose
+    from stepscope.diagnosis import Diagnosis, Finding
+    from stepscope.diagnosis.diagnosis import diagnose
     from stepscope.errors import StepscopeError
     from stepscope.readers import open_trace
+    from stepscope.record.agent import start_server
+    from stepscope.record.annotations import annotate, step
+    from stepscope.record.profile import profile
+    from stepscope.record.schedule import schedule
+    from stepscope.record.telemetry.log import log, telemetry
     from stepscope.trace import Trace, Window
 
 __version__ = "0.1.0"
@@ -54,16 +55,16 @@ _HOMES = {
     "StepscopeError": "stepscope.errors",
     "Trace": "stepscope.trace",
     "Window": "stepscope.trace",
-    "annotate": "stepscope.capture.annotations",
+    "annotate": "stepscope.record.annotations",
     "compare_traces": "stepscope.compare",
     "diagnose": "stepscope.diagnosis",
-    "log": "stepscope.capture.telemetry.log",
+    "log": "stepscope.record.telemetry.log",
     "open_trace": "stepscope.readers",
-    "profile": "stepscope.capture.profile",
-    "schedule": "stepscope.capture.schedule",
-    "start_server": "stepscope.capture.agent",
-    "step": "stepscope.capture.annotations",
-    "telemetry": "stepscope.capture.telemetry.log",
+    "profile": "stepscope.record.profile",
+    "schedule": "stepscope.record.schedule",
+    "start_server": "stepscope.record.agent",
+    "step": "stepscope.record.annotations",
+    "telemetry": "stepscope.record.telemetry.log",
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.capture.applying import all_flags
+from stepscope.record.apply import all_flags
 from tests.guest import entries, programs
 
 SERVER = Path(programs.__file__).parent / "server.py"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.run_folder import RunFolder
+from stepscope.record.run_folder import RunFolder
 from tests.e2e.conftest import run_stepscope
 
 pytest.importorskip("torch")

@@ -24,8 +24,8 @@ import pytest
 from stepscope.analysis.flame import FlameFrame, FlameGraph
 from stepscope.analysis.picture import PathPiece, PictureGap, PictureLane, PictureSlice, Shown, StepPicture
 from stepscope.compare import compare_traces
-from stepscope.report.html import html_report
-from stepscope.report.html_compare import html_comparison
+from stepscope.report.html.compare import html_comparison
+from stepscope.report.html.page import html_report
 from tests.unit.hand_built import empty, full
 from tests.unit.test_html_compare import training
 

@@ -21,7 +21,7 @@ import polars as pl
 import pytest
 
 import stepscope
-from stepscope.capture.run_folder import RunFolder
+from stepscope.record.run_folder import RunFolder
 from tests.e2e.conftest import TIMEOUT_S, environment
 
 PYTHON = os.environ.get("STEPSCOPE_JAX_PYTHON", "")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.run_folder import RunFolder
+from stepscope.record.run_folder import RunFolder
 
 pytest.importorskip("torch")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.report.html_sweep import html_sweep
-from stepscope.tuning.sweep_file import parse_sweep
-from stepscope.tuning.sweep_results import Effect, SweepResults, SweepTrial
+from stepscope.report.html.sweep import html_sweep
+from stepscope.tune.sweep.file import parse_sweep
+from stepscope.tune.sweep.results import Effect, SweepResults, SweepTrial
 from tests.e2e.test_html_in_browser import CHROMIUM, HOSTILE, Browser, opened
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")]

@@ -16,10 +16,10 @@ import polars as pl
 import pytest
 
 import stepscope
-from stepscope.analysis.telemetry_plots import telemetry_picture
-from stepscope.capture.telemetry.store import Missing, Sample, Series, TelemetryStore
+from stepscope.analysis.telemetry import telemetry_picture
 from stepscope.commands import main
-from stepscope.report.html import telemetry_page
+from stepscope.record.telemetry.store import Missing, Sample, Series, TelemetryStore
+from stepscope.report.html.page import telemetry_page
 from stepscope.trace.telemetry import read_telemetry, telemetry_files
 from tests.e2e.test_html_in_browser import HOSTILE, Browser, browser, opened
 from tests.e2e.test_html_in_browser import pytestmark as in_a_browser

@@ -13,15 +13,15 @@ from random import Random
 
 from stepscope.analysis.device_time import device_time
 from stepscope.analysis.idle import idle_time
-from stepscope.capture.run_folder import is_run_folder
-from stepscope.commands._reading import trace_paths
-from stepscope.cost.price_files import read_price_file
-from stepscope.devices.own import read_devices
+from stepscope.commands.shared.reading import trace_paths
+from stepscope.machine.own_devices import read_devices
+from stepscope.predict.cost.price_files import read_price_file
 from stepscope.readers import open_trace, side_files
 from stepscope.readers.side_files.ncu import read_ncu
+from stepscope.record.run_folder import is_run_folder
 from stepscope.trace.telemetry import read_telemetry
 from stepscope.trace.window import StepRange, Window
-from stepscope.tuning.sweep_file import read_sweep
+from stepscope.tune.sweep.file import read_sweep
 from tests.fuzz import seeds
 from tests.fuzz.containers import changed, raw_bytes
 from tests.fuzz.invariants import (

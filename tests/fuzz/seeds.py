@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
-from stepscope import program_facts
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.run_folder import MANIFEST, RunFolder
-from stepscope.capture.telemetry.store import Missing, Sample, Series, TelemetryStore
-from stepscope.cost.energy_measured import Counter, EnergyRecord, EnergyWindow
-from stepscope.line_records import LineRecords, Location, ThreadLines, lines_path, write_lines
 from stepscope.readers import open_trace
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import MANIFEST, RunFolder
+from stepscope.record.telemetry.store import Missing, Sample, Series, TelemetryStore
 from stepscope.report.exports.perfetto import perfetto
 from stepscope.report.exports.xspace import xspace
+from stepscope.trace import program_facts
+from stepscope.trace.energy_records import Counter, EnergyRecord, EnergyWindow
+from stepscope.trace.program_facts import LineRecords, Location, ThreadLines, lines_path, write_lines
 from tests.property.documents import EVERY_KIND
 from tests.simulator import kineto_bytes, programs
 from tests.simulator.allocator import training

@@ -13,7 +13,7 @@ from stepscope.analysis.idle import device_window, idle_time
 from stepscope.diagnosis import Diagnosis, Finding, diagnose
 from stepscope.readers import open_trace
 from stepscope.trace import Trace
-from stepscope.trace.intervals import union
+from stepscope.trace.window import union
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OWN_TRACES = {

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from stepscope.analysis.device_time import device_time
-from stepscope.diagnosis.diagnose import diagnose
+from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.errors import TraceError
 from stepscope.readers import open_trace
-from stepscope.report.json_report import json_bytes, json_report
+from stepscope.report.json import json_bytes, json_report
 from stepscope.report.text import text_report
 
 pytestmark = pytest.mark.traces

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.devices import named_device
+from stepscope.machine.devices import named_device
 from stepscope.predict.prediction import StepPredictor
 from stepscope.readers import open_trace
 from stepscope.whatif.experiment import Experiment

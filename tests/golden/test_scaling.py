@@ -9,8 +9,8 @@ import pytest
 
 from stepscope.predict.buckets import buckets_of, gradients_of
 from stepscope.predict.exchanges import AddedExchange, RecordedExchange
-from stepscope.predict.host_borders import CutExperiment
 from stepscope.predict.scaling import data_parallel, exchange_of
+from stepscope.predict.target_graph import CutExperiment
 from stepscope.readers import open_trace
 from stepscope.whatif import Experiment, replay
 

@@ -12,10 +12,9 @@ from stepscope.analysis.steps import step_table
 from stepscope.readers import open_trace
 from stepscope.whatif import Experiment
 from stepscope.whatif.changes import without_cause
-from stepscope.whatif.critical_path import critical_path
-from stepscope.whatif.ranks import Ranks
+from stepscope.whatif.critical_path import critical_path, slack_of_operators
+from stepscope.whatif.experiment import Ranks
 from stepscope.whatif.scenarios import loader_workers
-from stepscope.whatif.slack import slack_of_operators
 
 pytestmark = pytest.mark.traces
 

@@ -8,9 +8,8 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.device_time import step_busy_shares
-from stepscope.analysis.host_time import host_summary, host_time
-from stepscope.analysis.lines import line_table
-from stepscope.analysis.modules import module_table
+from stepscope.analysis.host import host_summary, host_time
+from stepscope.analysis.places import line_table, module_table
 from stepscope.analysis.steps import step_table
 from stepscope.readers import open_trace
 from stepscope.trace import Trace

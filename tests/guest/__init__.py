@@ -6,13 +6,14 @@ import importlib
 import pkgutil
 
 import stepscope.capture
+
 import stepscope.integrations
-from stepscope.capture import guard
+from stepscope import guard
 
 
 def entries() -> set[str]:
     """Every entry of the package, as the guard lists them when all modules are imported."""
-    for package in (stepscope.capture, stepscope.integrations):
+    for package in (stepscope.record, stepscope.integrations):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if "bootstrap_path" not in module.name and not module.name.endswith("profiler_child"):
                 importlib.import_module(module.name)

@@ -84,7 +84,8 @@ def _become(job: dict[str, Any], folder: Path) -> None:
     script = folder / "program.py"
     script.write_text(job["program"])
     sys.argv = [str(script)]
-    from stepscope.capture import annotations, guard
+    from stepscope import guard
+    from stepscope.record import annotations
 
     hits = os.open(folder / "hit", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
@@ -100,10 +101,10 @@ def _become(job: dict[str, Any], folder: Path) -> None:
         (run / "run.json").write_text(json.dumps({"command": ["program.py"]}))
         os.environ.update(STEPSCOPE_RUN=str(run), STEPSCOPE_RUN_OPTIONS=json.dumps(job["options"]))
         annotations._IN_RUN = True
-        from stepscope.capture.bootstrap import was_imported
+        from stepscope.record.bootstrap import was_imported
 
         if not job["call"]:  # as in a process that imports neither torch nor JAX
-            del sys.modules["stepscope.capture.controller"]
+            del sys.modules["stepscope.record.controller"]
         else:
             __import__(job["call"])
             was_imported(job["call"])

@@ -15,7 +15,7 @@ import pytest
 
 from stepscope.errors import StepscopeError
 from stepscope.readers import open_trace, source
-from stepscope.readers.kineto import chunks
+from stepscope.readers.kineto import events as chunks
 from stepscope.readers.kineto import events as events_module
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from hypothesis import strategies as st
 
-from stepscope.readers import linking
+from stepscope.readers import assembly
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
 from stepscope.trace.model import Device
 from stepscope.trace.tables import REFERENCES, SCHEMAS, SLICE_TABLES, VOCABULARY
@@ -85,7 +85,7 @@ def _table(draw: st.DrawFn, table: str, lanes: int, plain: bool) -> pl.DataFrame
     frame = pl.DataFrame(columns, schema=dict(SCHEMAS[table]))
     by = [column for column in ("start_ns", "duration_ns") if column in frame.columns]
     frame = frame.sort(by, descending=[False, True][: len(by)], maintain_order=True)
-    return frame.with_columns(parent=linking.parent_rows(frame)) if "parent" in references and rows else frame
+    return frame.with_columns(parent=assembly.parent_rows(frame)) if "parent" in references and rows else frame
 
 
 @st.composite

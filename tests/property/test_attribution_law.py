@@ -10,10 +10,8 @@ from hypothesis import HealthCheck, given, settings
 
 from stepscope.analysis.attribution import attribute
 from stepscope.analysis.idle import idle_time
-from stepscope.analysis.lines import line_table
-from stepscope.analysis.modules import module_table
 from stepscope.analysis.operators import operator_costs
-from stepscope.analysis.place_costs import PHASE_COLUMNS, place_costs
+from stepscope.analysis.places import PHASE_COLUMNS, line_table, module_table, place_costs
 from stepscope.readers import open_trace
 from stepscope.trace import Trace, Window
 from tests.simulator import KinetoOptions, Machine, write_kineto

@@ -12,24 +12,23 @@ from typing import Any, Final
 
 import pytest
 
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.run_folder import RunFolder, write_json
-from stepscope.capture.telemetry.store import Sample, Series, TelemetryStore
 from stepscope.commands import main
-from stepscope.cost.price_store import PriceStore
-from stepscope.cost.prices import shipped_prices
-from stepscope.devices.table import forget_devices
 from stepscope.errors import StepscopeError
-from stepscope.kept_json import with_checksum
-from stepscope.line_records import LineRecords, Location, ThreadLines, write_lines
+from stepscope.files import with_checksum
+from stepscope.machine.devices import forget_devices
+from stepscope.predict.cost.prices import PriceStore, shipped_prices
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder, write_json
+from stepscope.record.telemetry.store import Sample, Series, TelemetryStore
 from stepscope.trace.cache import TraceCache
-from stepscope.tuning.storage import open_study
-from stepscope.tuning.sweep_file import parse_sweep
-from stepscope.tuning.sweep_study import SweepStudy
-from stepscope.tuning.tune_knobs import Configuration, Knob, Space
-from stepscope.tuning.tune_measure import Outcome
-from stepscope.tuning.tune_study import TuneStudy
-from stepscope.tuning.tune_trials import Proposal
+from stepscope.trace.program_facts import LineRecords, Location, ThreadLines, write_lines
+from stepscope.tune.knobs import Configuration, Knob, Space
+from stepscope.tune.measure import Outcome
+from stepscope.tune.search import TuneStudy
+from stepscope.tune.storage import open_study
+from stepscope.tune.sweep.file import parse_sweep
+from stepscope.tune.sweep.study import SweepStudy
+from stepscope.tune.trials import Proposal
 from tests.unit.run_folders import made_run, recording
 from tests.unit.small_traces import complete, kernel, launch
 from tests.unit.tuning.searches import measured

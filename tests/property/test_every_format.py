@@ -15,8 +15,7 @@ from stepscope.analysis.idle import idle_time
 from stepscope.analysis.steps import step_table
 from stepscope.commands import main
 from stepscope.compare import compare_traces
-from stepscope.diagnosis.diagnose import diagnose
-from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.diagnosis.diagnosis import Diagnosis, diagnose
 from stepscope.readers import open_trace
 from stepscope.trace import Trace, Window
 from stepscope.trace.window import StepRange

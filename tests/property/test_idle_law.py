@@ -13,7 +13,7 @@ from stepscope.analysis.device_time import device_time
 from stepscope.analysis.idle import device_window, idle_time
 from stepscope.readers import open_trace
 from stepscope.trace import Trace, Window
-from stepscope.trace.intervals import union
+from stepscope.trace.window import union
 from tests.simulator import IdlePiece, KinetoOptions, Machine, merge_pieces, write_kineto
 from tests.simulator.programs import PROGRAMS
 from tests.simulator.strategies import programs

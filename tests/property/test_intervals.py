@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.trace.intervals import IntervalSet, union
+from stepscope.trace.window import IntervalSet, union
 
 LONGEST = 40
 INTERVALS = st.lists(

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from stepscope.devices import named_device
+from stepscope.machine.devices import named_device
 from stepscope.predict.answer import predicted_steps
 from stepscope.predict.prediction import StepPredictor
 from stepscope.predict.step_replay import joint_band
 from stepscope.readers import open_trace
-from stepscope.report.predict_json import predict_json
-from stepscope.report.predict_text import predict_text
+from stepscope.report.predict import predict_json, predict_text
 from stepscope.whatif.experiment import Experiment
 from tests.simulator import KinetoOptions, Machine, write_kineto
 from tests.simulator.strategies import programs

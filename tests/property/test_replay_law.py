@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.analysis.causes import CAUSES
+from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
 from stepscope.trace import Trace

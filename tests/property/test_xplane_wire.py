@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from stepscope.errors import StepscopeError
 from stepscope.readers import open_trace
-from stepscope.readers.xplane.bounds import event_bounds
-from stepscope.readers.xplane.events import read_events
-from stepscope.readers.xplane.wire import PADDING, WireError, fields, varint, varints, words_at
+from stepscope.readers.xplane.content import PADDING, WireError, fields, varint, varints, words_at
+from stepscope.readers.xplane.events import event_bounds, read_events
 from tests.unit.xplanes import part
 from tests.unit.xplanes import varint as encoded
 

@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stepscope.capture.agent import Agent
-from stepscope.capture.agent_place import Place
-from stepscope.capture.agent_program import ControlledProgram
-from stepscope.capture.controller import StepController
-from stepscope.capture.options import RecordOptions
-from stepscope.capture.run_folder import RunFolder
+from stepscope.record.agent import Agent, ControlledProgram
+from stepscope.record.agent_http import Place
+from stepscope.record.controller import StepController
+from stepscope.record.run_folder import RunFolder
+from stepscope.record.schedule import RecordOptions
 
 
 class Recording:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.capture.environment_machine import Machine
+from stepscope.machine.observed import Machine
 
 CPU = "sys/devices/system/cpu"
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.run_folder import RunFolder
-from stepscope.capture.runs import RunIndex
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder
+from stepscope.record.runs import RunIndex
 
 DAY_S = 86_400.0
 BEGAN_S = 1_790_000_000.0

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ProgramFacts
 from tests.unit.recording import Recording
 
 LINE = {"source_file": "train.py", "source_line": 20, "source_function": "step"}

@@ -16,16 +16,15 @@ from typing import Any
 
 import pytest
 
-from stepscope.capture import agent as agent_module
-from stepscope.capture import agent_http
-from stepscope.capture.agent import Agent, serve_for_run, start_server
-from stepscope.capture.agent_files import AgentFile, agent_of_process, agents_in, read_agent_file, user_agents
-from stepscope.capture.agent_place import Place
-from stepscope.capture.agent_program import ControlledProgram
-from stepscope.capture.controller import StepController
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.run_folder import RunFolder
 from stepscope.errors import AgentError, UsageError
+from stepscope.record import agent as agent_module
+from stepscope.record import agent_http
+from stepscope.record.agent import Agent, ControlledProgram, serve_for_run, start_server
+from stepscope.record.agent_files import AgentFile, agent_of_process, agents_in, read_agent_file, user_agents
+from stepscope.record.agent_http import Place
+from stepscope.record.controller import StepController
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder
 from tests.unit.agents import Process, Recording, everything
 
 TOKEN = "a-token-of-the-users"
@@ -135,7 +134,7 @@ class TestCaptures:
             return handle
 
         monkeypatch.setattr(controller, "request", overtaken)
-        from stepscope.capture.protocol import CaptureOrder, Refusal
+        from stepscope.record.agent_files import CaptureOrder, Refusal
 
         with pytest.raises(Refusal, match="step 1 is not to come: step 1 has begun"):
             program.begin(CaptureOrder(steps=1, first_step=1), Path("unused"))
@@ -461,7 +460,7 @@ class TestFiles:
 
     def test_a_helper_does_not_take_its_ranks_place(self, run: RunFolder) -> None:
         main = AgentFile("127.0.0.1:1", TOKEN, os.getppid(), socket.gethostname(), namespace=_namespace())
-        from stepscope.capture.agent_files import write_agent_file
+        from stepscope.record.agent_files import write_agent_file
 
         write_agent_file(run.agents / "rank0.json", main)
         process = Process(Place(), run)
@@ -470,7 +469,7 @@ class TestFiles:
         assert read_agent_file(run.agents / "rank0.json") == main
 
     def test_the_files_of_ended_processes_are_taken_away(self, tmp_path: Path) -> None:
-        from stepscope.capture.agent_files import write_agent_file
+        from stepscope.record.agent_files import write_agent_file
 
         ended = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", ""])
         os.waitpid(ended, 0)
@@ -564,6 +563,6 @@ class TestStartServer:
 
 
 def _namespace() -> str:
-    from stepscope.capture.agent_files import own_namespace
+    from stepscope.record.agent_files import own_namespace
 
     return own_namespace()

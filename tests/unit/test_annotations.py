@@ -16,7 +16,7 @@ import pytest
 
 import stepscope
 from stepscope.analysis.steps import step_table
-from stepscope.capture import annotations
+from stepscope.record import annotations
 from stepscope.trace import Trace
 
 torch = pytest.importorskip("torch")
@@ -208,7 +208,7 @@ def test_the_controller_hears_of_each_step(monkeypatch: pytest.MonkeyPatch) -> N
     boundaries: list[int] = []
     controller = SimpleNamespace(step_boundary=lambda: boundaries.append(1))
     module = SimpleNamespace(controller=lambda: controller)
-    monkeypatch.setitem(sys.modules, "stepscope.capture.controller", module)
+    monkeypatch.setitem(sys.modules, "stepscope.record.controller", module)
 
     with stepscope.annotate("forward"):
         pass

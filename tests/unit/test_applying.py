@@ -22,21 +22,13 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import stepscope.diagnosis
-from stepscope.capture.applying import (
-    Applying,
-    all_flags,
-    applied_outcomes,
-    environment_of,
-    install,
-    parse_applications,
-)
-from stepscope.capture.applying.flags import flag_rows
-from stepscope.capture.applying.outcomes import Outcome, applied_beside, outcomes
-from stepscope.capture.applying.patching import in_a_line
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.run_folder import RunFolder
 from stepscope.errors import UsageError
-from stepscope.report.json_report import json_report
+from stepscope.record.apply import all_flags, applied_outcomes, environment_of, install, parse_applications
+from stepscope.record.apply.flags import Outcome, applied_beside, flag_rows, outcomes
+from stepscope.record.apply.patching import Applying, in_a_line
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder
+from stepscope.report.json import json_report
 from stepscope.report.markdown import markdown_report
 from stepscope.report.text import text_report
 from tests.unit.hand_built import full

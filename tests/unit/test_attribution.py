@@ -5,9 +5,9 @@ from __future__ import annotations
 import polars as pl
 
 from stepscope.analysis.attribution import ATTRIBUTION_SCHEMA, attribute, operator_places, work_places
-from stepscope.analysis.modules import module_table
-from stepscope.analysis.naming import UserCode
+from stepscope.analysis.places import module_table
 from stepscope.trace import Trace
+from stepscope.trace.naming import UserCode
 from tests.unit.recording import Recording
 
 NODE = "autograd::engine::evaluate_function: MmBackward0"

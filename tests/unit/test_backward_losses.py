@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stepscope.capture.backward_losses import MOST_LOSSES, BackwardLosses, fix_seeds
+from stepscope.record.bench_steps import MOST_LOSSES, BackwardLosses, fix_seeds
 
 torch = pytest.importorskip("torch")
 

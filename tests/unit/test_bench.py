@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.bench import Bench, BenchFailure, BenchRun, BenchSettings, order_of, stop_of
-from stepscope.capture.bench_noise import noise_of
-from stepscope.capture.bench_programs import BenchCommand
 from stepscope.commands import main
-from stepscope.compare.warm_up import WarmUp
-from stepscope.report.bench_json import bench_json
-from stepscope.report.bench_text import bench_markdown, bench_table, bench_text, how, verdicts
-from stepscope.report.json_report import json_bytes
+from stepscope.compare.bench import Bench, BenchFailure, BenchRun, BenchSettings, order_of, stop_of
+from stepscope.compare.bench_programs import BenchCommand
+from stepscope.compare.statistics import WarmUp
+from stepscope.report.bench import bench_json, bench_markdown, bench_table, bench_text, how, noise_of, verdicts
+from stepscope.report.json import json_bytes
 
 MS = 1_000_000
 RUNS_DIFFER = (

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.bench_load import LoadMeter
-from stepscope.capture.bench_programs import BenchCommand, end_leftovers, last_lines, run_logged
-from stepscope.capture.environment_machine import Machine
+from stepscope.compare.bench import LoadMeter
+from stepscope.compare.bench_programs import BenchCommand, end_leftovers, last_lines, run_logged
 from stepscope.errors import UsageError
+from stepscope.machine.observed import Machine
 
 
 def test_a_command_is_split_as_a_shell_splits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

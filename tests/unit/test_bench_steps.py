@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from stepscope.capture.bench_records import Record, job_ends_ns, read_records
-from stepscope.capture.bench_steps import BenchSteps, DeviceMarks, ends_from_gaps
-from stepscope.capture.bootstrap_plan import RunOptions
-from stepscope.capture.controller import StepController, StepSource
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.run_folder import RunFolder
+from stepscope.compare.bench_programs import Record, job_ends_ns, read_records
+from stepscope.record.bench_steps import BenchSteps, DeviceMarks, ends_from_gaps
+from stepscope.record.bootstrap_plan import RunOptions
+from stepscope.record.controller import StepController, StepSource
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder
 
 
 @pytest.fixture

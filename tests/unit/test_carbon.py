@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.cost.carbon import emitted_kg, equivalences, grid_of, grid_source, grids
 from stepscope.errors import UsageError
+from stepscope.predict.cost.carbon import emitted_kg, equivalences, grid_of, grid_source, grids
 
 
 def test_the_table_names_its_source() -> None:

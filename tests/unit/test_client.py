@@ -14,17 +14,15 @@ from typing import Any
 
 import pytest
 
-from stepscope.capture import client_group
-from stepscope.capture.agent_files import agent_of_process, write_agent_file
-from stepscope.capture.agent_place import Place
-from stepscope.capture.client import AgentClient, CaptureState, HttpTransport, RefusedError
-from stepscope.capture.client_group import start_together
-from stepscope.capture.client_targets import clients_for
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.options import RecordOptions
-from stepscope.capture.protocol import CaptureOrder
-from stepscope.capture.run_folder import RunFolder
 from stepscope.errors import AgentError, UsageError
+from stepscope.record import client as client_group
+from stepscope.record.agent_files import CaptureOrder, agent_of_process, write_agent_file
+from stepscope.record.agent_http import Place
+from stepscope.record.client import AgentClient, CaptureState, HttpTransport, RefusedError, start_together
+from stepscope.record.client_targets import clients_for
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder
+from stepscope.record.schedule import RecordOptions
 from tests.unit.agents import Process
 
 STEP_S = 0.005
@@ -262,7 +260,7 @@ class TestTogether:
     def test_processes_that_are_too_fast(self, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(client_group, "_pace", lambda clients, seconds: (-1000, 0.0, 0.0))
         monkeypatch.setattr(AgentClient, "status", lambda self: {"step": -(10**6)})
-        monkeypatch.setattr("stepscope.capture.protocol._whole", lambda body, name, low, high: body.get(name))
+        monkeypatch.setattr("stepscope.record.agent_files._whole", lambda body, name, low, high: body.get(name))
         processes = [Process(Place(), run, rank, 2) for rank in range(2)]
         with pytest.raises(AgentError, match="the processes do their steps faster than they can be asked"):
             start_together(found("run", run), CaptureOrder(steps=2))

@@ -16,13 +16,14 @@ import pytest
 
 import stepscope.diagnosis
 import stepscope.diagnosis.ranks  # with the true rules, before a fixture puts others in their place
-from stepscope.analysis.naming import UserCode
-from stepscope.commands import COMMANDS, _output, _reading, main
-from stepscope.commands.cache import parsed_size
-from stepscope.commands.diagnose import parsed_setting, parsed_share
+from stepscope.commands import COMMANDS, main
+from stepscope.commands.machine.cache import parsed_size
+from stepscope.commands.read.diagnose import parsed_setting, parsed_share
+from stepscope.commands.shared import output, reading
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.naming import UserCode
 from tests.unit.hand_built import FULL, empty, full
 
 
@@ -162,7 +163,7 @@ class TestFrame:
         def interrupt(*arguments: Any) -> Any:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("stepscope.commands.cache._list", interrupt)
+        monkeypatch.setattr("stepscope.commands.machine.cache._list", interrupt)
         assert main(["cache"]) == 130
         assert capsys.readouterr().err == "\n"
 
@@ -239,7 +240,7 @@ class TestDiagnose:
             assert (telemetry, len(flames), memories, across, unreadable) == ([None], 1, [()], (), [])
             return b"<html>"
 
-        monkeypatch.setitem(sys.modules, "stepscope.report.html", module_with(html_report=html_report))
+        monkeypatch.setitem(sys.modules, "stepscope.report.html.page", module_with(html_report=html_report))
         assert main(["diagnose", trace, "--html", str(tmp_path / "report.html")]) == 0
         assert (tmp_path / "report.html").read_bytes() == b"<html>"
         assert [(picture.start_ns, picture.duration_ns) for picture in seen] == [(0, 120_300_000)]
@@ -450,7 +451,7 @@ class TestExport:
         self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         module = module_with(timeline=lambda trace, idle, path: iter([b"{", b"}"]))
-        monkeypatch.setitem(sys.modules, "stepscope.analysis.export", module)
+        monkeypatch.setitem(sys.modules, "stepscope.report.exports.timeline", module)
         assert main(["export", trace, str(tmp_path / "out.json")]) == 0
         assert (tmp_path / "out.json").read_bytes() == b"{}"
         assert main(["export", trace, "-"]) == 0
@@ -463,7 +464,7 @@ class TestExport:
             yield b"{"
             raise UsageError("no more")
 
-        monkeypatch.setitem(sys.modules, "stepscope.analysis.export", module_with(timeline=timeline))
+        monkeypatch.setitem(sys.modules, "stepscope.report.exports.timeline", module_with(timeline=timeline))
         assert main(["export", trace, str(tmp_path / "out.json")]) == 2
         assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
@@ -528,7 +529,7 @@ class TestQuery:
         for name in ("a.csv", "b.parquet"):
             frame = pl.DataFrame({"a": [1]})
             frame.write_csv(tmp_path / name) if name == "a.csv" else frame.write_parquet(tmp_path / name)
-            monkeypatch.setattr("stepscope.commands.query._refuse_more_than_reading", lambda sql: None)
+            monkeypatch.setattr("stepscope.commands.read.query._refuse_more_than_reading", lambda sql: None)
             assert main(["query", trace, f"select * from read_{name[2:]}('{tmp_path / name}')"]) == 2
             assert "the query reads other files" in capsys.readouterr().err
 
@@ -645,7 +646,7 @@ class TestOutput:
         place.write_bytes(b"old")
         place.chmod(0o640)
         link.symlink_to(place)
-        _output.write_atomically(link, [b"n", b"ew"])
+        output.write_atomically(link, [b"n", b"ew"])
         assert link.is_symlink()
         assert place.read_bytes() == b"new"
         assert place.stat().st_mode & 0o777 == 0o640
@@ -660,47 +661,47 @@ class TestOutput:
 
         monkeypatch.setattr(os, "replace", fail)
         with pytest.raises(UsageError, match=r"report\.json cannot be written: No space left on device"):
-            _output.write_atomically(place, [b"new"])
+            output.write_atomically(place, [b"new"])
         assert place.read_bytes() == b"old"
         assert list(tmp_path.iterdir()) == [place]
 
     def test_a_missing_folder(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="No such file or directory"):
-            _output.write_atomically(tmp_path / "none" / "report.json", [])
+            output.write_atomically(tmp_path / "none" / "report.json", [])
 
     def test_a_device_is_written_to(self) -> None:
-        _output.write_atomically(Path(os.devnull), [b"data"])
+        output.write_atomically(Path(os.devnull), [b"data"])
         assert not Path(os.devnull).is_file()
 
     def test_a_terminal_without_the_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
         raw = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-        _output.print_text("██… ü\n")
+        output.print_text("██… ü\n")
         sys.stdout.flush()
         assert raw.getvalue() == b"##~ \\xfc\n"
 
     def test_colour_only_on_a_terminal_and_never_with_no_color(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("NO_COLOR", raising=False)
         monkeypatch.setenv("TERM", "xterm")
-        assert not _output.colour()
+        assert not output.colour()
         monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
-        assert _output.colour()
+        assert output.colour()
         monkeypatch.setenv("NO_COLOR", "1")
-        assert not _output.colour()
+        assert not output.colour()
 
     def test_width(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert _output.width() == 120
+        assert output.width() == 120
         monkeypatch.setenv("COLUMNS", "70")
-        assert _output.width() == 70
+        assert output.width() == 70
         monkeypatch.setenv("COLUMNS", "3")
-        assert _output.width() == 20
+        assert output.width() == 20
 
 
 def test_progress_is_quiet_for_a_second_and_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 0.5, 1.5, 1.55, 1.7])
-    monkeypatch.setattr(_reading.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(reading.time, "monotonic", lambda: next(clock))
     stream = io.StringIO()
-    progress = _reading.Progress("a\x1b.json", stream)
+    progress = reading.Progress("a\x1b.json", stream)
     for done in (1, 2, 3, 4):
         progress(done << 20, 4 << 20)
     progress.clear()
@@ -708,6 +709,6 @@ def test_progress_is_quiet_for_a_second_and_cleans_up(monkeypatch: pytest.Monkey
         "\r\x1b[Kreading a\\x1b.json: 50.0 % of 4.0 MiB\r\x1b[Kreading a\\x1b.json: 100.0 % of 4.0 MiB\r\x1b[K"
     )
     quiet = io.StringIO()
-    monkeypatch.setattr(_reading.time, "monotonic", lambda: 0.0)
-    _reading.Progress("b", quiet).clear()
+    monkeypatch.setattr(reading.time, "monotonic", lambda: 0.0)
+    reading.Progress("b", quiet).clear()
     assert quiet.getvalue() == ""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.company import Company
-from stepscope.capture.telemetry.log import start_for_run
+from stepscope.record.bootstrap_plan import Company
+from stepscope.record.telemetry.log import start_for_run
 from stepscope.trace.telemetry import telemetry_files
 
 
@@ -40,7 +40,7 @@ def test_without_options_nothing_is_done(tmp_path: Path) -> None:
 def test_telemetry_is_kept_in_the_folder_of_the_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     monkeypatch.setattr(
-        "stepscope.capture.telemetry.log.start_for_run",
+        "stepscope.record.telemetry.log.start_for_run",
         lambda folder, rank: started.append(start_for_run(folder, rank)) or started[-1],
     )
     with_telemetry = company(tmp_path, telemetry=True)

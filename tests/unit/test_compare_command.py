@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.run_folder import RunFolder
 from stepscope.commands import main
-from stepscope.report.comparison_json import TABLES
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder
+from stepscope.report.comparison_formats import TABLES
 from tests.unit.small_traces import complete, kernel, launch
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -6,9 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.compare.lines import matched_lines
-from stepscope.compare.matching import OPERATOR_LEVELS, matched, without_unknown
-from stepscope.compare.names import with_families
+from stepscope.compare.matching import OPERATOR_LEVELS, matched, matched_lines, with_families, without_unknown
 
 OPERATORS = {"name": pl.String, "module": pl.String, "input_shapes": pl.String, "ns": pl.Int64, "calls": pl.Int64}
 LINES = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepscope.compare import compare_traces
-from stepscope.compare.names import numberless
-from stepscope.report.comparison_tables import shown_tables
+from stepscope.compare.matching import numberless
+from stepscope.report.comparison import shown_tables
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
 

@@ -10,11 +10,14 @@ import pytest
 
 from stepscope.compare import Comparison, compare_samples
 from stepscope.compare.comparison import SideSummary
-from stepscope.report.comparison_json import comparison_report
-from stepscope.report.comparison_markdown import comparison_markdown
-from stepscope.report.comparison_redact import redacted_comparison
-from stepscope.report.comparison_report import comparison_text, overview
-from stepscope.report.comparison_sentences import advice, cause_phrase, side_sentence, where_sentences
+from stepscope.report.comparison import advice, cause_phrase, side_sentence, where_sentences
+from stepscope.report.comparison_formats import (
+    comparison_markdown,
+    comparison_report,
+    comparison_text,
+    overview,
+    redacted_comparison,
+)
 from stepscope.trace import Trace
 
 MS = 1_000_000

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from stepscope.compare import SampleComparison, compare_samples
-from stepscope.report.comparison_text import change_words, interval_words, sample_table, verdict_lines
+from stepscope.report.comparison import change_words, interval_words, sample_table, verdict_lines
 
 MEASURED: dict[str, Any] = {
     "before_ns": 120_300_000.0, "before_low_ns": 118_000_000.0, "before_high_ns": 122_000_000.0,

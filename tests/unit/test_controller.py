@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.controller import CaptureRequest, CaptureResult, StepController, StepSource
-from stepscope.capture.options import RecordOptions
 from stepscope.errors import UsageError
+from stepscope.record.controller import CaptureRequest, CaptureResult, StepController, StepSource
+from stepscope.record.schedule import RecordOptions
 
 
 class Notes:

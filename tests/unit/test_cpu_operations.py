@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.devices import named_device
+from stepscope.machine.devices import named_device
 from stepscope.predict.cpu_operations import CPU_SCHEMA, UNCOVERED_SCHEMA, cpu_operation_times
 from stepscope.predict.operation_times import operation_times
 from stepscope.predict.trace_operations import described

@@ -11,13 +11,12 @@ from msgspec import structs
 from stepscope.commands import main
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
-from stepscope.predict.buckets import gradients_of
+from stepscope.predict.buckets import bucket_sizes, gradients_of, on_device
 from stepscope.predict.data_parallel_settings import COPY, SEARCH, SettingsFromTrace, data_parallel_settings
-from stepscope.predict.exposed_buckets import bucket_sizes, on_device
 from stepscope.predict.links import Link, Protocol
-from stepscope.program_facts import DataParallelFacts, ModelFacts, ProgramFacts
 from stepscope.remedies import DataParallelSettings
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import DataParallelFacts, ModelFacts, ProgramFacts
 from stepscope.whatif import Experiment
 from tests.unit.test_scaling import MIB, device_steps, gradient, host_steps
 from tests.unit.test_whatif_graph import US, Machine

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from stepscope.devices import NUMBER_TYPES, DevicePeaks, device_table, find_device
+from stepscope.machine.devices import device_table, find_device
+from stepscope.machine.own_devices import NUMBER_TYPES, DevicePeaks
 from stepscope.trace.model import Device
 
 GB = 10**9

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.commands import main
-from stepscope.commands.devices import devices_frame
-from stepscope.devices import NUMBER_TYPES, device_table, named_device
-from stepscope.devices.own import KEYS, read_devices
+from stepscope.commands.plan.devices import devices_frame
+from stepscope.machine.devices import device_table, named_device
+from stepscope.machine.own_devices import KEYS, NUMBER_TYPES, read_devices
 
 CARD = '[[device]]\nname = "Card 7"\nbandwidth_gb_s = 600\npeak_tflop_s = { bf16 = 80 }\n'
 

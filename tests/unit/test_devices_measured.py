@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.device_measurements import DeviceMeasurements, Effort, Figure, measure_device
-from stepscope.capture.measured_rows import measured_lines, measured_row
 from stepscope.commands import main
-from stepscope.devices import NUMBER_TYPES, named_device
-from stepscope.devices.own import devices_toml, read_devices
+from stepscope.machine.devices import named_device
+from stepscope.machine.measure_device import (
+    DeviceMeasurements,
+    Effort,
+    Figure,
+    measure_device,
+    measured_lines,
+    measured_row,
+)
+from stepscope.machine.own_devices import NUMBER_TYPES, devices_toml, read_devices
 
 
 def measured(name: str = "NVIDIA Rocket", **changes: object) -> DeviceMeasurements:

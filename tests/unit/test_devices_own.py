@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.devices import device_table, find_device, forget_devices, named_device
-from stepscope.devices.own import devices_toml, figures_of, kept_file, read_devices, read_tables
 from stepscope.errors import UsageError
+from stepscope.machine.devices import device_table, find_device, forget_devices, named_device
+from stepscope.machine.own_devices import devices_toml, figures_of, kept_file, read_devices, read_tables
 from stepscope.trace.model import Device
 
 CARD = """\

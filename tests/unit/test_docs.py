@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from stepscope.commands import main
+from stepscope.diagnosis.finding import Threshold
 from stepscope.diagnosis.pages import SECTIONS, rule_index, rule_page
 from stepscope.diagnosis.rules import RULES
-from stepscope.diagnosis.threshold import Threshold
 from tests.quoted_output import PAGES, with_output
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "rules"

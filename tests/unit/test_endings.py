@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.commands import main, rules
+from stepscope.commands import main
+from stepscope.commands.read import rules
 from tests.unit.small_traces import complete
 
 

@@ -8,23 +8,27 @@ from typing import Any
 import polars as pl
 import pytest
 
-from stepscope.cost.carbon import grid_of
-from stepscope.cost.energy import energy_of_trace
-from stepscope.cost.energy_measured import Counter, EnergyRecord, EnergyWindow, MissingCounter
-from stepscope.cost.energy_parts import DeviceEnergy, PowerSettings, SampledEnergy, TraceEnergy, shared
-from stepscope.cost.energy_samples import sampled_energy
-from stepscope.cost.energy_total import EnergyAnswer
 from stepscope.diagnosis import diagnose_view
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.view import View
-from stepscope.report.energy_format import electricity, energy, mass
+from stepscope.predict.cost.carbon import grid_of
+from stepscope.predict.cost.energy import energy_of_trace, sampled_energy
+from stepscope.predict.cost.energy_parts import (
+    DeviceEnergy,
+    EnergyAnswer,
+    PowerSettings,
+    SampledEnergy,
+    TraceEnergy,
+    shared,
+)
+from stepscope.report.energy import electricity, energy, energy_text, mass
 from stepscope.report.energy_json import energy_json
-from stepscope.report.energy_text import energy_text
-from stepscope.report.html import html_report
-from stepscope.report.json_report import json_reports
+from stepscope.report.html.page import html_report
+from stepscope.report.json import json_reports
 from stepscope.report.markdown import markdown_reports
 from stepscope.report.text import text_reports
 from stepscope.trace import Metadata, Trace, Window
+from stepscope.trace.energy_records import Counter, EnergyRecord, EnergyWindow, MissingCounter
 from stepscope.trace.model import Device
 from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry
 from tests.unit.recording import Recording

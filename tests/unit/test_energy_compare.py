@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.energy_records import step_energies
 from stepscope.compare import Side, compare_sides
-from stepscope.compare.energy import compared_energies
-from stepscope.cost.energy_measured import Counter, EnergyRecord
-from stepscope.report.comparison_json import comparison_report
-from stepscope.report.comparison_markdown import comparison_markdown
-from stepscope.report.comparison_report import comparison_text, overview
-from stepscope.report.comparison_sentences import energy_sentences
+from stepscope.compare.notes import compared_energies
+from stepscope.report.comparison import energy_sentences
+from stepscope.report.comparison_formats import comparison_markdown, comparison_report, comparison_text, overview
+from stepscope.trace.energy_records import Counter, EnergyRecord, step_energies
 from tests.unit.test_energy import measured, steps
 
 BEFORE = {"gpu": [[2.0, 2.02, 1.98, 2.01, 1.99]], "cpu": [[0.5]]}

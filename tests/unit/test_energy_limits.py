@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.energy_limits import DeviceLimits, Limit, LimitRun, device_limits, measure_limits
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.run_folder import RunFolder
 from stepscope.commands import main
-from stepscope.commands.run import power_limits
+from stepscope.commands.record.run import power_limits
 from stepscope.errors import UsageError
-from stepscope.report.energy_limits_text import limits_text
+from stepscope.record.energy import DeviceLimits, Limit, LimitRun, device_limits, measure_limits
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder
+from stepscope.report.energy_json import limits_text
 from tests.unit.test_energy import measured
 
 

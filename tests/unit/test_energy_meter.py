@@ -11,19 +11,25 @@ from typing import Any
 
 import pytest
 
-from stepscope.capture import energy as energy_module
-from stepscope.capture import energy_counters
-from stepscope.capture.bootstrap_plan import FirstRecording, RunOptions
-from stepscope.capture.controller import StepController
-from stepscope.capture.energy import EnergyMeter
-from stepscope.capture.energy_counters import RaplZone, SampledPower, open_counters
-from stepscope.capture.energy_records import record_beside, records_of
-from stepscope.capture.hooks import AllHooks
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.options import RecordOptions
-from stepscope.capture.run_folder import RunFolder
-from stepscope.cost.energy_measured import Counter, EnergyRecord, EnergyWindow, MissingCounter
-from stepscope.report.energy_sentences import measured_sentences
+from stepscope.machine import energy_counters
+from stepscope.machine.energy_counters import RaplZone, SampledPower, open_counters
+from stepscope.record import energy as energy_module
+from stepscope.record.bootstrap_plan import FirstRecording, RunOptions
+from stepscope.record.controller import StepController
+from stepscope.record.energy import EnergyMeter
+from stepscope.record.hooks import AllHooks
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder
+from stepscope.record.schedule import RecordOptions
+from stepscope.report.energy import measured_sentences
+from stepscope.trace.energy_records import (
+    Counter,
+    EnergyRecord,
+    EnergyWindow,
+    MissingCounter,
+    record_beside,
+    records_of,
+)
 from tests.unit.test_controller import Notes
 
 GPU = Counter("gpu", "0", "counter", "id0", "NVIDIA A100")

@@ -7,11 +7,11 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analysis.engines import EngineTime, EngineUse, engine_of, engine_uses
+from stepscope.analysis.device_time import EngineTime, EngineUse, engine_of, engine_uses
 from stepscope.analysis.summary import device_uses
 from stepscope.diagnosis import diagnose
-from stepscope.report.html import html_report
-from stepscope.report.json_report import json_report
+from stepscope.report.html.page import html_report
+from stepscope.report.json import json_report
 from stepscope.report.markdown import markdown_report
 from stepscope.report.text import text_report
 from stepscope.trace import Trace

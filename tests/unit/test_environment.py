@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.capture.environment import CHECKS, Machine, Observation, Runtime, inspect_environment
-from stepscope.capture.environment_devices import (
+from stepscope.commands import main
+from stepscope.commands.machine import environment as command
+from stepscope.machine.checks.devices import (
     DeviceState,
     accelerators,
     device_state,
@@ -21,16 +22,8 @@ from stepscope.capture.environment_devices import (
     numa_affinity,
     numa_balancing,
 )
-from stepscope.capture.environment_machine import cpu_list, cpu_list_text
-from stepscope.capture.environment_memory import (
-    allocator,
-    huge_pages,
-    memory_limit,
-    memory_pressure,
-    shared_memory,
-    swap,
-)
-from stepscope.capture.environment_processor import (
+from stepscope.machine.checks.memory import allocator, huge_pages, memory_limit, memory_pressure, shared_memory, swap
+from stepscope.machine.checks.processor import (
     cpu_quota,
     governor,
     other_load,
@@ -39,7 +32,7 @@ from stepscope.capture.environment_processor import (
     turbo,
     usable_cores,
 )
-from stepscope.capture.environment_settings import (
+from stepscope.machine.checks.settings import (
     SETTINGS,
     SLOW_VERSIONS,
     debug_settings,
@@ -49,8 +42,8 @@ from stepscope.capture.environment_settings import (
     release,
     versions,
 )
-from stepscope.commands import environment as command
-from stepscope.commands import main
+from stepscope.machine.environment import CHECKS, Machine, Observation, Runtime, inspect_environment
+from stepscope.machine.observed import cpu_list, cpu_list_text
 from tests.unit.machines import CPU, allowed, control_group, device, machine, server
 
 GIB = 1 << 30

@@ -10,11 +10,11 @@ import pytest
 from stepscope.analysis.idle import idle_time
 from stepscope.analysis.steps import step_table
 from stepscope.commands import main
-from stepscope.protobuf_fields import double, fixed64, message, varint, whole
 from stepscope.readers import open_trace
 from stepscope.report.exports.xspace import xspace
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
+from stepscope.trace.protobuf_fields import double, fixed64, message, varint, whole
 from tests.simulator import write_kineto
 from tests.simulator.programs import PROGRAMS
 from tests.unit.recording import Recording

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 import stepscope
-from stepscope.capture.checkpoint_calls import CheckpointCalls
-from stepscope.capture.facts import FactsRecording, add_to_trace
-from stepscope.capture.facts_objects import LiveObjects
-from stepscope.capture.options import RecordOptions
-from stepscope.capture.recorder import Recorder
-from stepscope.program_facts import KEY, LoaderFacts, ProgramFacts, from_header, to_json
+from stepscope.record.annotations import CheckpointCalls
+from stepscope.record.facts import FactsRecording, LiveObjects, add_to_trace
+from stepscope.record.recorder import Recorder
+from stepscope.record.schedule import RecordOptions
 from stepscope.trace.cache import TraceCache
+from stepscope.trace.program_facts import KEY, LoaderFacts, ProgramFacts, from_header, to_json
 
 torch = pytest.importorskip("torch")
 

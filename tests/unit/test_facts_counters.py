@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.facts_counters import Counters, PauseWatch, StepCounters, WarmUp
-from stepscope.capture.facts_machine import process_figures
-from stepscope.capture.start_marks import mark, start_times
+from stepscope.machine.process import process_figures
+from stepscope.record.counters import Counters, PauseWatch, StepCounters, WarmUp
+from stepscope.record.step_times import mark, start_times
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -127,7 +127,7 @@ def test_garbage_that_the_collector_finds_by_itself() -> None:
 
 
 def test_figures_of_a_machine_with_two_nodes(tmp_path: Path) -> None:
-    from stepscope.capture.environment_machine import Machine
+    from stepscope.machine.observed import Machine
 
     root = written(
         tmp_path,

@@ -6,8 +6,9 @@ import argparse
 
 import pytest
 
-from stepscope.commands import bench, compare
-from stepscope.commands._slower import judged
+from stepscope.commands.improve import bench
+from stepscope.commands.read import compare
+from stepscope.commands.shared.applying import judged
 from stepscope.compare import SampleComparison, compare_samples
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 
-from stepscope.analysis.flame import FlameFrame, FlameStack, flame_graph, user_stacks
-from stepscope.analysis.flame_files import folded, speedscope
+from stepscope.analysis.flame import FlameFrame, FlameStack, flame_graph, folded, speedscope, user_stacks
 from stepscope.analysis.operators import operator_costs
 from stepscope.trace import Trace
 from tests.property.test_attribution_law import folder, read

@@ -5,9 +5,20 @@ import math
 import polars as pl
 import pytest
 
-from stepscope.report.format import cell, count, duration, printable, printable_json, share, size
-from stepscope.report.tables import heading, showing, table_bytes, table_lines
-from stepscope.report.wrapping import filled
+from stepscope.report.tables import (
+    cell,
+    count,
+    duration,
+    filled,
+    heading,
+    printable,
+    printable_json,
+    share,
+    showing,
+    size,
+    table_bytes,
+    table_lines,
+)
 
 
 @pytest.mark.parametrize(

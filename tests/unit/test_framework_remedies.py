@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.diagnosis.diagnose import diagnose
+from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.diagnosis.finding import Remedy
 from stepscope.diagnosis.framework_remedies import REMEDIES, for_framework, framework_of
 from stepscope.diagnosis.rules import RULES

@@ -19,13 +19,14 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.capture import guard, line_watches
-from stepscope.capture.applying.guarded_code import Guard
-from stepscope.capture.energy_counters import SampledPower
-from stepscope.capture.guard import around, attempt, entry, hide, on_failure, replaced
-from stepscope.capture.lines import LineTracker
-from stepscope.capture.quiet_seeds import _SeedWhenImported
-from stepscope.cost.energy_measured import Counter
+from stepscope import guard
+from stepscope.guard import around, attempt, entry, hide, on_failure, replaced
+from stepscope.machine.energy_counters import SampledPower
+from stepscope.machine.quiet import _SeedWhenImported
+from stepscope.record import line_watches
+from stepscope.record.apply.code_swaps import Guard
+from stepscope.record.lines import LineTracker
+from stepscope.trace.energy_records import Counter
 from tests.guest import entries
 
 fails = pytest.mark.fails

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from stepscope.compare.history import Source, TimedRun, run_history
-from stepscope.compare.history_table import HISTORY_SCHEMA, history_table, moment
+from stepscope.compare.history import HISTORY_SCHEMA, Source, TimedRun, history_table, moment, run_history
 
 MS = 1e6
 

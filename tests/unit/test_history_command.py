@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.run_times import KEPT, series_of
 from stepscope.commands import main
-from stepscope.kept_json import with_checksum
+from stepscope.compare.run_times import KEPT, series_of
+from stepscope.files import with_checksum
 from tests.unit.run_folders import COMMIT, made_run, recording
 
 OTHER_COMMIT = "9f8e7d6c5b4a" + "0" * 28

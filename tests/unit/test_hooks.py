@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.capture.controller import StepController, StepSource  # noqa: E402
-from stepscope.capture.hooks import Marker, StepHooks  # noqa: E402
+from stepscope.record.controller import StepController, StepSource  # noqa: E402
+from stepscope.record.hooks import Marker, StepHooks  # noqa: E402
 
 
 @pytest.fixture

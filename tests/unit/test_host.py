@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.analysis.causes import CAUSES
-from stepscope.analysis.host import TABLES, HostActivity, host_activity
+from stepscope.analysis.host import CAUSES, TABLES, HostActivity, host_activity
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.analysis.host import host_activity
-from stepscope.analysis.host_time import HOST_SCHEMA, host_summary, host_time, main_lane
+from stepscope.analysis.host import HOST_SCHEMA, host_activity, host_summary, host_time, main_lane
 from stepscope.trace import Trace, Window
 from tests.unit.recording import Recording
 

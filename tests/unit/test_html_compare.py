@@ -11,9 +11,9 @@ import pytest
 
 from stepscope.analysis.picture import StepPicture
 from stepscope.commands import main
-from stepscope.commands._pictures import compared_picture
+from stepscope.commands.shared.tables import compared_picture
 from stepscope.compare import Comparison, Side, compare_sides, compare_traces
-from stepscope.report.html_compare import html_comparison
+from stepscope.report.html.compare import html_comparison
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from tests.unit.recording import Recording

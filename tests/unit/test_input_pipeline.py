@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepscope.analysis.input_pipeline import Batches, Load, batches, input_table
-from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Metadata, Trace, Window
+from stepscope.trace.program_facts import ProgramFacts
 from tests.unit.recording import Recording
 from tests.unit.rules.loaders import ALONE, MS, facts
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.capture.input_counters import Timed, is_timed
-from stepscope.capture.input_stages import InputWatch
-from stepscope.program_facts import InputStageFacts
+from stepscope.record.input_functions import Timed, is_timed
+from stepscope.record.input_stages import InputWatch
+from stepscope.trace.program_facts import InputStageFacts
 
 torch = pytest.importorskip("torch")
 data = torch.utils.data

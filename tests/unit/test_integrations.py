@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import stepscope
-from stepscope.capture.controller import StepController, StepSource, set_controller
 from stepscope.integrations._recording import DEFAULT_SCHEDULE, FrameworkRecording, within_run
+from stepscope.record.controller import StepController, StepSource, set_controller
 
 pytest.importorskip("torch")
 

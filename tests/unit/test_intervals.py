@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from stepscope.trace.intervals import IntervalSet, union
+from stepscope.trace.window import IntervalSet, union
 
 Pairs = list[tuple[int, int]]
 

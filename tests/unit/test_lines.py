@@ -16,14 +16,14 @@ import msgspec
 import pytest
 
 from stepscope.analysis.attribution import attribute
-from stepscope.capture import line_watches
-from stepscope.capture import lines as module
-from stepscope.capture.lines import LineTracker
 from stepscope.errors import UnreadableTraceError
-from stepscope.line_records import LineRecords, Location, ThreadLines, lines_path, read_lines, write_lines
 from stepscope.readers import open_trace
+from stepscope.record import line_watches
+from stepscope.record import lines as module
+from stepscope.record.lines import LineTracker
 from stepscope.trace import Trace
 from stepscope.trace.cache import TraceCache
+from stepscope.trace.program_facts import LineRecords, Location, ThreadLines, lines_path, read_lines, write_lines
 from tests.unit.small_traces import complete, counted
 
 WATCHES = [line_watches.Tracing, *([line_watches.Monitoring] if hasattr(sys, "monitoring") else [])]

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.analysis.naming import cause_of_name
-from stepscope.capture.logging_calls import LOADER_START, PREFIX, LoggingCalls
+from stepscope.record.annotations import LOADER_START, PREFIX, LoggingCalls
+from stepscope.trace.naming import cause_of_name
 
 torch = pytest.importorskip("torch")
 

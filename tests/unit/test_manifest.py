@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.manifest import (
+from stepscope.record.manifest import (
     RunManifest,
     git_difference,
     git_state,

@@ -7,15 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stepscope.devices import DevicePeaks, named_device
+from stepscope.machine.devices import named_device
+from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_rates import Rates, rates_of
-from stepscope.predict.matrix_tiles import (
+from stepscope.predict.matrix_times import (
     CHOSEN,
     CONSTANTS,
+    Rates,
     TileLaw,
     best_splits,
     choice_features,
+    rates_of,
     tile_seconds,
 )
 from stepscope.predict.operations import Operations

@@ -10,11 +10,17 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stepscope.devices import device_table, named_device
+from stepscope.machine.devices import device_table, named_device
 from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_rates import rates_of, unit_of
-from stepscope.predict.matrix_shapes import shape_features, weight_bytes
-from stepscope.predict.matrix_times import MatrixModel, matrix_times, shipped_model
+from stepscope.predict.matrix_times import (
+    MatrixModel,
+    matrix_times,
+    rates_of,
+    shape_features,
+    shipped_model,
+    unit_of,
+    weight_bytes,
+)
 from stepscope.predict.operation_times import operation_times
 from stepscope.predict.operations import Operations
 from stepscope.predict.trace_operations import operations_of_calls

@@ -15,12 +15,11 @@ from stepscope.analysis.memory import (
     category_levels,
     device_memories,
 )
-from stepscope.analysis.memory_categories import category_of_stack
-from stepscope.analysis.memory_events import blocks, memory_devices, memory_levels
+from stepscope.analysis.memory_blocks import blocks, category_of_stack, memory_devices, memory_levels
 from stepscope.analysis.memory_growth import memory_growth
 from stepscope.errors import UsageError
-from stepscope.program_facts import ModelFacts, ProgramFacts
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ModelFacts, ProgramFacts
 from stepscope.trace.tables import SCHEMAS
 from tests.unit.recording import Recording
 

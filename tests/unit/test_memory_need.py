@@ -7,10 +7,11 @@ import math
 import polars as pl
 import pytest
 
-from stepscope.devices import DevicePeaks, named_device
-from stepscope.predict.memory_need import MemoryNeed, memory_need, sampled_memory
-from stepscope.program_facts import ModelFacts, ProgramFacts
+from stepscope.machine.devices import named_device
+from stepscope.machine.own_devices import DevicePeaks
+from stepscope.predict.limits import MemoryNeed, memory_need, sampled_memory
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ModelFacts, ProgramFacts
 from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry
 from tests.unit.recording import Recording
 

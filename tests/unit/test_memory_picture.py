@@ -8,9 +8,9 @@ import re
 import polars as pl
 import pytest
 
-from stepscope.analysis.memory_picture import MOMENTS, MemoryPicture, memory_pictures
-from stepscope.report.html import html_report
-from stepscope.report.html_memory import memory_view
+from stepscope.analysis.memory_growth import MOMENTS, MemoryPicture, memory_pictures
+from stepscope.report.html.memory import memory_view
+from stepscope.report.html.page import html_report
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from tests.unit.hand_built import full

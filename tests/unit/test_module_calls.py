@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.lines import LineTracker
-from stepscope.capture.module_calls import named_calls
-from stepscope.line_records import MODULE_LEFT, LineRecords, ThreadLines, read_lines, write_lines
 from stepscope.readers import open_trace
+from stepscope.record.line_watches import named_calls
+from stepscope.record.lines import LineTracker
 from stepscope.trace import Window
+from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, ThreadLines, read_lines, write_lines
 from tests.unit.small_traces import complete
 
 torch = pytest.importorskip("torch")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.devices import named_device
 from stepscope.errors import UsageError
+from stepscope.machine.devices import named_device
 
 
 @pytest.mark.parametrize(

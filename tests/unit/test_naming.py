@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analysis.causes import CAUSES
-from stepscope.analysis.naming import cause_of_name, is_user_file
+from stepscope.analysis.host import CAUSES
+from stepscope.trace.naming import cause_of_name, is_user_file
 
 NAMES: dict[str, tuple[str, ...]] = {
     "profiler_overhead": (

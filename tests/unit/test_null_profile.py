@@ -9,9 +9,9 @@ import sys
 import pytest
 
 import stepscope
-from stepscope.capture.null_profile import NullProfile
-from stepscope.capture.options import RecordOptions
-from stepscope.capture.profile_block import ProfileBlock
+from stepscope.record.null_profile import NullProfile
+from stepscope.record.profile_block import ProfileBlock
+from stepscope.record.schedule import RecordOptions
 
 PROGRAM = """
 import json, sys

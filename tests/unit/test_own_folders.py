@@ -21,7 +21,7 @@ def test_here():
     RunIndex().add(RunFolder.create(None, "before", RunManifest(command=("x",))))
 
 def test_in_another_process():
-    program = "from stepscope.capture.runs import RunIndex; print([run.name for run in RunIndex().all()])"
+    program = "from stepscope.record.runs import RunIndex; print([run.name for run in RunIndex().all()])"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "['before']\\n"
 """
 LEAVES = """

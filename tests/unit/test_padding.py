@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.capture.padding import PaddingSamples
-from stepscope.program_facts import PaddingFacts
+from stepscope.record.padding import PaddingSamples
+from stepscope.trace.program_facts import PaddingFacts
 
 torch = pytest.importorskip("torch")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.analysis.host_time import host_time
+from stepscope.analysis.host import host_time
 from stepscope.analysis.steps import step_table
 from stepscope.commands import main
 from stepscope.diagnosis import diagnose

@@ -5,11 +5,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from stepscope.analysis.lines import LINE_SCHEMA, line_table
-from stepscope.analysis.modules import MODULE_SCHEMA, module_table
-from stepscope.analysis.place_costs import place_costs
-from stepscope.report.places import places_report, places_text
-from stepscope.report.source_view import source_view
+from stepscope.analysis.places import LINE_SCHEMA, MODULE_SCHEMA, line_table, module_table, place_costs
+from stepscope.report.places import places_report, places_text, source_view
 from stepscope.trace import Metadata, Trace, Window
 from tests.unit.recording import Recording
 from tests.unit.test_attribution import training

@@ -13,21 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.commands import main
-from stepscope.commands.plan import budget, counts, hours, iterations
-from stepscope.cost.machines import Machine, Plan, Refused, Request
-from stepscope.cost.pareto import pareto_front
-from stepscope.cost.plan import make_plan
-from stepscope.cost.prices import Price
-from stepscope.devices import named_device
+from stepscope.commands.plan.plan import budget, counts, hours, iterations
 from stepscope.errors import UsageError
+from stepscope.machine.devices import named_device
 from stepscope.predict.answer import predicted_steps
+from stepscope.predict.cost.plan import Machine, Plan, Refused, Request, make_plan, pareto_front
+from stepscope.predict.cost.prices import Price
+from stepscope.predict.limits import MemoryNeed
 from stepscope.predict.links import named_link
-from stepscope.predict.memory_need import MemoryNeed
 from stepscope.predict.prediction import StepPrediction, StepPredictor
-from stepscope.report.html_plan import html_plan
-from stepscope.report.plan_json import plan_json
-from stepscope.report.plan_text import plan_text
-from stepscope.report.plan_words import asked_sentence, hours_words, recommendation
+from stepscope.report.html.plan import html_plan
+from stepscope.report.plan import asked_sentence, hours_words, plan_json, plan_text, recommendation
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from stepscope.whatif.experiment import Experiment

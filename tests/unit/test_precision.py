@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.devices import named_device
 from stepscope.errors import UsageError
+from stepscope.machine.devices import named_device
 from stepscope.predict.operations import Operations
 from stepscope.predict.precision import NO_TF32, Tf32, changes_traffic, in_precision, is_low, tf32_of, types_on
-from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ProgramFacts
 
 
 def operations(*rows: tuple[str, str, str]) -> Operations:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from stepscope.commands import main
-from stepscope.commands.predict import USUAL, host_factor, targets
-from stepscope.devices import device_table
+from stepscope.commands.plan.predict import USUAL, host_factor, targets
 from stepscope.errors import UsageError
+from stepscope.machine.devices import device_table
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from tests.unit.recording import Recording, saved

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from stepscope.devices import named_device
+from stepscope.machine.devices import named_device
 from stepscope.predict.answer import PredictedSteps
-from stepscope.predict.memory_need import MemoryNeed
+from stepscope.predict.limits import MemoryNeed
 from stepscope.predict.prediction import StepPrediction
-from stepscope.report.predict_text import predict_text, step_text
+from stepscope.report.predict import predict_text, step_text
 from stepscope.trace import TraceWarning
 
 MS = 1_000_000

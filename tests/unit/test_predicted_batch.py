@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from stepscope.devices import named_device
 from stepscope.errors import UsageError
+from stepscope.machine.devices import named_device
 from stepscope.predict.batch import BatchChange, batch_change, recorded_batch, with_batch
 from stepscope.predict.prediction import predict_step
-from stepscope.program_facts import LoaderFacts, ProgramFacts
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
+from stepscope.trace.program_facts import LoaderFacts, ProgramFacts
 from tests.unit.recording import Recording
 from tests.unit.shaped import Shaped
 from tests.unit.test_prediction import US, copying

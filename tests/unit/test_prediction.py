@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.devices import DevicePeaks, device_table, named_device
 from stepscope.errors import UsageError
+from stepscope.machine.devices import device_table, named_device
+from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.prediction import StepPredictor, predict_step
 from stepscope.predict.step_replay import COMMON, StepReplays, joint_band
 from stepscope.predict.work_times import work_times

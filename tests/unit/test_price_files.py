@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.commands import main
-from stepscope.cost.price_files import BadRows, ImportedPrices, read_price_file
 from stepscope.errors import UsageError
+from stepscope.predict.cost.price_files import BadRows, ImportedPrices, read_price_file
 
 DAY = date(2026, 11, 1)
 SKYPILOT = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice\n"
@@ -131,10 +131,10 @@ def test_what_is_no_price_list_is_said_in_one_sentence(tmp_path: Path, content: 
 
 
 def test_a_list_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.cost.price_files.LARGEST_FILE_MIB", 1)
+    monkeypatch.setattr("stepscope.predict.cost.price_files.LARGEST_FILE_MIB", 1)
     with pytest.raises(UsageError, match="larger than 1 MiB"):
         read(tmp_path, b"x" * ((1 << 20) + 1))
-    monkeypatch.setattr("stepscope.cost.price_files.MOST_ROWS", 3)
+    monkeypatch.setattr("stepscope.predict.cost.price_files.MOST_ROWS", 3)
     with pytest.raises(UsageError, match="more than 3 rows"):
         read(tmp_path, SKYPILOT + "x,A10,1,1,1,1,us,,\n" * 4)
 

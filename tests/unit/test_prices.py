@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cost.gpu_names import named_gpu
-from stepscope.cost.price_store import PriceStore
-from stepscope.cost.prices import Price, newest, shipped_prices, unpriced_devices
-from stepscope.devices import device_table
 from stepscope.errors import UsageError
-from stepscope.report.price_table import price_table
+from stepscope.machine.devices import device_table
+from stepscope.predict.cost.prices import Price, PriceStore, named_gpu, newest, shipped_prices, unpriced_devices
+from stepscope.report.devices import price_table
 
 TODAY = date(2026, 11, 22)
 A10 = Price(

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.capture import profile_block
-from stepscope.capture.options import RecordOptions
-from stepscope.capture.profile_block import TracePlaces
-from stepscope.capture.recorder import Recorder, profiler_is_active
 from stepscope.errors import UsageError
+from stepscope.record import profile_block
+from stepscope.record.profile_block import TracePlaces
+from stepscope.record.recorder import Recorder, profiler_is_active
+from stepscope.record.schedule import RecordOptions
 
 torch = pytest.importorskip("torch")
 
@@ -292,7 +292,7 @@ def test_under_stepscope_run_its_folder_is_used(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_block_that_made_a_run_notes_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.capture.runs import RunIndex
+    from stepscope.record.runs import RunIndex
 
     monkeypatch.setenv("STEPSCOPE_DATA_DIR", str(tmp_path))
     monkeypatch.delenv("STEPSCOPE_RUN", raising=False)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.profiler_server import LOG, ProfilerOrder, capture_hosts, check_client
-from stepscope.commands._agents import positive_seconds
+from stepscope.commands.shared.agents import positive_seconds
 from stepscope.errors import AgentError
+from stepscope.record.profiler_server import LOG, ProfilerOrder, capture_hosts, check_client
 
 CLIENT = """
 import os, pathlib, sys, time

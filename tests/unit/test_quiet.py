@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.capture.environment_machine import Machine, cpu_list_text
-from stepscope.capture.quiet import prepare_quiet, quiet_steps
-from stepscope.capture.quiet_cores import core_share, device_nodes
+from stepscope.machine.observed import Machine, cpu_list_text
+from stepscope.machine.quiet import core_share, device_nodes, prepare_quiet, quiet_steps
 from tests.unit.machines import allowed, control_group, machine, server
 
 

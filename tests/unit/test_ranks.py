@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.analysis.communication import collectives
-from stepscope.analysis.ranks import RankCollectives, matched_collectives
+from stepscope.analysis.communication import RankCollectives, collectives, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
 from stepscope.diagnosis.ranks import diagnose_ranks, without_answered
 from stepscope.trace import Metadata, Trace

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from stepscope.readers import open_trace
-from stepscope.readers.kineto.chunks import EventStream
+from stepscope.readers.kineto.events import EventStream
 from stepscope.readers.source import ByteSource
 from stepscope.trace import Trace
 

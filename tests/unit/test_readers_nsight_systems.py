@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.analysis.backward import node_source
 from stepscope.analysis.device_time import device_time
+from stepscope.analysis.module_paths import node_source
 from stepscope.analysis.steps import step_table
 from stepscope.commands import main
 from stepscope.compare import compare_traces

@@ -16,8 +16,9 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 
 from stepscope.errors import NotATraceError, TooLargeError, UnreadableTraceError, UsageError
 from stepscope.readers import budget, open_trace, source
-from stepscope.readers.perfetto import messages, packets, recognises
-from stepscope.readers.perfetto.vocabulary import ANNOTATIONS, CATEGORIES, category
+from stepscope.readers.perfetto import packets, recognises
+from stepscope.readers.perfetto import packets as messages
+from stepscope.readers.perfetto.meaning import ANNOTATIONS, CATEGORIES, category
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
 from stepscope.trace.window import StepRange, Window

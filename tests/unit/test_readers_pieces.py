@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
-from stepscope.readers import linking, open_trace, source, spill, trace_files
-from stepscope.readers.gunzip import Gunzip
-from stepscope.readers.kineto import chunks
+from stepscope.readers import assembly, open_trace, source, spill, trace_files
+from stepscope.readers.kineto import events as chunks
 from stepscope.readers.kineto.reader import EXPLANATIONS
+from stepscope.readers.source import Gunzip
 from stepscope.trace.tables import SCHEMAS
 from tests.unit.small_traces import complete, counted, opened
 
@@ -24,7 +24,7 @@ def test_chunks_that_are_set_aside_on_disk_make_the_same_tables(monkeypatch: pyt
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 150_000)
     monkeypatch.setattr(source, "BLOCK_BYTES", 70_000)
     monkeypatch.setattr(spill, "MEMORY_BYTES", 100_000)
-    monkeypatch.setattr(linking, "PART_ROWS", 500)
+    monkeypatch.setattr(assembly, "PART_ROWS", 500)
     in_pieces = open_trace(RECORDING)
     in_pieces.check()
     assert in_pieces.metadata == at_once.metadata

@@ -14,8 +14,8 @@ import pytest
 
 from stepscope.errors import NotATraceError, UnreadableTraceError, UsageError
 from stepscope.readers import open_trace, source
-from stepscope.readers.rocprof import document, reader, recognises
-from stepscope.readers.rocprof.document import Document
+from stepscope.readers.rocprof import reader, recognises, records
+from stepscope.readers.rocprof.records import Document
 from stepscope.trace import Trace
 from stepscope.trace.window import StepRange, Window
 
@@ -240,7 +240,7 @@ def test_the_file_may_be_cut_and_spaced_anyhow(
 ) -> None:
     expected = opened(tmp_path, text_of(process()))
     monkeypatch.setattr(source, "BLOCK_BYTES", size)
-    monkeypatch.setattr(document, "PIECE_BYTES", size)
+    monkeypatch.setattr(records, "PIECE_BYTES", size)
 
     found = opened(tmp_path, text_of(process(), **style))
 
@@ -262,7 +262,7 @@ class Blocks:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 17, 10_000])
 def test_parts_of_a_document_are_the_same_however_it_is_cut(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(document, "PIECE_BYTES", 1)
+    monkeypatch.setattr(records, "PIECE_BYTES", 1)
     value = {
         "a": [1, {"b": ["[", "\\", '\\"', {}]}, [], "},{"],
         "skipped": [{"a": [5]}],
@@ -372,8 +372,8 @@ def test_a_profile_without_a_record_is_refused_with_what_to_record(tmp_path: Pat
 
 def test_what_is_too_long_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(document, "PIECE_BYTES", 100)
-    monkeypatch.setattr(document, "LARGEST_VALUE_BYTES", 20_000)
+    monkeypatch.setattr(records, "PIECE_BYTES", 100)
+    monkeypatch.setattr(records, "LARGEST_VALUE_BYTES", 20_000)
     large = process()
     large["buffer_records"]["hip_api"].insert(1, {"args": "x" * 50_000, **record(0, 0, 600, 650, 2)})
 
@@ -405,8 +405,8 @@ def test_a_file_of_more_processes_than_any_is_refused(tmp_path: Path, monkeypatc
 def test_the_elements_of_a_long_piece_are_the_same_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     text = b'{"a": [1, 2]}, "b, \\"c", [], 3'
     for size in range(1, len(text) + 1):
-        monkeypatch.setattr(document, "PIECE_BYTES", size)
-        assert list(document.elements(text)) == [b'{"a": [1, 2]}', b' "b, \\"c"', b" []", b" 3"]
+        monkeypatch.setattr(records, "PIECE_BYTES", size)
+        assert list(records.elements(text)) == [b'{"a": [1, 2]}', b' "b, \\"c"', b" []", b" 3"]
 
 
 def test_it_is_told_by_its_content() -> None:

@@ -16,12 +16,12 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.memory import alive_at, alive_table, device_memories
-from stepscope.analysis.memory_allocator import allocator_table, out_of_memory
+from stepscope.analysis.memory_blocks import allocator_table, out_of_memory
 from stepscope.diagnosis import diagnose
 from stepscope.errors import NotATraceError, TooLargeError, UsageError
 from stepscope.readers import open_trace
 from stepscope.readers.budget import Budget
-from stepscope.readers.torch_snapshot.plain_pickle import load
+from stepscope.readers.torch_snapshot.reader import load
 from stepscope.trace import Trace, Window
 from stepscope.trace.window import StepRange
 from tests.simulator.allocator import KIB, SimulatedAllocator, training

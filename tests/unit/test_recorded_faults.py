@@ -9,8 +9,8 @@ import pytest
 
 from stepscope.diagnosis.recorded_faults import faults_before, fresh_bytes, without_recorded_faults
 from stepscope.diagnosis.view import View
-from stepscope.program_facts import ProgramFacts, StepFacts
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ProgramFacts, StepFacts
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_operators
 from tests.unit.recording import Recording

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import stepscope
-from stepscope.capture.options import RecordOptions
-from stepscope.capture.recorder import Recorder, profiler_is_active
 from stepscope.errors import UsageError
+from stepscope.record.recorder import Recorder, profiler_is_active
+from stepscope.record.schedule import RecordOptions
 
 torch = pytest.importorskip("torch")
 

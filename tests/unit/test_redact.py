@@ -5,8 +5,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from stepscope.diagnosis.finding import Location, NotAnswered
-from stepscope.report.json_report import json_bytes, json_report
-from stepscope.report.redact import redact, redact_table
+from stepscope.report.json import json_bytes, json_report, redact, redact_table
 from tests.unit.hand_built import FULL, INPUT_BOUND, empty, full
 
 

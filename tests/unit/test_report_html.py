@@ -12,12 +12,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from stepscope.analysis.causes import CAUSES
+from stepscope.analysis.host import CAUSES
 from stepscope.analysis.picture import PathPiece, PictureGap, PictureLane, PictureSlice, Shown, StepPicture
 from stepscope.diagnosis.diagnosis import Unreadable
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, NotAnswered, Remedy
-from stepscope.report.html import MAXIMUM_BARS, html_report
-from stepscope.report.html_picture import cause_view
+from stepscope.report.html.page import MAXIMUM_BARS, html_report
+from stepscope.report.html.picture import cause_view
 from stepscope.trace import Metadata, TraceWarning
 from tests.unit.hand_built import IDLE, INPUT_BOUND, STEPS, empty, full
 

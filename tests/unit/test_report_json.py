@@ -5,7 +5,7 @@ import polars as pl
 
 import stepscope
 from stepscope.diagnosis.diagnosis import Together, Unreadable
-from stepscope.report.json_report import json_bytes, json_report, json_reports
+from stepscope.report.json import json_bytes, json_report, json_reports
 from stepscope.trace import Metadata, Window
 from tests.unit.hand_built import empty, full
 

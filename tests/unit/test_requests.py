@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.agent_place import Place
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.protocol import Reply
-from stepscope.capture.requests import FileTransport, RequestFolder
-from stepscope.capture.run_folder import RunFolder
 from stepscope.errors import AgentError
+from stepscope.record.agent_files import Reply
+from stepscope.record.agent_http import Place
+from stepscope.record.manifest import RunManifest
+from stepscope.record.requests import FileTransport, RequestFolder
+from stepscope.record.run_folder import RunFolder
 from tests.unit.agents import Process
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.run_folder import RunFolder, data_folder, is_run_folder
 from stepscope.errors import UsageError
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder, data_folder, is_run_folder
 
 MANIFEST = RunManifest(command=("python", "src/train.py"), started_unix_s=1_700_000_000.0)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.run_folder import RunFolder
-from stepscope.capture.run_settings import options_of, settings_of_run, unprofiled_steps
+from stepscope.compare.run_times import options_of, settings_of_run, unprofiled_steps
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder
 
 
 @pytest.mark.parametrize(

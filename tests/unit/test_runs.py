@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.run_folder import RunFolder, default_root
-from stepscope.capture.runs import RunIndex, run_named
 from stepscope.commands import main
-from stepscope.commands._reading import open_from, trace_paths
+from stepscope.commands.shared.reading import open_from, trace_paths
 from stepscope.errors import UsageError
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder, default_root
+from stepscope.record.runs import RunIndex, run_named
 
 
 @pytest.fixture(autouse=True)

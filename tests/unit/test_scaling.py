@@ -10,20 +10,19 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stepscope.devices import named_device
 from stepscope.errors import UsageError
+from stepscope.machine.devices import named_device
 from stepscope.predict.buckets import buckets_of, gradients_of
-from stepscope.predict.host_borders import with_borders
+from stepscope.predict.exchanges import slowdown_beside_messages
 from stepscope.predict.links import Link, Protocol, fitted_link, link_table, named_link
 from stepscope.predict.prediction import StepPredictor, predict_step
 from stepscope.predict.scaling import data_parallel, exchange_of, expected_longest, over_link
-from stepscope.predict.sharing import slowdown_beside_messages
-from stepscope.program_facts import ModelFacts, ProgramFacts
+from stepscope.predict.target_graph import with_borders
 from stepscope.readers import open_trace
-from stepscope.report.predict_text import step_text
-from stepscope.report.scaling_text import scaling_json, scaling_text
+from stepscope.report.predict import scaling_json, scaling_text, step_text
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
+from stepscope.trace.program_facts import ModelFacts, ProgramFacts
 from stepscope.trace.tables import SCHEMAS
 from stepscope.whatif import Experiment, replay
 from tests.unit.test_whatif_graph import US, Machine

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepscope
-from stepscope.capture.schedule import action_of, every_step
 from stepscope.errors import UsageError
+from stepscope.record.schedule import action_of, every_step
 
 torch = pytest.importorskip("torch")
 

@@ -6,9 +6,8 @@ import pytest
 
 from stepscope.analysis.attribution import work_places
 from stepscope.analysis.flame import user_stacks
-from stepscope.analysis.lines import line_table
-from stepscope.analysis.modules import module_table
-from stepscope.analysis.scopes import parsed_scope
+from stepscope.analysis.module_paths import parsed_scope
+from stepscope.analysis.places import line_table, module_table
 from tests.unit.recording import Recording
 
 STACK = (

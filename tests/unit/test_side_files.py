@@ -20,7 +20,7 @@ from stepscope.readers.side_files import (
     read_xla_debug_log,
     read_xla_metrics,
 )
-from stepscope.readers.side_files.xla_metrics import duration_ns
+from stepscope.readers.side_files.xla import duration_ns
 from stepscope.trace.evidence import CodePlace, Evidence, Fallback, Tally, Trigger, joined
 
 TRACES = os.environ.get("STEPSCOPE_TRACES")

@@ -9,7 +9,7 @@ import pytest
 from stepscope.analysis.host import host_activity
 from stepscope.trace import Metadata, Trace, Window
 from stepscope.whatif import Experiment
-from stepscope.whatif.silent_waits import silent_wait_ns
+from stepscope.whatif.host_waits import silent_wait_ns
 from tests.unit.recording import Recording
 
 MS = 1_000_000

@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from stepscope.analysis.host_time import host_time
+from stepscope.analysis.host import host_time
 from stepscope.analysis.summary import DeviceUse, HostUse, device_uses, host_use
 from stepscope.diagnosis import diagnose
-from stepscope.report.glance import glances
-from stepscope.report.html import html_report
-from stepscope.report.json_report import json_report
+from stepscope.report.html.page import html_report
+from stepscope.report.json import json_report
 from stepscope.report.markdown import markdown_report
+from stepscope.report.places import glances
 from stepscope.report.text import text_report
 from stepscope.trace import Trace
 from tests.unit.recording import Recording

@@ -14,20 +14,17 @@ import optuna
 import pytest
 import scipy.stats
 
-from stepscope.capture.telemetry.store import Sample, Series, TelemetryStore
 from stepscope.errors import UsageError
-from stepscope.report.html_sweep import html_sweep
-from stepscope.report.json_report import json_bytes
-from stepscope.report.redact import Redactor
-from stepscope.report.sweep_json import sweep_json
-from stepscope.report.sweep_text import sweep_text
-from stepscope.tuning.sweep_file import Metric, Sweep, parse_sweep
-from stepscope.tuning.sweep_metrics import MetricReader, Value, Values
-from stepscope.tuning.sweep_results import SweepResults, SweepTrial, results_of, spearman
-from stepscope.tuning.sweep_run import SweepRun, TrialEnd, devices_of
-from stepscope.tuning.sweep_search import is_behind, iterations_to_compare
-from stepscope.tuning.sweep_study import SILENT_S, SweepStudy
-from stepscope.tuning.sweep_trial import TrialProgram
+from stepscope.record.telemetry.store import Sample, Series, TelemetryStore
+from stepscope.report.html.sweep import html_sweep
+from stepscope.report.json import Redactor, json_bytes
+from stepscope.report.sweep import sweep_json, sweep_text
+from stepscope.tune.sweep.file import Metric, Sweep, parse_sweep
+from stepscope.tune.sweep.metrics import MetricReader, Value, Values
+from stepscope.tune.sweep.results import SweepResults, SweepTrial, results_of, spearman
+from stepscope.tune.sweep.run import SweepRun, TrialEnd, devices_of
+from stepscope.tune.sweep.study import SILENT_S, SweepStudy, is_behind, iterations_to_compare
+from stepscope.tune.sweep.trial import TrialProgram
 
 PRINTING = """
 import sys, time

@@ -14,10 +14,9 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from stepscope.errors import UsageError
-from stepscope.tuning.sweep_command import MACROS, nested
-from stepscope.tuning.sweep_file import EarlyEnd, Metric, Sweep, parse_sweep, read_sweep
-from stepscope.tuning.sweep_parameter_file import DISTRIBUTIONS
-from stepscope.tuning.sweep_parameters import Parameter, quantised
+from stepscope.tune.sweep.command import MACROS, nested
+from stepscope.tune.sweep.file import EarlyEnd, Metric, Sweep, parse_sweep, read_sweep
+from stepscope.tune.sweep.parameters import DISTRIBUTIONS, Parameter, quantised
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARE = FloatDistribution(1e-9, 1 - 1e-9)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.capture.telemetry.log import Telemetry
+from stepscope.record.telemetry.log import Telemetry
 from stepscope.trace.telemetry import read_telemetry, telemetry_files
 
 WAITS = {"aten._local_scalar_dense.default", "aten.item.default", "aten.nonzero.default", "aten.is_nonzero.default"}
@@ -70,7 +70,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
     monkeypatch.setattr(
-        "stepscope.capture.telemetry.scalars.pinned_bytes", lambda size: torch.empty(size, dtype=torch.uint8)
+        "stepscope.record.telemetry.scalars.pinned_bytes", lambda size: torch.empty(size, dtype=torch.uint8)
     )
     DeviceTensor.operators, Event.passed, Event.asked = [], False, 0
     yield

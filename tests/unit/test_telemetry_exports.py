@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from stepscope.capture.telemetry.export import csv, tensorboard, wandb
+from stepscope.record.telemetry.export import csv, tensorboard, wandb
 from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry
 
 SECOND = 1_000_000_000

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 import stepscope
-from stepscope.capture.telemetry import log as log_module
-from stepscope.capture.telemetry.log import Telemetry, start_for_run, telemetry
 from stepscope.errors import UsageError
+from stepscope.record.telemetry import log as log_module
+from stepscope.record.telemetry.log import Telemetry, start_for_run, telemetry
 from stepscope.trace.telemetry import Telemetry as Read
 from stepscope.trace.telemetry import read_telemetry, telemetry_files
 
@@ -316,7 +316,7 @@ def test_learning_rates_are_those_the_step_uses(run: Telemetry) -> None:
 def test_throughput_is_a_rate_over_the_hosts_clock(run: Telemetry, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a clock that goes on half a second at each call
     ticks = iter(range(0, 10**12, 500_000_000))
-    monkeypatch.setattr("stepscope.capture.telemetry.log.time.perf_counter_ns", lambda: next(ticks))
+    monkeypatch.setattr("stepscope.record.telemetry.log.time.perf_counter_ns", lambda: next(ticks))
 
     # When
     for step in range(5):

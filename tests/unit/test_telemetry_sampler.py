@@ -12,14 +12,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from stepscope.capture.telemetry import sampler as sampler_module
-from stepscope.capture.telemetry.log import Telemetry
-from stepscope.capture.telemetry.nvidia import NvidiaDevices
-from stepscope.capture.telemetry.processes import ProcessTree
-from stepscope.capture.telemetry.sampler import Sampler
-from stepscope.capture.telemetry.store import Series
-from stepscope.capture.telemetry.writer import Writer
 from stepscope.errors import UsageError
+from stepscope.record.telemetry import sampler as sampler_module
+from stepscope.record.telemetry.log import Telemetry
+from stepscope.record.telemetry.sampler import NvidiaDevices, ProcessTree, Sampler
+from stepscope.record.telemetry.store import Series, Writer
 from stepscope.trace.telemetry import Telemetry as Read
 from stepscope.trace.telemetry import read_telemetry, telemetry_files
 

@@ -14,10 +14,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from stepscope.capture.telemetry import store
-from stepscope.capture.telemetry.store import Missing, Sample, Series, TelemetryStore
-from stepscope.capture.telemetry.writer import Writer
 from stepscope.errors import UsageError
+from stepscope.record.telemetry import store
+from stepscope.record.telemetry.store import Missing, Sample, Series, TelemetryStore, Writer
 from stepscope.trace import telemetry as reading
 from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, read_telemetry, telemetry_files
 
@@ -229,7 +228,7 @@ def test_a_disk_that_takes_nothing_is_complained_of_once(tmp_path: Path, capsys:
 
 def test_rows_beyond_what_memory_may_hold_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given
-    monkeypatch.setattr("stepscope.capture.telemetry.writer.MAXIMUM_WAITING", 5)
+    monkeypatch.setattr("stepscope.record.telemetry.store.MAXIMUM_WAITING", 5)
     (tmp_path / "telemetry").write_text("in the way")
     writer = Writer(tmp_path / "telemetry", {"rank": "0"})
     for step in range(8):

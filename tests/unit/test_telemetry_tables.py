@@ -10,15 +10,16 @@ import pytest
 
 from stepscope.analysis.steps import STEP_SCHEMA
 from stepscope.analysis.telemetry import (
+    BUCKETS,
     SUMMARY_SCHEMA,
     THROTTLE_SCHEMA,
     TIMED_SCHEMA,
     summary_table,
+    telemetry_picture,
     throttle_table,
     timed_table,
 )
-from stepscope.analysis.telemetry_plots import BUCKETS, telemetry_picture
-from stepscope.report.html_telemetry import telemetry_view
+from stepscope.report.html.memory import telemetry_view
 from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry
 
 SECOND = 1_000_000_000

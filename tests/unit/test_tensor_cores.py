@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analysis.tensor_cores import (
-    CALL_SCHEMA,
-    TABLE_SCHEMA,
+from stepscope.analysis.roofline import (
+    TENSOR_CORE_CALLS as CALL_SCHEMA,
+)
+from stepscope.analysis.roofline import (
+    TENSOR_CORE_TABLE as TABLE_SCHEMA,
+)
+from stepscope.analysis.roofline import (
     eligible_calls,
     is_eligible,
     tensor_core_table,

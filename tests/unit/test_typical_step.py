@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from stepscope.analysis.picture import typical_step
 from stepscope.analysis.steps import STEP_SCHEMA
-from stepscope.analysis.typical_step import typical_step
 from stepscope.trace import Window
 
 CAUSES = {"device": pl.String, "start_ns": pl.Int64, "duration_ns": pl.Int64, "cause": pl.String}

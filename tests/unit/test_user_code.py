@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
+from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 
 TORCH = "/usr/lib/python3.11/site-packages/torch/nn/functional.py"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from stepscope.compare.warm_up import WarmUp, warm_up
+from stepscope.compare.statistics import WarmUp, warm_up
 
 NOISE = (0, 3, -2, 1, -3, 2, -1, 4, -4, 0)
 

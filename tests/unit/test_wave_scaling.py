@@ -10,8 +10,9 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.roofline import device_peaks
-from stepscope.devices import DevicePeaks, named_device
-from stepscope.predict.wave_scaling import (
+from stepscope.machine.devices import named_device
+from stepscope.machine.own_devices import DevicePeaks
+from stepscope.predict.operation_times import (
     LAUNCH_COLUMNS,
     memory_share,
     product_of,

@@ -11,21 +11,19 @@ from stepscope.trace import Trace
 from stepscope.whatif import Change, Experiment
 from stepscope.whatif.changes import (
     launch_overhead,
+    overlapped,
     scaled,
     scaled_cause,
     scaled_host_time,
     scaled_operators,
     scaled_pieces,
     scaled_slices,
+    scaled_stretches,
     scaled_work,
     synchronise_every,
     together,
     without_cause,
     without_waits,
-)
-from stepscope.whatif.removals import (
-    overlapped,
-    scaled_stretches,
     without_waits_for_work,
     without_waits_in,
 )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepscope.commands import main
-from stepscope.commands._changes import parsed_megabytes, parsed_scale, parsed_time
+from stepscope.commands.shared.changes import parsed_megabytes, parsed_scale, parsed_time
 from stepscope.trace import Trace
 from tests.unit.recording import Recording, saved
 from tests.unit.waiting_twice import US, alone, waiting_twice

@@ -8,7 +8,7 @@ import pytest
 from stepscope.trace import Metadata, Trace
 from stepscope.whatif import Experiment
 from stepscope.whatif.changes import scaled_work, without_cause
-from stepscope.whatif.ranks import Ranks
+from stepscope.whatif.experiment import Ranks
 from tests.unit.test_whatif_graph import US, Machine, waiting_step
 
 

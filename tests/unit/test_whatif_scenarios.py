@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.program_facts import InputStageFacts, LoaderFacts, ProgramFacts
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import InputStageFacts, LoaderFacts, ProgramFacts
 from stepscope.whatif import Change, Experiment, Outcome
 from stepscope.whatif.critical_path import critical_path
 from stepscope.whatif.scenarios import bucket_size, graphs, loader_workers, overlap_communication

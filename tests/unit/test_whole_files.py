@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.whole_files import whole_file
+from stepscope.files import whole_file
 
 
 def test_nothing_is_seen_before_the_end(tmp_path: Path) -> None:

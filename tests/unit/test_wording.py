@@ -4,8 +4,7 @@ import polars as pl
 
 from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy
 from stepscope.diagnosis.rules import launch_bound
-from stepscope.diagnosis.view import View
-from stepscope.diagnosis.wording import for_any_device, without_steps
+from stepscope.diagnosis.view import View, for_any_device, without_steps
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
 from tests.unit.rules.test_launch_bound import late_launches

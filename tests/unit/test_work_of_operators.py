@@ -9,9 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from stepscope.analysis.work_formulas import work_of
-from stepscope.analysis.work_inputs import Work, broadcast, call_of
-from stepscope.analysis.work_of_operators import WORK_SCHEMA, work_of_operators
+from stepscope.analysis.work import Work, broadcast, call_of
+from stepscope.analysis.work_formulas import WORK_SCHEMA, work_of, work_of_operators
 from stepscope.readers import open_trace
 from stepscope.trace import Trace
 from tests.unit.recording import Recording

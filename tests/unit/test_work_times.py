@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.devices import named_device
 from stepscope.errors import UsageError
+from stepscope.machine.devices import named_device
 from stepscope.predict.operation_times import operation_times
 from stepscope.predict.trace_operations import operations_of_calls
 from stepscope.predict.work_times import BASES, WorkTimes, work_times

@@ -11,12 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.capture.controller import StepSource
-from stepscope.capture.options import RecordOptions
-from stepscope.capture.recordings import new_recording
-from stepscope.capture.xla_profilers import JaxProfiler, TorchXlaProfiler
-from stepscope.capture.xla_recorder import XlaRecorder
 from stepscope.errors import UsageError
+from stepscope.record.controller import StepSource, new_recording
+from stepscope.record.schedule import RecordOptions
+from stepscope.record.xla_profilers import JaxProfiler, TorchXlaProfiler
+from stepscope.record.xla_recorder import XlaRecorder
 
 
 class Profiler:
@@ -155,7 +154,7 @@ def test_the_profiler_is_that_of_what_does_the_steps(
     for name in modules:
         monkeypatch.setitem(sys.modules, name, runs)
     if profiler is None:
-        monkeypatch.setattr("stepscope.capture.recorder.Recorder", lambda *_, **__: None)
+        monkeypatch.setattr("stepscope.record.recorder.Recorder", lambda *_, **__: None)
 
     recording = new_recording(RecordOptions(), 3, source, uses_jax=uses_jax)
 

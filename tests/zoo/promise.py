@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, Final, Literal
 
 import stepscope
-from stepscope.diagnosis.diagnose import diagnose, rule_by_id
+from stepscope.diagnosis.diagnosis import diagnose, rule_by_id
 from stepscope.diagnosis.finding import Finding
 from stepscope.diagnosis.ranks import RankRecord, across_ranks, rank_record
 from stepscope.diagnosis.view import View

@@ -9,7 +9,7 @@ work belongs to the call that launched it, or, where the compiler kept what it w
 
 A module is named by the path to it: its qualified name behind the class of the outermost module ("GPT2.blocks.0") where
 stepscope recorded it, else by class and number as profilers count instances ("GPT2_0.Block_1.Linear_3"), in compiled
-code by the scopes that it was written under (see `stepscope.analysis.scopes`).
+code by the scopes that it was written under (see `stepscope.analysis.module_paths`).
 
 Phases: "backward" is what autograd's nodes do, also what they compute again of the forward; "optimizer" is the
 optimizer's step and clearing gradients; "input" is loading data, and copying to the device outside of modules;
@@ -28,13 +28,21 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.backward import node_source
 from stepscope.analysis.host import TABLES, HostActivity, host_activity
-from stepscope.analysis.module_paths import own_modules
-from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
-from stepscope.analysis.per_slice import Numbering, at, own_values
-from stepscope.analysis.phases import FORWARD, INPUT, OTHER, PHASES, engine_lanes, phases, phases_of_scopes
+from stepscope.analysis.module_paths import (
+    FORWARD,
+    INPUT,
+    OTHER,
+    PHASES,
+    engine_lanes,
+    node_source,
+    own_modules,
+    phases,
+    phases_of_scopes,
+)
+from stepscope.analysis.operators import Numbering, at, own_values
 from stepscope.trace import Trace
+from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.trace.nesting import Rows, inherit
 
 ATTRIBUTION_SCHEMA: Final[dict[str, type[pl.DataType]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -9,7 +10,7 @@ import polars as pl
 
 from stepscope.analysis.idle import device_window
 from stepscope.trace import Trace, Window
-from stepscope.trace.intervals import IntervalSet, Times, union
+from stepscope.trace.window import IntervalSet, Times, union
 
 COPY_KINDS: Final = ("copy_in", "copy_out", "copy_on_device")
 
@@ -112,3 +113,77 @@ def queue_time(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
         rows.append((device, queue, work.height, busy_ns, busy_ns / span.duration_ns if span.duration_ns else 0.0))
     table = pl.DataFrame(rows, schema=dict(QUEUE_TIME_SCHEMA), orient="row")
     return table.sort(["device", "busy_ns", "queue"], descending=[False, True, False])
+
+
+ENGINES: Final[dict[str, str]] = {
+    "MME": "matrix products",
+    "TPC": "all other computation",
+    "DMA": "moving data",
+    "NIC": "between devices",
+    "other": "engines of other kinds",
+}
+"""Engine -> what it does, in the order in which a moment is theirs."""
+_BY_QUEUE: Final = {"MME": "MME", "TPC": "TPC", "NIC": "NIC", **dict.fromkeys(("DMA", "EDMA", "PDMA", "KDMA"), "DMA")}
+_COMPUTING: Final = ("MME", "TPC")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTime:
+    """One engine's part of a device's window, in whole nanoseconds.
+
+    Attributes:
+        busy_ns: when any of its units worked.
+        exposed_ns: when no engine before it worked.
+    """
+
+    engine: str
+    busy_ns: int
+    exposed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUse:
+    """How a device's window divides: the engines' exposed_ns + idle_ns == window_ns.
+
+    Attributes:
+        engines: those that worked at all, in the order of ENGINES.
+        computing_together_ns: when both MME and TPC worked.
+    """
+
+    device: str
+    window_ns: int
+    idle_ns: int
+    computing_together_ns: int
+    engines: tuple[EngineTime, ...]
+
+
+def engine_of(queue: str | None) -> str | None:
+    """The engine that a queue of this name is; None for queues of other kinds."""
+    return _BY_QUEUE.get(queue or "")
+
+
+def engine_uses(trace: Trace) -> tuple[EngineUse, ...]:
+    """Of every device whose queues are engines, in order of its name."""
+    queues = trace.device_work.select("device", "queue").unique()
+    devices = queues.filter(pl.col("queue").is_in(_COMPUTING))["device"].unique().sort().to_list()
+    return tuple(_engine_use(trace, device) for device in devices)
+
+
+def _engine_use(trace: Trace, device: str) -> EngineUse:
+    window = device_window(trace, device)
+    work = trace.device_work.filter(pl.col("device") == device).with_columns(
+        engine=pl.col("queue").replace_strict(_BY_QUEUE, default="other", return_dtype=pl.String)
+    )
+    present = [engine for engine in ENGINES if (work["engine"] == engine).any()]
+    busy = {engine: busy_intervals(work.filter(pl.col("engine") == engine), window) for engine in present}
+    times, covered = [], 0
+    for position, engine in enumerate(present):
+        until = busy_intervals(work.filter(pl.col("engine").is_in(present[: position + 1])), window).total_ns
+        times.append(EngineTime(engine, busy[engine].total_ns, until - covered))
+        covered = until
+    return EngineUse(device, window.duration_ns, window.duration_ns - covered, _together(busy), tuple(times))
+
+
+def _together(busy: dict[str, IntervalSet]) -> int:
+    matrix, vector = (busy.get(engine) for engine in _COMPUTING)
+    return 0 if matrix is None or vector is None else matrix.overlap_ns(vector)

@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.causes import CAUSES
-from stepscope.analysis.host import CAUSE_CODES, HostActivity, Timeline, host_activity, slice_columns
+from stepscope.analysis.host import CAUSE_CODES, CAUSES, HostActivity, Timeline, host_activity, slice_columns
 from stepscope.trace import Trace, Window
-from stepscope.trace.intervals import IntervalSet, Times, union
 from stepscope.trace.nesting import Rows
+from stepscope.trace.window import IntervalSet, Times, union
 
 IDLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "device": pl.String,

@@ -15,11 +15,11 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import TABLES, HostActivity, host_activity
-from stepscope.analysis.naming import cause_of_name
 from stepscope.analysis.where import parse
-from stepscope.program_facts import InputStageFacts, ProgramFacts
 from stepscope.trace import Trace, Window
+from stepscope.trace.naming import cause_of_name
 from stepscope.trace.nesting import Rows, by_level, depths, inherit
+from stepscope.trace.program_facts import InputStageFacts, ProgramFacts
 
 INPUT_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "stage": pl.String,  # "item", "transform", "collate", "pin", "worker_start" or "loader"

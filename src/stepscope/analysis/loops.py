@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import CAUSE_CODES, HostActivity
+from stepscope.analysis.host import CAUSE_CODES, TABLES, HostActivity
+from stepscope.analysis.work import base_name
+from stepscope.analysis.work import traffic_shapes_of as shapes_of
 from stepscope.trace import Trace, Window
-from stepscope.trace.intervals import Times
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, inherit
+from stepscope.trace.window import Times
 
 SHORT_BODY: Final = 24
 """Operators in one repetition of the small loops that are looked for; longer bodies are mostly layers of a model."""
@@ -96,3 +100,185 @@ def _runs(codes: npt.NDArray[np.int64], minimum: int) -> list[tuple[int, int, in
 def _is_inside(first: int, last: int, runs: list[tuple[int, int, int]]) -> bool:
     """Whether a stretch is a part of a run: any multiple of a body repeats itself, too."""
     return any(begin <= first and last <= end for begin, end, _ in runs)
+
+
+PARAMETRISED: Final = frozenset(
+    {
+        "linear", "addmm", "embedding", "embedding_bag", "layer_norm", "rms_norm", "batch_norm", "group_norm",
+        "conv1d", "conv2d", "conv3d", "convolution", "_convolution", "conv_transpose2d", "lstm", "gru", "rnn_tanh",
+    }
+)  # fmt: skip
+"""Operators that nearly always have a parameter of their layer's."""
+PRODUCTS: Final = frozenset({"mm", "matmul", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention"})
+"""Operators that may have one."""
+CHOOSING: Final = frozenset({"index", "index_put", "masked_select", "nonzero", "index_select", "index_add"})
+"""Operators that take out, or put back, some rows of a tensor."""
+_WEIGHT: Final = {
+    "linear": 1, "conv1d": 1, "conv2d": 1, "conv3d": 1, "convolution": 1, "_convolution": 1, "conv_transpose2d": 1,
+    "embedding": 0, "embedding_bag": 0,
+}  # fmt: skip
+"""Which of an operator's inputs is nearly always a parameter."""
+_COLLECTING: Final = ("cat", "stack")
+_NEAR: Final = 4
+"""Operators after a loop among which its results are collected."""
+_MOST: Final = 0.5
+_ACCUMULATING: Final = r"AccumulateGrad$"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the trace shows of a run of repetitions; None where it cannot tell.
+
+    Attributes:
+        is_counted: an operator takes another constant in most repetitions, such as an index that counts up.
+        is_collected: what the repetitions made is put into one tensor after them.
+        has_parameters: an operator of the body may have a parameter.
+        own_modules: most repetitions run in other modules than the rest.
+        own_parameters: there are as many gradients as if each repetition had parameters of its own.
+        chooses_rows: the body takes some rows of a tensor, as for experts.
+        shares_parameters: the model is certainly too small for each repetition to have parameters of its own.
+    """
+
+    is_counted: bool | None
+    is_collected: bool
+    has_parameters: bool
+    own_modules: bool | None
+    own_parameters: bool | None
+    chooses_rows: bool
+    shares_parameters: bool
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether even few repetitions are certainly a loop."""
+        return self.is_collected or bool(self.is_counted)
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether the run is a loop rather than a stack of layers."""
+        if self.is_collected or not self.has_parameters:
+            return True
+        if self.is_counted and self.chooses_rows:
+            return True
+        if self.shares_parameters:
+            return True
+        if self.own_modules is not None:
+            return not self.own_modules
+        if self.own_parameters is not None:
+            return not self.own_parameters
+        return bool(self.is_counted)
+
+
+class LoopEvidence:
+    """Looks up evidence in one trace.
+
+    Args:
+        step_count: steps in which the loops were found.
+        parameters: numbers that the program's model has as parameters, where that is known.
+    """
+
+    def __init__(self, trace: Trace, activity: HostActivity, step_count: int, parameters: int | None = None) -> None:
+        self._parameters = parameters
+        self._trace = trace
+        self._activity = activity
+        self._step_count = step_count
+
+    def of(self, loop: Loop) -> Evidence:
+        """What the trace shows of this loop."""
+        turns = loop.operators.reshape(loop.repetitions, len(loop.body))
+        names = [base_name(name) for name in loop.body]
+        parametrised = sum(name in PARAMETRISED for name in names)
+        has_parameters = parametrised > 0 or not PRODUCTS.isdisjoint(names)
+        return Evidence(
+            is_counted=self._is_counted(turns),
+            is_collected=self._is_collected(loop),
+            has_parameters=has_parameters,
+            own_modules=self._own_modules(turns) if has_parameters else None,
+            own_parameters=self._own_parameters(loop.repetitions * max(parametrised, 1)) if has_parameters else None,
+            chooses_rows=not CHOOSING.isdisjoint(names),
+            shares_parameters=self._shares_parameters(turns, names),
+        )
+
+    def _shares_parameters(self, turns: Rows, names: list[str]) -> bool:
+        if not self._parameters:
+            return False
+        shapes = self._trace.operators["input_shapes"]
+        needed = 0
+        for column, name in zip(turns.T, names, strict=True):
+            if name in _WEIGHT:
+                for text, count in shapes.gather(column).value_counts().iter_rows():
+                    inputs = shapes_of(text)
+                    needed += count * prod(inputs[_WEIGHT[name]]) if len(inputs) > _WEIGHT[name] else 0
+        return needed > self._parameters
+
+    def _is_counted(self, turns: Rows) -> bool | None:
+        values = self._trace.operators["input_values"]
+        if values.null_count() == len(values):
+            return None
+        shapes = self._trace.operators["input_shapes"]
+        for column in turns.T:
+            taken = values.gather(column)
+            if taken.n_unique() > _MOST * len(column) and shapes.gather(column).n_unique() <= _MOST * len(column):
+                return True
+        return False
+
+    def _is_collected(self, loop: Loop) -> bool:
+        """An operator right after the loop that takes a list of as many tensors as there were repetitions."""
+        following = self._following[int(loop.operators[-1])]
+        if following < 0:
+            return False
+        names, shapes = self._trace.operators["name"], self._trace.operators["input_shapes"]
+        rows = self._outermost[following : following + _NEAR].tolist()
+        return any(
+            base_name(names[row]) in _COLLECTING
+            and len(shapes_of(shapes[row])) in (loop.repetitions, loop.repetitions + 1)
+            for row in rows
+        )
+
+    @cached_property
+    def _outermost(self) -> Rows:
+        """Outermost operators, thread by thread in order of time."""
+        rows = self._trace.operators.with_row_index("row").filter(pl.col("parent").is_null()).sort("lane", "row")
+        return rows["row"].to_numpy().astype(np.int64)
+
+    @cached_property
+    def _following(self) -> Rows:
+        """For each operator, the position in `_outermost` after its own; -1 for those inside others."""
+        position = np.full(self._trace.operators.height, -1, np.int64)
+        position[self._outermost] = np.arange(1, len(self._outermost) + 1)
+        return position
+
+    def _own_modules(self, turns: Rows) -> bool | None:
+        modules = self._modules
+        if modules is None:
+            return None
+        slices = self._activity.slices_of("operators")[turns]
+        innermost = modules[np.maximum(slices, 0)]
+        innermost[slices < 0] = -1
+        if (innermost < 0).all():
+            return None
+        counts = [len(np.unique(column[column >= 0])) for column in innermost.T]
+        return max(counts) > _MOST * len(turns)
+
+    @cached_property
+    def _modules(self) -> Rows | None:
+        """For each slice, a number for the module whose call is innermost around it, -1 for none; None without any."""
+        frames = self._trace.frames
+        is_module = frames["name"].str.starts_with("nn.Module: ").to_numpy() if frames.height else np.zeros(0, np.bool_)
+        if not is_module.any():
+            return None
+        numbers = frames["name"].rank("dense").to_numpy().astype(np.int64)
+        own = np.full(len(self._activity.row), -1, np.int64)
+        mine = np.flatnonzero(self._activity.table == TABLES.index("frames"))
+        rows = self._activity.row[mine]
+        own[mine] = np.where(is_module[rows], numbers[rows], -1)
+        return inherit(own, self._activity.around)
+
+    def _own_parameters(self, needed: int) -> bool | None:
+        if self._gradients_per_step == 0:
+            return None
+        return bool(self._gradients_per_step >= needed)
+
+    @cached_property
+    def _gradients_per_step(self) -> float:
+        names = self._trace.operators.filter(pl.col("parent").is_null())["name"]
+        return float(names.str.contains(_ACCUMULATING).sum()) / self._step_count

@@ -11,14 +11,22 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import HostActivity
-from stepscope.analysis.memory_categories import CATEGORIES, block_categories
-from stepscope.analysis.memory_events import blocks, memory_devices, memory_levels
-from stepscope.analysis.memory_places import PLACE_SCHEMA, allocating_operators, block_places, gathered
+from stepscope.analysis.memory_blocks import (
+    CATEGORIES,
+    PLACE_SCHEMA,
+    allocating_operators,
+    block_categories,
+    block_places,
+    blocks,
+    gathered,
+    memory_devices,
+    memory_levels,
+)
 from stepscope.analysis.steps import step_table
 from stepscope.errors import UsageError
-from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Trace
-from stepscope.trace.intervals import Times
+from stepscope.trace.program_facts import ProgramFacts
+from stepscope.trace.window import Times
 
 _MOST_BYTES: Final = 1 << 62
 GROUPINGS: Final[dict[str, tuple[str, ...]]] = {
@@ -37,8 +45,8 @@ class DeviceMemory:
     Attributes:
         device: "cpu", or the device's number.
         capacity_bytes: how much the device, or the machine, has; None where that is not known.
-        levels: as `stepscope.analysis.memory_events.memory_levels`, of this device.
-        blocks: as `stepscope.analysis.memory_events.blocks`, of this device, with category, operator_name, operator_row
+        levels: as `stepscope.analysis.memory_blocks.memory_levels`, of this device.
+        blocks: as `stepscope.analysis.memory_blocks.blocks`, of this device, with category, operator_name, operator_row
             (the operator that asked for the block; -1 for none), file, line, function and module; null where unknown.
         steps: the complete steps, as `step_table` gives them.
         program: what the recording knows of the model.

@@ -1,19 +1,82 @@
-"""Which module of the network each host slice ran in: a path such as "GPT2.blocks.0.attention"."""
+"""Which module of the network each host slice ran in, and which phase of the step it is part of."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import TABLES, HostActivity
-from stepscope.analysis.per_slice import Numbering, at, own_values
-from stepscope.analysis.scopes import parsed_scope
-from stepscope.line_records import DEEPEST_MODULE, LONGEST_MODULE
+from stepscope.analysis.operators import Numbering, at, own_values
 from stepscope.trace import Trace
+from stepscope.trace.naming import cause_of_name
 from stepscope.trace.nesting import Rows, inherit, innermost_at
 from stepscope.trace.nesting import parents as parents_of
+from stepscope.trace.program_facts import DEEPEST_MODULE, LONGEST_MODULE
+
+_TRANSFORMED: Final = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
+_COMPILING: Final = frozenset({"jit", "pjit", "xla_call", "pmap", "shard_map", "custom_jvp_call", "custom_vjp_call"})
+"""Transformations whose bracket holds a function's name, which is no module."""
+_NO_MODULES: Final = frozenset({
+    "while", "body", "cond", "branch", "scan", "closed_call", "core_call", "remat", "checkpoint", "main",
+    "rematted_computation", "body_fun", "cond_fun", "custom_jvp_call", "custom_vjp_call", "pjit", "XlaModule:",
+})  # fmt: skip
+_NUMBER: Final = re.compile(r"\.\d+$")
+_TORCH_OPERATOR: Final = re.compile(r"(?:aten|xla|prim)__")
+_BRANCH: Final = re.compile(r"branch_\d+_fun$")
+
+
+class Scope(NamedTuple):
+    """A scope, taken apart.
+
+    Attributes:
+        modules: names of the modules around the operation, outermost first.
+        direction: "backward" where it is transposed, "forward" where it is differentiated, None where neither.
+    """
+
+    modules: tuple[str, ...]
+    direction: Literal["forward", "backward"] | None
+
+
+NO_SCOPE: Final = Scope((), None)
+
+
+@lru_cache(maxsize=65536)
+def parsed_scope(scope: str) -> Scope:
+    """The modules and the direction that a scope tells of."""
+    parts = _parts(scope[:LONGEST_MODULE])
+    modules: list[str] = []
+    backward = forward = False
+    for part in parts[:-1]:
+        name = part
+        while match := _TRANSFORMED.fullmatch(name):
+            backward |= match[1] == "transpose"
+            forward |= match[1] == "jvp"
+            name = "" if match[1] in _COMPILING else match[2]
+        name = _NUMBER.sub("", name)
+        if name and name not in _NO_MODULES and not _TORCH_OPERATOR.match(name) and not _BRANCH.match(name):
+            modules.append(name)
+    return Scope(tuple(modules[:DEEPEST_MODULE]), "backward" if backward else "forward" if forward else None)
+
+
+def _parts(scope: str) -> list[str]:
+    """The scope cut at slashes outside of brackets."""
+    parts, depth, begin = [], 0, 0
+    for position, character in enumerate(scope):
+        if character == "(":
+            depth += 1
+        elif character == ")":
+            depth -= 1
+        elif character == "/" and depth <= 0:
+            parts.append(scope[begin:position])
+            begin = position + 1
+    return [*parts, scope[begin:]]
+
 
 _FRAMES, _OPERATORS = TABLES.index("frames"), TABLES.index("operators")
 
@@ -98,3 +161,147 @@ def _add_module_frames(
         if number == len(words):
             words.append(path)
         parents.setdefault(number, parent)
+
+
+BACKWARD_NAME: Final = r"^autograd::engine|Backward\d*$"
+"""Names of the autograd engine's operators."""
+
+
+def backward_source(trace: Trace) -> Rows:
+    """For each operator of the backward pass, the row of the forward operator that made its autograd node, -1 for none.
+
+    The two carry the same sequence number, and the node the number of the forward operator's thread; numbers that come
+    again belong to the nearest forward operator before. Each thread of each process counts for itself: where several
+    threads count, the recorded link decides. What runs inside a node belongs to the node's. Shape (operators,).
+    """
+    parent = trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    return inherit(node_source(trace), parent)
+
+
+def node_source(trace: Trace) -> Rows:
+    """As `backward_source`, but -1 also for what runs inside a node; shape (operators,)."""
+    columns = ("row", "lane", "start_ns", "name", "sequence_number", "forward_thread")
+    processes = trace.lanes.select("lane", pl.col("process").fill_null(""))
+    operators = (
+        trace.operators.with_row_index("row")
+        .select(columns)
+        .join(processes, on="lane", how="left", maintain_order="left")
+    )
+    result = np.full(operators.height, -1, np.int64)
+    numbered = operators.filter(pl.col("sequence_number").is_not_null() & (pl.col("sequence_number") >= 0))
+    is_node = pl.col("name").str.contains(BACKWARD_NAME)
+    nodes = numbered.filter(is_node).select("row", "start_ns", "sequence_number", "process")
+    forward = numbered.filter(~is_node & (pl.col("forward_thread").fill_null(0) == 0))
+    if nodes.height and forward.height:
+        # Of operators inside each other that carry one number the innermost, which comes last, made the node.
+        joined = nodes.sort("start_ns").join_asof(
+            forward.select("start_ns", "sequence_number", "process", source="row").sort("start_ns"),
+            on="start_ns",
+            by=["process", "sequence_number"],
+            check_sortedness=False,
+        )
+        found = joined.drop_nulls("source")
+        result[found["row"].to_numpy()] = found["source"].to_numpy()
+    links = _links(trace, several=forward["lane"].n_unique() > 1, unknown=result < 0)
+    result[links["target"].to_numpy()] = links["source"].to_numpy()
+    return result
+
+
+def _links(trace: Trace, *, several: bool, unknown: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pl.DataFrame:
+    """The links from a forward operator to its node that say more than the numbers do."""
+    starts = trace.operators["start_ns"]
+    links = trace.links.filter(pl.col("kind") == "forward_backward").select("source", "target")
+    forwards = (starts.gather(links["source"]) < starts.gather(links["target"])).fill_null(False)
+    asked = pl.Series(unknown).gather(links["target"]) if not several else pl.repeat(True, links.height, eager=True)
+    return links.filter(forwards & asked)
+
+
+PHASES: Final = ("forward", "backward", "optimizer", "input", "other")
+
+FORWARD, BACKWARD, OPTIMIZER, INPUT, OTHER = range(len(PHASES))
+_PHASES_OPERATORS, _PHASES_FRAMES, _ANNOTATIONS = (
+    TABLES.index("operators"),
+    TABLES.index("frames"),
+    TABLES.index("annotations"),
+)
+_LAUNCHES: Final = TABLES.index("launches")
+_BACKWARD_CALL: Final = re.compile(
+    r"built-in method run_backward |: _engine_run_backward$|torch/autograd/__init__\.py\(\d+\): (?:backward|grad)$"
+)
+_INPUT_FRAME: Final = re.compile(r"(?:^|/)torch/utils/data/")
+_NODE: Final = re.compile(BACKWARD_NAME)
+
+
+def phases(trace: Trace, activity: HostActivity, sources: Rows, own_module: Rows) -> npt.NDArray[np.int8]:
+    """The phase of each slice, as an index into PHASES."""
+    named = _phases_by_name(trace, activity)
+    backward = inherit(np.where(named == BACKWARD, 1, -1), activity.around)
+    definite = np.where((named < 0) & (own_module >= 0), FORWARD, named)
+    nearest = inherit(np.where(definite == BACKWARD, -1, definite), activity.around)
+    parent = trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    if (sources >= 0).any():
+        makes_nodes = np.full(len(parent), -1, np.int64)
+        makes_nodes[_outermost(sources[sources >= 0], parent)] = FORWARD
+        loose = inherit(own_values(activity, _PHASES_OPERATORS, makes_nodes), activity.around)
+    elif (backward >= 0).any():
+        loose = np.full(len(nearest), -1, np.int64)
+    else:
+        works = np.isin(activity.table, (_PHASES_OPERATORS, _LAUNCHES))
+        loose = inherit(np.where(works, FORWARD, -1), activity.around)
+    phase = np.where(nearest >= 0, nearest, np.where(loose >= 0, loose, OTHER))
+    phase = np.where(backward >= 0, BACKWARD, phase)
+    on_engine = np.isin(activity.lane, engine_lanes(trace, activity))
+    return np.where(on_engine & (phase == OTHER), BACKWARD, phase).astype(np.int8)
+
+
+def phases_of_scopes(scopes: pl.Series) -> Rows:
+    """The phase of each scope of compiled code, -1 for none; all is forward where nothing is differentiated."""
+    different = scopes.drop_nulls().unique(maintain_order=True)
+    if different.is_empty():
+        return np.full(len(scopes), -1, np.int64)
+    directions = [parsed_scope(scope).direction for scope in different]
+    code = {"backward": BACKWARD, "forward": FORWARD, None: -1 if any(directions) else FORWARD}
+    found = scopes.replace_strict(different, [code[each] for each in directions], default=-1, return_dtype=pl.Int64)
+    result: Rows = found.fill_null(-1).to_numpy()
+    return result
+
+
+def _phases_by_name(trace: Trace, activity: HostActivity) -> Rows:
+    """The phase that each slice's own name gives away, -1 for none."""
+    result = np.full(len(activity.row), -1, np.int64)
+    result = np.maximum(result, own_values(activity, _PHASES_OPERATORS, phases_of_scopes(trace.operators["scope"])))
+    for code in (_ANNOTATIONS, _PHASES_FRAMES, _PHASES_OPERATORS):
+        names = trace.table(TABLES[code])["name"]
+        different = names.unique()
+        phases = [_phase_of_name(name or "", code) for name in different]
+        found = names.replace_strict(different, phases, default=-1, return_dtype=pl.Int64)
+        result = np.maximum(result, own_values(activity, code, found.fill_null(-1).to_numpy()))
+    return result
+
+
+@lru_cache(maxsize=65536)
+def _phase_of_name(name: str, table: int) -> int:
+    if table == _PHASES_OPERATORS:
+        return BACKWARD if _NODE.search(name) else -1
+    if table == _PHASES_FRAMES and _BACKWARD_CALL.search(name):
+        return BACKWARD
+    cause = cause_of_name(name)
+    if cause == "input" or (table == _PHASES_FRAMES and _INPUT_FRAME.search(name)):
+        return INPUT
+    return OPTIMIZER if cause == "optimizer" else -1
+
+
+def _outermost(rows: Rows, parent: Rows) -> Rows:
+    """The outermost operators around these rows."""
+    top = np.arange(len(parent))
+    top = inherit(np.where(parent < 0, top, -1), parent)
+    return np.unique(top[rows])
+
+
+def engine_lanes(trace: Trace, activity: HostActivity) -> list[int]:
+    """The threads that autograd's engine runs nodes on, beside the main ones."""
+    outer = trace.operators.filter(pl.col("parent").is_null())
+    nodes = outer.group_by("lane").agg(share=pl.col("name").str.contains(BACKWARD_NAME).mean())
+    lanes = nodes.filter(pl.col("share") > 0.5)["lane"].to_list()
+    main = set(activity.main_lanes.values())
+    return [lane for lane in lanes if lane not in main]

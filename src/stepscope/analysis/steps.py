@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.formats import XLA_FORMATS
 from stepscope.trace import Trace, Window
-from stepscope.trace.intervals import Times
+from stepscope.trace.model import XLA_FORMATS
+from stepscope.trace.window import Times
 
 STEP_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "index": pl.Int64,

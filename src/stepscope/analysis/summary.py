@@ -12,17 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.causes import DEVICE_CAUSES
-from stepscope.analysis.device_time import COPY_KINDS, busy_intervals
-from stepscope.analysis.engines import engine_of
-from stepscope.analysis.host import HostActivity, host_activity
-from stepscope.analysis.host_time import host_time
+from stepscope.analysis.device_time import COPY_KINDS, busy_intervals, engine_of
+from stepscope.analysis.host import DEVICE_CAUSES, HostActivity, host_activity, host_time
 from stepscope.analysis.idle import device_window
 from stepscope.analysis.kernels import arithmetic
-from stepscope.analysis.tensor_cores import is_eligible
-from stepscope.analysis.work_inputs import NUMBER_TYPES, call_of
+from stepscope.analysis.roofline import is_eligible
+from stepscope.analysis.work import NUMBER_TYPES, call_of
 from stepscope.trace import Trace, Window
-from stepscope.trace.intervals import IntervalSet, union
+from stepscope.trace.window import IntervalSet, union
 
 LOW_PRECISION: tuple[str, ...] = ("fp16", "bf16", "fp8", "int8")
 GRAPH_BUILDING: tuple[str, ...] = ("dispatch", "optimizer", "python", "graph_tracing", "step_marker")

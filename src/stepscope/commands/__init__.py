@@ -16,17 +16,13 @@ from collections.abc import Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Final
 
-from stepscope.commands import (
-    attach,
-    batch_size,
-    bench,
-    cache,
+from stepscope.commands.improve import batch_size, bench, data_parallel, sweep, tune
+from stepscope.commands.machine import cache, environment
+from stepscope.commands.plan import devices, plan, predict, prices
+from stepscope.commands.read import (
     compare,
-    data_parallel,
-    devices,
     diagnose,
     energy,
-    environment,
     explain,
     export,
     history,
@@ -37,25 +33,16 @@ from stepscope.commands import (
     memory,
     modules,
     operators,
-    plan,
-    predict,
-    prices,
     query,
     roofline,
     rules,
-    run,
-    runs,
-    session,
     steps,
-    sweep,
-    telemetry,
-    tune,
     whatif,
 )
-from stepscope.commands._output import discard_standard_output
-from stepscope.commands._parser import CommandParser, unknown_command, unknown_options
+from stepscope.commands.record import attach, run, runs, session, telemetry
+from stepscope.commands.shared.output import CommandParser, discard_standard_output, unknown_command, unknown_options
 from stepscope.errors import StepscopeError
-from stepscope.report.format import printable
+from stepscope.report.tables import printable
 
 __all__ = ["COMMANDS", "OWN_ERROR", "main"]
 

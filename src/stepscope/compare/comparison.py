@@ -8,10 +8,6 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
-from stepscope.compare.edges import LeftOut
-from stepscope.compare.energy import EnergyComparison, StepEnergies, compared_energies
-from stepscope.compare.lines import matched_lines
 from stepscope.compare.matching import (
     CAUSE_LEVELS,
     COMMUNICATION_LEVELS,
@@ -25,14 +21,23 @@ from stepscope.compare.matching import (
     SAME,
     Level,
     matched,
+    matched_lines,
+    with_families,
     without_unknown,
 )
-from stepscope.compare.names import with_families
-from stepscope.compare.notes import notes
+from stepscope.compare.notes import (
+    EnergyComparison,
+    LeftOut,
+    StepEnergies,
+    compared_energies,
+    different_settings,
+    merged_settings,
+    notes,
+)
 from stepscope.compare.record import SCHEMAS, Basis, TraceRecord, trace_record
-from stepscope.compare.settings import different_settings, merged_settings
 from stepscope.compare.statistics import SampleComparison, compare_samples, joint_confidence
 from stepscope.trace import Trace, TraceWarning
+from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class SideSummary:
         step_count: complete steps of all its traces.
         total_ns: their length, together; the sums of the tables are over the same.
         trace: the first of its traces, such as to draw a step.
-        left_out: steps at the edges of recordings that count in nothing, as `stepscope.compare.edges` says.
+        left_out: steps at the edges of recordings that count in nothing, as `stepscope.compare.notes` says.
         warnings: what was skipped or repaired while reading its traces.
     """
 

@@ -2,14 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from stepscope.compare.edges import Edge, LeftOut
-from stepscope.compare.statistics import SampleComparison
+import msgspec
+import polars as pl
+
+from stepscope.compare.statistics import SampleComparison, compare_samples
+from stepscope.trace import Metadata
+from stepscope.trace.program_facts import ProgramFacts
 
 if TYPE_CHECKING:
     from stepscope.compare.comparison import SideSummary
+
+
+Edge: TypeAlias = Literal["first", "last"]
+
+FEWEST_BETWEEN: Final = 3
+"""Steps that must be between the first and the last; of fewer nothing is left out."""
+FARTHEST: Final = 8.0
+FARTHEST_OF_THREE: Final = 24.0
+"""Instead of `FARTHEST` where there are only three steps between, which tell little of how much they scatter."""
+LEAST_SHARE: Final = 0.2
+_TO_STANDARD_DEVIATION: Final = 1.4826
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A step of a recording that does not count.
+
+    Attributes:
+        trace: which of its side's traces it is in, from 0.
+        index: the step's number.
+        edge: whether it is the recording's first or its last.
+        duration_ns: its length.
+        shortest_ns, longest_ns: of the steps between the first and the last.
+    """
+
+    trace: int
+    index: int
+    edge: Edge
+    duration_ns: int
+    shortest_ns: int
+    longest_ns: int
+
+
+def far_edges(step_ns: Sequence[float]) -> tuple[Edge, ...]:
+    """Which of "first" and "last" lie far from the steps between them.
+
+    Args:
+        step_ns: times of a recording's consecutive steps.
+    """
+    between = step_ns[1:-1]
+    if len(between) < FEWEST_BETWEEN:
+        return ()
+    middle = median(between)
+    deviation = _TO_STANDARD_DEVIATION * median(abs(ns - middle) for ns in between)
+    farthest = FARTHEST_OF_THREE if len(between) == FEWEST_BETWEEN else FARTHEST
+    limit = max(farthest * deviation, LEAST_SHARE * middle)
+    edges: tuple[tuple[Edge, float], ...] = (("first", step_ns[0]), ("last", step_ns[-1]))
+    return tuple(edge for edge, ns in edges if abs(ns - middle) > limit and not min(between) <= ns <= max(between))
+
+
+def left_out(steps: Mapping[int, int], trace: int = 0) -> Iterator[LeftOut]:
+    """The steps of a recording that do not count.
+
+    Args:
+        steps: the nanoseconds of each complete step by its number, in order.
+        trace: for `LeftOut.trace`.
+    """
+    lengths = list(steps.values())
+    for edge in far_edges(lengths):
+        index = list(steps)[0 if edge == "first" else -1]
+        yield LeftOut(trace, index, edge, steps[index], min(lengths[1:-1]), max(lengths[1:-1]))
+
 
 _NOTICEABLE: Final = 0.005
 """Two means of the same steps that differ by more than this share are told apart."""
@@ -116,3 +184,131 @@ def _time(ns: float) -> str:
     if ns >= _SECOND:
         return f"{ns / _SECOND:,.2f} s"
     return f"{ns / _MILLISECOND:,.1f} ms" if ns >= _MILLISECOND else f"{ns / 1e3:,.1f} us"
+
+
+SETTING_SCHEMA: Final[Mapping[str, type[pl.DataType]]] = {
+    "name": pl.String,
+    "before": pl.String,  # null where the setting is not known, or is not there
+    "after": pl.String,
+}
+_PROCESS: Final = ("processors", "usable_processors", "numa_nodes", "threads", "allocator")
+"""Of the process's figures those that are settings; others are measured and differ every time."""
+_LOADER: Final = ("workers", "batch_size", "pin_memory", "persistent_workers", "prefetch_factor", "start_method")
+_LONGEST: Final = 500
+
+
+def settings_of_trace(metadata: Metadata) -> dict[str, str]:
+    """What a trace tells of the program's settings, by name; only what is known."""
+    found: dict[str, Any] = {
+        "trace.format": metadata.format or None,
+        "trace.recorded": None if metadata.recorded is None else ", ".join(metadata.recorded),
+        "ranks": metadata.world_size,
+        "backend": metadata.backend,
+        "device": ", ".join(dict.fromkeys(device.name for device in metadata.devices if device.name)) or None,
+    }
+    if metadata.program is not None:
+        found.update(_of_program(metadata.program))
+    return {name: _text(value) for name, value in found.items() if value is not None}
+
+
+def _of_program(program: ProgramFacts) -> Iterator[tuple[str, Any]]:
+    yield from ((f"torch.{name}", value) for name, value in program.torch.items())
+    yield from ((f"process.{name}", program.process.get(name)) for name in _PROCESS)
+    yield from ((f"variable {name}", value) for name, value in program.environment.items())
+    for number, loader in enumerate(program.loaders):
+        name = _numbered("loader", number)
+        yield from ((f"{name}.{field}", getattr(loader, field)) for field in _LOADER)
+    groups: tuple[tuple[str, Iterable[msgspec.Struct]], ...] = (
+        ("optimizer", program.optimizers),
+        ("data parallel", program.data_parallel),
+        ("model", () if program.model is None else (program.model,)),
+    )
+    for word, structs in groups:
+        for number, struct in enumerate(structs):
+            fields = msgspec.structs.asdict(struct)
+            yield from ((f"{_numbered(word, number)}.{field}", value) for field, value in fields.items())
+
+
+def _numbered(word: str, number: int) -> str:
+    return word if number == 0 else f"{word} {number + 1}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = str(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def merged_settings(settings: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Those of several traces of one side: where they differ, every value."""
+    values: dict[str, dict[str, None]] = {}
+    for each in settings:
+        for name, value in each.items():
+            values.setdefault(name, {})[value] = None
+    return {name: " | ".join(different) for name, different in values.items()}
+
+
+def different_settings(before: Mapping[str, str], after: Mapping[str, str]) -> pl.DataFrame:
+    """The settings that differ; columns as in SETTING_SCHEMA, in order of their names."""
+    rows = [
+        (name, before.get(name), after.get(name))
+        for name in sorted({*before, *after})
+        if before.get(name) != after.get(name)
+    ]
+    return pl.DataFrame(rows, schema=dict(SETTING_SCHEMA), orient="row")
+
+
+StepEnergies: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
+"""What used it ("gpu", "cpu" or "dram") -> for each run joules a step of each window that was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyComparison:
+    """The energy of steps before and after.
+
+    Attributes:
+        kind: "gpu", "cpu" or "dram".
+        before_j, after_j: mean joules a step.
+        change: after_j / before_j - 1.
+        change_low, change_high: its interval; None where nothing tells what is chance.
+        confidence: of the interval, 0 to 1.
+        before_windows, after_windows: how many were measured.
+    """
+
+    kind: str
+    before_j: float
+    after_j: float
+    change: float
+    change_low: float | None
+    change_high: float | None
+    confidence: float
+    before_windows: int
+    after_windows: int
+
+
+def compared_energies(
+    before: StepEnergies, after: StepEnergies, confidence: float = 0.95
+) -> tuple[EnergyComparison, ...]:
+    """What both sides measured; windows follow each other as steps do, and are compared by the same statistics."""
+    found = []
+    for kind in ("gpu", "cpu", "dram"):
+        sides = [[run for run in side.get(kind, ()) if run] for side in (before, after)]
+        if not all(sides):
+            continue
+        samples = compare_samples(*sides, confidence=confidence)
+        if samples.before_ns is not None and samples.after_ns is not None and samples.change is not None:
+            found.append(
+                EnergyComparison(
+                    kind,
+                    samples.before_ns,
+                    samples.after_ns,
+                    samples.change,
+                    samples.change_low,
+                    samples.change_high,
+                    samples.confidence,
+                    samples.before_steps,
+                    samples.after_steps,
+                )
+            )
+    return tuple(found)

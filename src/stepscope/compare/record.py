@@ -13,17 +13,15 @@ import polars as pl
 from stepscope.analysis.attribution import Attribution
 from stepscope.analysis.communication import collectives
 from stepscope.analysis.device_time import COPY_KINDS, busy_intervals
-from stepscope.analysis.host import HostActivity
-from stepscope.analysis.host_time import host_time
+from stepscope.analysis.host import HostActivity, host_time
 from stepscope.analysis.idle import idle_time
 from stepscope.analysis.memory import DeviceMemory, alive_table
-from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
-from stepscope.analysis.place_costs import PlaceCosts, place_costs
+from stepscope.analysis.places import PlaceCosts, place_costs
 from stepscope.analysis.where import slice_index
-from stepscope.compare.edges import LeftOut, left_out
-from stepscope.compare.settings import settings_of_trace
+from stepscope.compare.notes import LeftOut, left_out, settings_of_trace
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
+from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.trace.nesting import Rows
 
 Basis: TypeAlias = Literal["device", "host"]
@@ -71,7 +69,7 @@ class TraceRecord:
         step_count: of complete steps; 1 where there are none and everything recorded counts as one.
         step_source: "annotation", "inferred" or "none".
         steps: the length of each complete step, by its number, until the next one starts; their sum is `total_ns`.
-        left_out: complete steps that are in nothing here, as `stepscope.compare.edges` says.
+        left_out: complete steps that are in nothing here, as `stepscope.compare.notes` says.
         warnings: what was skipped or repaired while reading.
         tables: those of SCHEMAS, sums over the steps.
         settings: what the trace tells of the program's, by name.

@@ -141,3 +141,16 @@ class RuleResult:
 
     findings: tuple[Finding, ...] = ()
     not_answered: tuple[NotAnswered, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """Default, unit and meaning of one threshold.
+
+    Attributes:
+        unit: "share" (0 to 1), "ns", "bytes" or "count".
+    """
+
+    value: float
+    unit: str
+    meaning: str

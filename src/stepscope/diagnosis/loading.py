@@ -9,11 +9,11 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.input_pipeline import Batches, Load, batches, input_table
-from stepscope.analysis.naming import LOADER_START, cause_of_name
 from stepscope.diagnosis.finding import Figure, Location
 from stepscope.diagnosis.view import View
-from stepscope.program_facts import LoaderFacts
 from stepscope.trace import Window
+from stepscope.trace.naming import LOADER_START, cause_of_name
+from stepscope.trace.program_facts import LoaderFacts
 
 CARRIES_MOST: Final = 0.5
 """Share of the time to make a batch from which on one function is called the slow one."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Final
 
+from stepscope.diagnosis.finding import Threshold
 from stepscope.diagnosis.rules import RULES
-from stepscope.diagnosis.threshold import Threshold
 
 SECTIONS: Final = (
     "What it finds",

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Final
 
+import numpy as np
 import polars as pl
 
+from stepscope.diagnosis.recorded_faults import whole_figure
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
+from stepscope.trace.program_facts import StepFacts
+from stepscope.whatif import Change
+from stepscope.whatif.changes import scaled_cause, together
 
 PROFILE: Final = "torch.profiler.profile({}, schedule=torch.profiler.schedule(wait=1, warmup=2, active=5, repeat=1))"
 _RECORDED_BY_TORCH: Final = "record the program with stepscope run, or with torch.profiler"
@@ -216,3 +221,96 @@ def needs_of(rule: ModuleType) -> tuple[str, ...]:
     """The parts without which a rule cannot look at all."""
     needs: tuple[str, ...] = getattr(rule, "NEEDS", ())
     return needs
+
+
+HOST_WORK: Final = (
+    "python", "dispatch", "optimizer", "compute", "untraced", "garbage_collection", "logging", "graph_tracing",
+    "step_marker",
+)  # fmt: skip
+"""Causes of time in which the launching thread itself had work to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCounts:
+    """Sums over the counted steps of the span.
+
+    Attributes:
+        steps: the counted steps.
+        length_ns: what they took by the clock.
+    """
+
+    steps: tuple[StepFacts, ...]
+    length_ns: int
+
+    def total(self, figure: Callable[[StepFacts], int | None]) -> int | None:
+        """A figure's sum; None where a step does not have it."""
+        values = [figure(step) for step in self.steps]
+        known = [value for value in values if value is not None]
+        return sum(known) if known and len(known) == len(values) else None
+
+    def per_step(self, figure: Callable[[StepFacts], int | None]) -> float | None:
+        """Its mean."""
+        total = self.total(figure)
+        return None if total is None else total / len(self.steps)
+
+    def share(self, ns: int) -> float:
+        """Time as a share of the counted steps', 0 to 1."""
+        return min(ns / self.length_ns, 1.0) if self.length_ns else 0.0
+
+
+def host_counts(view: View) -> HostCounts | None:
+    """The counts of the complete steps; None where the recording has none."""
+    wanted = set(view.complete_steps["index"].to_list())
+    steps = tuple(step for step in view.program.steps if step.index in wanted and step.duration_ns > 0)
+    return HostCounts(steps, sum(step.duration_ns for step in steps)) if steps else None
+
+
+def host_work_ns(view: View) -> int:
+    """Time in the span that the step spent on the launching thread's own work: with a device, its idle time for it."""
+    pieces = view.pieces
+    return int(pieces.filter(pieces["cause"].is_in(HOST_WORK))["duration_ns"].sum())
+
+
+def scaled_host_work(factor: float) -> Change:
+    """The threads' own work takes so many times as long."""
+    causes = (cause for cause in HOST_WORK if cause != "compute")  # which is dispatch, on a machine without a device
+    return together(*(scaled_cause(cause, factor) for cause in causes))
+
+
+def whole(view: View, name: str) -> int | None:
+    """A whole number among the process's figures."""
+    return whole_figure(view.program, name)
+
+
+OPERATOR_NS: Final = 600.0
+"""What torch's profiler takes for an operator with its shapes at least; of some operators it takes twice as much."""
+
+
+def unrecorded_ns(view: View, pieces: pl.DataFrame) -> int:
+    """What pieces of the main thread's time would cost without the profiler, as a part of `view.length_ns`.
+
+    Their share of a step, less what recording its operators takes of both. Only where the recorder timed steps before
+    it recorded and these were quicker, and without a device, which hides the host's time; otherwise the pieces' time.
+
+    Args:
+        pieces: columns start_ns and duration_ns; they do not overlap.
+    """
+    own = int(pieces["duration_ns"].sum())
+    begins = view.operators.filter(pl.col("lane") == view.lane)["start_ns"].to_numpy()
+    each = _operator_ns(view, len(begins))
+    pieces = pieces.sort("start_ns")
+    starts, ends = pieces["start_ns"].to_numpy(), (pieces["start_ns"] + pieces["duration_ns"]).to_numpy()
+    if not each or not len(starts):
+        return own
+    piece = np.searchsorted(starts, begins, side="right") - 1
+    inside = int(((piece >= 0) & (begins < ends[piece])).sum())
+    return int(max(own - inside * each, 0.0) * view.length_ns / max(view.length_ns - len(begins) * each, 1.0))
+
+
+def _operator_ns(view: View, operators: int) -> float:
+    """What recording took for one of so many operators, OPERATOR_NS at the most."""
+    warm_up = whole(view, "warm_up_ns")
+    if not operators or not warm_up or view.device is not None:
+        return 0.0
+    slower = view.step_ns - warm_up / max(round(warm_up / view.step_ns), 1)
+    return min(max(slower * view.step_count / operators, 0.0), OPERATOR_NS)

@@ -9,9 +9,14 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.causes import CAUSES
-from stepscope.analysis.communication import bus_bytes, collectives, exposed_on_host
-from stepscope.analysis.ranks import RankCollectives, matched_collectives
+from stepscope.analysis.communication import (
+    RankCollectives,
+    bus_bytes,
+    collectives,
+    exposed_on_host,
+    matched_collectives,
+)
+from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
 from stepscope.diagnosis.rules import exposed_communication, late_rank, slow_transfer

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
+from stepscope.trace.program_facts import ProgramFacts
 from stepscope.whatif import Change, Experiment, Graph
 
 FAULT_NS: Final = 2_000

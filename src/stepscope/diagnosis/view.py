@@ -2,44 +2,72 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.attribution import Attribution, attribute
-from stepscope.analysis.backward import backward_source
 from stepscope.analysis.device_time import busy_intervals, device_time
-from stepscope.analysis.host import TABLES, HostActivity, host_activity
-from stepscope.analysis.host_time import HOST_SCHEMA, host_time, main_lane
+from stepscope.analysis.host import HOST_SCHEMA, TABLES, HostActivity, host_activity, host_time, main_lane
 from stepscope.analysis.idle import device_window, idle_time
-from stepscope.analysis.line_places import line_places, merged
 from stepscope.analysis.memory import DeviceMemory, device_memories
-from stepscope.analysis.naming import DEFAULT_USER_CODE, UserCode
-from stepscope.analysis.operators import operator_costs
-from stepscope.analysis.per_slice import at
+from stepscope.analysis.module_paths import backward_source
+from stepscope.analysis.operators import at, operator_costs
 from stepscope.analysis.steps import StepSummary, are_of_a_device, step_summary, step_table
-from stepscope.analysis.where import Place, places, slice_index
-from stepscope.diagnosis.finding import (
-    Confidence,
-    Evidence,
-    Finding,
-    Interval,
-    Location,
-    Remedy,
-    Severity,
-)
+from stepscope.analysis.where import Place, line_places, merged, places, slice_index
+from stepscope.diagnosis.finding import Confidence, Evidence, Finding, Interval, Location, Remedy, Severity, Threshold
 from stepscope.diagnosis.framework_remedies import for_framework, framework_of
 from stepscope.diagnosis.recorded_faults import without_recorded_faults
-from stepscope.diagnosis.threshold import Threshold
-from stepscope.diagnosis.wording import for_any_device, without_steps
-from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Trace, Window
 from stepscope.trace.evidence import Evidence as RunEvidence
+from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.trace.nesting import Rows, inherit
+from stepscope.trace.program_facts import ProgramFacts
 from stepscope.whatif import Change, Experiment, Graph
+
+_OF_THE_RECORDING: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"\bthe step waits\b", "the program waits"),
+        (r"\bthe step\b", "the recording"),
+        (r"\b(?:a|per|in each|in every) step\b", "in the recording"),
+    )
+)
+_ON_ANY_DEVICE: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"\bwith torch\.cuda\.stream\((\w+)\)", r"with \1"),
+        (r"\btorch\.cuda\.(Stream|Event)\(", r"torch.\1("),
+        (r"\btorch\.cuda\.(current_stream|synchronize|empty_cache)\(", r"torch.accelerator.\1("),
+    )
+)
+"""What torch.cuda has, by its names for every accelerator (PyTorch 2.9 and later)."""
+
+
+def without_steps(title: str, basis: str, evidence: Evidence) -> tuple[str, str, Evidence]:
+    """A finding's title, its saving's basis and its evidence with nothing in them that speaks of a step."""
+    figures = tuple(replace(figure, name=_said(figure.name)) for figure in evidence.figures)
+    return _said(title), _said(basis), replace(evidence, figures=figures)
+
+
+def for_any_device(title: str, remedy: Remedy) -> tuple[str, Remedy]:
+    """A finding's title and remedy with PyTorch's names for every accelerator instead of those for CUDA."""
+    return _said(title, _ON_ANY_DEVICE), replace(
+        remedy, text=_said(remedy.text, _ON_ANY_DEVICE), code=_said(remedy.code, _ON_ANY_DEVICE)
+    )
+
+
+def _said(text: str, changes: tuple[tuple[re.Pattern[str], str], ...] = _OF_THE_RECORDING) -> str:
+    for pattern, words in changes:
+        text = pattern.sub(words, text)
+    return text
+
 
 HIGH_SHARE = 0.2
 MEDIUM_SHARE = 0.05

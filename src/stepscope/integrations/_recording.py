@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from stepscope.capture import guard
-from stepscope.capture.annotations import tell_controller
-from stepscope.capture.controller import controller
-from stepscope.capture.profile import profile
-from stepscope.capture.schedule import schedule
+from stepscope import guard
 from stepscope.errors import StepscopeError
+from stepscope.record.annotations import tell_controller
+from stepscope.record.controller import controller
+from stepscope.record.profile import profile
+from stepscope.record.schedule import schedule
 
 DEFAULT_SCHEDULE: Final = schedule(skip_first=5, warmup=2, active=5, repeat=1)
 """Five steps pass, two warm the profiler up, five are recorded, and then the training is left alone."""

@@ -14,10 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from stepscope.capture import guard
-from stepscope.capture.annotations import annotate
+from stepscope import guard
 from stepscope.errors import UsageError
 from stepscope.integrations._recording import FrameworkRecording
+from stepscope.record.annotations import annotate
 
 __all__ = ["StepscopeCallback", "StepscopeProfiler"]
 

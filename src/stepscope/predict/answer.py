@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepscope.analysis.roofline import device_peaks
-from stepscope.devices import DevicePeaks
 from stepscope.errors import UsageError
-from stepscope.predict.memory_need import MemoryNeed
+from stepscope.machine.own_devices import DevicePeaks
+from stepscope.predict.limits import MemoryNeed
 from stepscope.predict.prediction import StepPrediction, StepPredictor
 from stepscope.trace import TraceWarning
 

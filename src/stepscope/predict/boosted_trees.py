@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Final
 
 import numpy as np
@@ -111,3 +112,9 @@ class BoostedTrees:
                 f"the trees{which} look at {looked_at} features of rows that have {width:g}: {_BROKEN}"
             )
         return cls(baseline, roots, features, thresholds, left, values, int(depth), int(width))
+
+
+def shipped_arrays(name: str) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of data/NAME.npz by their names; nothing in it is unpickled."""
+    with files("stepscope").joinpath(f"data/{name}.npz").open("rb") as file, np.load(file) as arrays:
+        return dict(arrays)

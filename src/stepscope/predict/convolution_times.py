@@ -14,13 +14,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.devices import DevicePeaks
-from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_rates import rates_of, unit_of
-from stepscope.predict.matrix_times import matrix_times
-from stepscope.predict.operations import Numbers, Operations
-from stepscope.predict.roofline_times import OperationTimes, roofline_times
-from stepscope.predict.shipped import shipped_arrays
+from stepscope.machine.own_devices import DevicePeaks
+from stepscope.predict.boosted_trees import BoostedTrees, shipped_arrays
+from stepscope.predict.matrix_times import matrix_times, rates_of, unit_of
+from stepscope.predict.operations import Numbers, Operations, OperationTimes, roofline_times
 
 CONVOLUTION_KINDS: Final = ("convolution",)
 NOT_LEARNED: Final = 1.5

@@ -12,13 +12,12 @@ import polars as pl
 from stepscope.analysis.communication import collectives
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
-from stepscope.predict.buckets import BUCKET_BYTES, Gradients, gradients_of
+from stepscope.predict.buckets import BUCKET_BYTES, SIZES_MB, BucketSize, Gradients, bucket_sizes, gradients_of
 from stepscope.predict.exchanges import RecordedExchange, recorded_exchange
-from stepscope.predict.exposed_buckets import SIZES_MB, BucketSize, bucket_sizes
 from stepscope.predict.links import FASTEST
-from stepscope.program_facts import DataParallelFacts
 from stepscope.remedies.parallel_settings import DataParallelSettings
 from stepscope.trace import Trace
+from stepscope.trace.program_facts import DataParallelFacts
 from stepscope.whatif import Experiment
 
 WORTH: Final = 0.01

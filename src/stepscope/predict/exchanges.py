@@ -16,19 +16,64 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.communication import bus_bytes, collectives, kind_of
-from stepscope.devices import DevicePeaks
 from stepscope.errors import UsageError
+from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.buckets import Buckets, gradients_of, place_of_step
-from stepscope.predict.links import Link, fitted_link, link_of
-from stepscope.predict.sharing import share_beside, slowdown_beside_messages
-from stepscope.trace.intervals import union
+from stepscope.predict.links import TABLE_ERROR, Link, fitted_link, link_of
+from stepscope.predict.work_times import WorkTimes
 from stepscope.trace.nesting import Rows
-from stepscope.whatif.arrays import concatenated
-from stepscope.whatif.experiment import Experiment
-from stepscope.whatif.graph import Edges, Graph, Works
-from stepscope.whatif.ranks import Ranks
+from stepscope.trace.window import IntervalSet, union
+from stepscope.whatif.experiment import Experiment, Ranks
+from stepscope.whatif.graph import Edges, Graph, Works, concatenated
 
 Numbers = npt.NDArray[np.float64]
+BESIDE: Final = 0.9
+ALONE: Final = 0.01
+"""Of a kernel's time: from here on it ran beside messages, and up to here alone."""
+LEAST_CALLS: Final = 2
+LEAST_KINDS: Final = 10
+"""So many calls of a kernel, either way, and so many kernels tell something."""
+
+
+def slowdown_beside_messages(experiment: Experiment) -> float | None:
+    """How many times as long kernels took beside messages as alone, 1 or more; None where the trace does not tell.
+
+    Calls of one kernel are compared with one another: same name, grid, block and shared memory. With b and a the
+    medians of a kernel's calls beside messages and alone, and n the number of those beside, it is the sum of n b over
+    the sum of n a.
+    """
+    if experiment.device is None:
+        return None
+    table = experiment.trace.device_work.filter(pl.col("device") == experiment.device)
+    works = table.filter((pl.col("kind") == "compute") & pl.col("grid").is_not_null() & (pl.col("duration_ns") > 0))
+    messages = _spans(table.filter(pl.col("kind") == "communication"))
+    if works.is_empty() or not len(messages.starts):
+        return None
+    share = share_beside(works["start_ns"].to_numpy(), works["duration_ns"].to_numpy(), messages)
+    works = works.with_columns(share=share)
+    beside = pl.col("duration_ns").filter(pl.col("share") >= BESIDE)
+    alone = pl.col("duration_ns").filter(pl.col("share") <= ALONE)
+    kernels = works.group_by("name", "grid", "block", "shared_memory_bytes").agg(
+        beside=beside.median(), calls=beside.len(), alone=alone.median(), others=alone.len()
+    )
+    kernels = kernels.filter((pl.col("calls") >= LEAST_CALLS) & (pl.col("others") >= LEAST_CALLS))
+    if kernels.height < LEAST_KINDS:
+        return None
+    calls = kernels["calls"].to_numpy()
+    took, takes = (float(kernels[name].to_numpy() @ calls) for name in ("beside", "alone"))
+    return max(took / takes, 1.0)
+
+
+def share_beside(starts: Rows, lengths: Rows, messages: IntervalSet) -> Numbers:
+    """The share of each interval in which there are messages, 0 to 1; shape (n,)."""
+    shares: Numbers = messages.overlap_of(starts, starts + lengths) / np.maximum(lengths, 1)
+    return shares
+
+
+def _spans(table: pl.DataFrame) -> IntervalSet:
+    return union(table["start_ns"].to_numpy(), (table["start_ns"] + table["duration_ns"]).to_numpy())
+
+
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
 """Collectives that data parallelism needs; others, such as all-to-all, stay as recorded."""
 _NONE: Final = np.iinfo(np.int64).min
@@ -356,3 +401,41 @@ def _neighbours(graph: Graph, experiment: Experiment, buckets: Buckets) -> tuple
     after = np.searchsorted(launched, end, side="right")
     source = np.where(before >= 0, rows[np.maximum(before, 0)], -1)
     return source, np.where(after < len(rows), rows[np.minimum(after, len(rows) - 1)], -1)
+
+
+def with_transfers(times: WorkTimes, exchange: RecordedExchange, source: DevicePeaks, target: DevicePeaks) -> WorkTimes:
+    """The times with collectives over the target's link in place of all their time by the links' bandwidths.
+
+    Only works whose basis is "link" are changed.
+    """
+    rows = exchange.table["row"].to_numpy()
+    there = rows < len(times)
+    there[there] = times.basis[rows[there]] == "link"
+    if not there.any():
+        return times
+    before, after = (each[there] for each in _transfers(exchange, source, target))
+    rows = rows[there]
+    share = before.sum() / times.measured_ns[rows].sum()
+    others = np.setdiff1d(np.flatnonzero(times.basis == "link"), rows)
+    data, longer = times.measured_ns[others] * share, after.sum() / before.sum()
+    rows, before, after = (np.concatenate(pair) for pair in ((rows, others), (before, data), (after, data * longer)))
+    measured = times.measured_ns[rows]
+    ns, low, high = times.ns.copy(), times.low_ns.copy(), times.high_ns.copy()
+    ns[rows] = measured - before + after
+    low[rows] = np.minimum(after * (1 - TABLE_ERROR), ns[rows])
+    high[rows] = np.maximum(measured, ns[rows] + after * TABLE_ERROR)
+    return replace(times, ns=ns, low_ns=low, high_ns=high)
+
+
+def _transfers(exchange: RecordedExchange, source: DevicePeaks, target: DevicePeaks) -> tuple[Numbers, Numbers]:
+    """How long each collective's data are on the way over the source's link and over the target's."""
+    links = link_of(source), link_of(target)
+    slower = (source.peer_link_bytes_s or 1.0) / (target.peer_link_bytes_s or 1.0)
+    factors = [
+        slower
+        if size is None or links[0] is None or links[1] is None
+        else links[1].transfer_ns(kind, size, exchange.ranks) / links[0].transfer_ns(kind, size, exchange.ranks)
+        for kind, size in exchange.table.select("kind", "bytes").iter_rows()
+    ]
+    before = exchange.by_link_of(source).table["transfer_ns"].to_numpy().astype(np.float64)
+    return before, before * np.array(factors)

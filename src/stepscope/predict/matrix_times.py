@@ -9,6 +9,7 @@ docs/prediction-model.md has the formulas; `scripts/predictor/matrix.py` fits th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,14 +18,334 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.devices import DevicePeaks
-from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_rates import Rates, capability_of, rates_of, unit_of
-from stepscope.predict.matrix_shapes import shape_features, weight_bytes
-from stepscope.predict.matrix_tiles import TileLaw
-from stepscope.predict.operations import Numbers, Operations
-from stepscope.predict.roofline_times import OperationTimes, roofline_times
-from stepscope.predict.shipped import shipped_arrays
+from stepscope.machine.own_devices import DevicePeaks
+from stepscope.predict.boosted_trees import BoostedTrees, shipped_arrays
+from stepscope.predict.operations import Numbers, Operations, OperationTimes, roofline_times
+
+BEST_SHARE: Final = {"vector": 0.8, "tensor": 0.92}
+"""Of the peak, what large products reach on devices whose power suffices, by unit."""
+WARM_S: Final = {"vector": 1.5e-3, "tensor": 0.5e-3}
+"""How long a product runs until half of what power takes from the peak is gone, seconds."""
+FLOPS_PER_JOULE: Final = ((8.0, 53e9), (8.5, 132e9), (8.8, 88e9), (100.0, 189e9))
+"""FP32 at full clock by process, up to a compute capability: 16 and 12 nm as the P4's and T4's long products tell;
+N7 takes 0.4, 10 nm class (8N) 0.6 of the power of 16 nm, N5 class (4N) 0.7 of N7's, as their makers say."""
+CACHE_BYTES_PER_CLOCK: Final = 8.0
+"""Of the last-level cache for each multiprocessor, where that is more than the memory's bandwidth: on the L40S."""
+USUAL_BANDWIDTH_SHARE: Final = 0.85
+"""Of the peak bandwidth, what is sustained where nobody measured it."""
+_TENSOR_TYPES: Final = ("tf32", "fp16", "bf16", "fp8", "int8")
+
+
+def unit_of(device: DevicePeaks, kind: str) -> str | None:
+    """Whether a device's "vector" or "tensor" units multiply numbers of this type; None where that is not known."""
+    capability = capability_of(device)
+    if device.vendor != "NVIDIA" or kind not in device.flops_s or capability is None or not device.multiprocessors:
+        return None
+    if kind in _TENSOR_TYPES and capability >= 7:
+        return "tensor"
+    return "vector" if kind in ("fp64", "fp32", "fp16") else None
+
+
+def capability_of(device: DevicePeaks) -> float | None:
+    """The compute capability as a number; None where it is none, as users may write what they like."""
+    text = device.capability or ""
+    return float(text) if re.fullmatch(r"[0-9]{1,2}\.[0-9]", text) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Of one device and number type.
+
+    Attributes:
+        peak: operations per second at the boost clock.
+        carried: share of the peak that its power carries for long, above 0.
+        warm_s: after which half of the rest is gone.
+        bandwidth: bytes per second that its memory sustains.
+        cache_bandwidth: bytes per second of its last-level cache.
+        cache_bytes: of its last-level cache.
+        is_sustained: whether a sustained rate was measured.
+    """
+
+    peak: float
+    carried: float
+    warm_s: float
+    bandwidth: float
+    cache_bandwidth: float
+    cache_bytes: float
+    is_sustained: bool
+
+    def arithmetic_s(self, flops: Numbers) -> Numbers:
+        """Seconds of the arithmetic alone; the longer, the more power counts."""
+        long = flops / (self.peak * self.carried)
+        share = self.carried + (1 - self.carried) * self.warm_s / (long + self.warm_s)
+        return flops / (self.peak * share)
+
+    def traffic_s(self, bytes_: Numbers, weights: Numbers) -> Numbers:
+        """Seconds of the traffic alone.
+
+        Weights come from memory unless they are small beside the cache; the rest from the last-level cache if all fits.
+        """
+        size = max(self.cache_bytes, 1.0)
+        return self._moved_s(weights, 1 - 12 * weights / size) + self._moved_s(
+            bytes_ - weights, 5.5 - 5 * bytes_ / size
+        )
+
+    def _moved_s(self, bytes_: Numbers, cached: Numbers) -> Numbers:
+        """Seconds for bytes of which a share, limited to 0 to 1, comes from the cache."""
+        share = np.clip(cached, 0.0, 1.0)
+        return bytes_ * (share / self.cache_bandwidth + (1 - share) / self.bandwidth)
+
+
+def rates_of(device: DevicePeaks, kind: str) -> Rates:
+    """The rates of a device that has a peak in this number type and whose unit is known."""
+    unit = unit_of(device, kind)
+    assert unit is not None
+    peak = device.flops_s[kind]
+    sustained = _sustained(device, kind, unit)
+    if sustained:
+        carried = sustained / peak / BEST_SHARE[unit]
+    else:
+        carried = _carried_by_power(device, peak) if unit == "vector" else 1.0
+    bandwidth = device.sustained_bandwidth_bytes_s or device.bandwidth_bytes_s * USUAL_BANDWIDTH_SHARE
+    clock = (device.clock_mhz or 0) * 1e6
+    return Rates(
+        peak=peak,
+        carried=min(carried, 1.0),
+        warm_s=WARM_S[unit],
+        bandwidth=bandwidth,
+        cache_bandwidth=max(bandwidth, CACHE_BYTES_PER_CLOCK * (device.multiprocessors or 0) * clock),
+        cache_bytes=float(device.cache_bytes or 0),
+        is_sustained=bool(sustained),
+    )
+
+
+def _sustained(device: DevicePeaks, kind: str, unit: str) -> float | None:
+    """Operations per second that were measured; of another type on tensor cores where only that one was, its share."""
+    kinds = (kind, "bf16", "fp16") if unit == "tensor" else (kind,)
+    for other in kinds:
+        if other in device.sustained_flops_s and other in device.flops_s:
+            return device.sustained_flops_s[other] / device.flops_s[other] * device.flops_s[kind]
+    return None
+
+
+def _carried_by_power(device: DevicePeaks, peak: float) -> float:
+    """Share of the FP32 peak that the power of the device allows; 1 where its power is not known."""
+    if not device.power_w:
+        return 1.0
+    per_joule = next(rate for newest, rate in FLOPS_PER_JOULE if (capability_of(device) or 0.0) < newest)
+    return device.power_w * per_joule / peak
+
+
+TILES: Final = {
+    "vector": ((128, 128), (128, 64), (64, 64), (128, 32), (32, 32)),
+    "tensor": ((256, 128), (128, 128), (128, 64), (64, 64), (64, 32), (32, 32)),
+}
+"""Parts of the result that one block of threads computes, as the names of cuBLAS' kernels tell."""
+_COUNTED: Final = ((128, 128), (64, 64))
+_STREAMED: Final = {"vector": (128, 64), "tensor": (128, 128)}
+_BLOCKS: Final = 2
+"""Blocks that a multiprocessor works on at a time."""
+_LAUNCH_S: Final = 2e-6
+
+
+def shape_features(operations: Operations, device: DevicePeaks, rates: Rates, unit: str) -> Numbers:
+    """Features of products on a device, shape (n, width), all finite; the width depends on the unit alone."""
+    units = float(device.multiprocessors or 1)
+    batch, rows, columns, inner = (
+        np.maximum(getattr(operations, name), 1.0) for name in ("batch", "rows", "columns", "inner")
+    )
+    arithmetic, traffic = operations.flops / rates.peak, operations.bytes / rates.bandwidth
+    found = [
+        np.log(arithmetic / traffic),
+        np.log(np.maximum(arithmetic, traffic) / _LAUNCH_S),
+        np.log(operations.bytes / max(rates.cache_bytes, 1.0)),
+    ]
+    for tile in TILES[unit]:
+        filled, padded, tiles = _tiling(batch, rows, columns, tile, units)
+        found += [filled, padded]
+        if tile in _COUNTED:
+            found.append(np.log(tiles / units))
+    number = number_bytes(operations)
+    for tall, wide in ((rows, columns), (columns, rows)):
+        streamed = _streamed(batch, tall, wide, _STREAMED[unit], units * _BLOCKS)
+        moved = np.maximum(streamed * inner * number, operations.bytes)
+        found.append(np.log(moved / rates.bandwidth / arithmetic))
+    # The products on tensor cores were timed at few lengths, all of them round: trees would know the GPU by them.
+    if unit == "tensor":
+        found.append(np.minimum(number, 4.0))
+        return np.stack(found, axis=1)
+    found += [np.log2(rows), np.log2(columns), np.log2(inner), np.log2(batch)]
+    found += [_alignment(rows), _alignment(columns), _alignment(inner), np.log2(rows / columns)]
+    found += [(batch > 1).astype(np.float64), np.full(len(batch), capability_of(device) or 0.0)]
+    return np.stack(found, axis=1)
+
+
+def number_bytes(operations: Operations) -> Numbers:
+    """Bytes of one number, as the traffic tells."""
+    batch, rows, columns, inner = operations.batch, operations.rows, operations.columns, operations.inner
+    # A weight that the whole batch shares counts once, so this is a little low for batches.
+    return np.asarray(operations.bytes / (batch * (rows * columns + rows * inner + inner * columns)))
+
+
+def weight_bytes(operations: Operations) -> Numbers:
+    """Bytes of the second matrix where there is one: a layer's weight, which was long not used."""
+    weight = operations.inner * operations.columns * number_bytes(operations)
+    return np.where(operations.batch == 1, weight, 0.0)
+
+
+def _tiling(
+    batch: Numbers, rows: Numbers, columns: Numbers, tile: tuple[int, int], units: float
+) -> tuple[Numbers, Numbers, Numbers]:
+    """With the better way to lay tiles: the share of all waves' work that is the product's, that of the tiles' alone,
+    and the number of tiles."""
+    one, other = (_laid(batch, rows, columns, tall, wide, units) for tall, wide in (tile, tile[::-1]))
+    better = one[0] >= other[0]
+    filled, padded, tiles = (np.where(better, mine, turned) for mine, turned in zip(one, other, strict=True))
+    return filled, padded, tiles
+
+
+def _laid(
+    batch: Numbers, rows: Numbers, columns: Numbers, tall: int, wide: int, units: float
+) -> tuple[Numbers, Numbers, Numbers]:
+    tiles = batch * np.ceil(rows / tall) * np.ceil(columns / wide)
+    work = batch * rows * columns
+    return work / (np.ceil(tiles / units) * units * tall * wide), work / (tiles * tall * wide), tiles
+
+
+def _streamed(batch: Numbers, tall: Numbers, wide: Numbers, tile: tuple[int, int], at_once: float) -> Numbers:
+    """Numbers that are read for each step along the inner dimension when blocks start along `tall` first."""
+    along, across = np.ceil(tall / tile[0]), np.ceil(wide / tile[1])
+    lines = np.minimum(along, at_once) * tile[0] + np.minimum(across, np.ceil(at_once / along)) * tile[1]
+    products = np.clip(at_once / (along * across), 1, batch)
+    waves = np.maximum(1, batch * along * across / at_once)
+    return np.asarray(waves * lines * products)
+
+
+def _alignment(length: Numbers) -> Numbers:
+    """How often 2 divides a length, at most 7 times."""
+    whole = np.minimum(length, 2.0**53).astype(np.int64)
+    return np.minimum(np.log2((whole & -whole).astype(np.float64)), 7.0)
+
+
+CHOSEN: Final = ((128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (128, 32), (64, 32), (32, 32))
+"""Tiles of the timed kernels, by columns and rows of the result."""
+_SHAPES: Final = ((128, 128), (128, 64), (64, 64), (128, 32), (64, 32), (32, 32))
+_SPLITS: Final = (1, 2, 3, 4, 6, 8, 10)
+"""Into how many parts the inner dimension of a single product may be cut."""
+_SECTOR: Final = 8
+"""Numbers in FP32 that memory gives at a time: lines of whole ones are read with nothing beside them."""
+CONSTANTS: Final = 2 * len(_SHAPES) + 9
+
+
+@dataclass(frozen=True, slots=True)
+class TileLaw:
+    """What was learned of tiles.
+
+    Attributes:
+        constants: of `tile_seconds`, shape (CONSTANTS,).
+        choices: the logarithm of how probable each of CHOSEN is, up to a common summand.
+    """
+
+    constants: Numbers
+    choices: tuple[BoostedTrees, ...]
+
+    def seconds(self, operations: Operations, device: DevicePeaks, rates: Rates) -> Numbers:
+        """The geometric mean over all tiles, as probable as each is, at the best way to cut the inner dimension."""
+        features = choice_features(operations, device, rates)
+        scores = np.stack([trees.predict(features) for trees in self.choices])
+        weights = np.exp(scores - scores.max(axis=0))
+        weights /= weights.sum(axis=0)
+        total = np.zeros(len(operations))
+        for tile, weight in zip(CHOSEN, weights, strict=True):
+            total += weight * np.log(best_seconds(self.constants, operations, device, rates, tile))
+        return np.asarray(np.exp(total))
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Arrays to keep in an npz file."""
+        arrays: dict[str, npt.NDArray[Any]] = {"tiles.constants": self.constants}
+        for place, trees in enumerate(self.choices):
+            arrays |= trees.to_arrays(f"tiles.{place}.")
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> TileLaw:
+        """Those that `to_arrays` gave."""
+        choices = (BoostedTrees.from_arrays(arrays, f"tiles.{place}.") for place in range(len(CHOSEN)))
+        return cls(arrays["tiles.constants"], tuple(choices))
+
+
+def best_seconds(
+    constants: Numbers, operations: Operations, device: DevicePeaks, rates: Rates, tile: tuple[int, int]
+) -> Numbers:
+    """Seconds with a tile; the inner dimension of a single product is cut as is best."""
+    splits = best_splits(constants, operations, device, rates, tile)
+    return tile_seconds(constants, operations, device, rates, tile, splits)
+
+
+def best_splits(
+    constants: Numbers, operations: Operations, device: DevicePeaks, rates: Rates, tile: tuple[int, int]
+) -> Numbers:
+    """Into how many parts the inner dimension of a single product is best cut; 1 for batches."""
+    best = np.ones(len(operations))
+    least = tile_seconds(constants, operations, device, rates, tile, best)
+    for splits in _SPLITS[1:]:
+        cut = np.where(operations.batch == 1, float(splits), 1.0)
+        seconds = tile_seconds(constants, operations, device, rates, tile, cut)
+        best, least = np.where(seconds < least, cut, best), np.minimum(least, seconds)
+    return best
+
+
+def tile_seconds(
+    constants: Numbers,
+    operations: Operations,
+    device: DevicePeaks,
+    rates: Rates,
+    tile: tuple[int, int],
+    splits: Numbers,
+) -> Numbers:
+    """Seconds of a kernel with tiles of `tile` columns and rows, the inner dimension cut into so many parts."""
+    units = float(device.multiprocessors or 1)
+    kind = _SHAPES.index((max(tile), min(tile)))
+    efficiency = 1 / (1 + np.exp(-constants[kind]))
+    fewest = np.exp(constants[len(_SHAPES) + kind])
+    start, ragged, edge, sharp, again_single, again_batch, power, joint, even = constants[2 * len(_SHAPES) :].tolist()
+
+    single = operations.batch == 1
+    tiles = operations.batch * np.ceil(operations.columns / tile[0]) * np.ceil(operations.rows / tile[1]) * splits
+    inner = operations.inner / splits
+    work = 2 * tiles * inner * tile[0] * tile[1]
+    one = work / tiles / (rates.peak / units)
+    share = tiles / units
+    # A last wave that is not full takes less than a whole one: blocks of several waves run side by side.
+    turns = np.where(share < 1, 1.0, share + 0.5 * np.exp(ragged) * (np.ceil(share) - share)) / efficiency
+    slowed = np.maximum(rates.arithmetic_s(work) / (work / rates.peak) * np.exp(power), 1)
+    arithmetic = one * np.maximum(turns, fewest) * slowed
+
+    beyond = np.log(operations.bytes / max(rates.cache_bytes, 1.0)) - edge
+    again = np.where(single, np.exp(again_single), np.exp(again_batch)) / (1 + np.exp(-beyond * np.exp(sharp)))
+    is_even = (operations.inner % _SECTOR == 0) & (operations.columns % _SECTOR == 0)
+    again = again * np.where(is_even, np.exp(even), 1.0)
+    number = number_bytes(operations)
+    written = number * operations.batch * operations.rows * operations.columns
+    reads = number * tiles * inner * (tile[0] + tile[1])
+    traffic = (operations.bytes + reads * again + written * (splits - 1)) / rates.bandwidth
+    sharpness = 1 + np.exp(joint)
+    return np.asarray(np.exp(start) * 1e-6 + (arithmetic**sharpness + traffic**sharpness) ** (1 / sharpness))
+
+
+def choice_features(operations: Operations, device: DevicePeaks, rates: Rates) -> Numbers:
+    """What cuBLAS may choose a tile by, shape (n, 15), all finite."""
+    units = float(device.multiprocessors or 1)
+    batch, rows, columns, inner = (getattr(operations, name) for name in ("batch", "rows", "columns", "inner"))
+    found = [np.log(batch), np.log(rows), np.log(inner), np.log(columns), (batch == 1).astype(np.float64)]
+    found += [np.full(len(batch), capability_of(device) or 0.0), np.log(rows / columns)]
+    for length in (128, 64, 32):
+        found.append(np.log(batch * np.ceil(rows / length) * np.ceil(columns / length) / units))
+    for length in (128, 64):
+        found += [side / length / np.ceil(side / length) for side in (rows, columns)]
+    found.append(np.log(operations.bytes / max(rates.cache_bytes, 1.0)))
+    return np.stack(found, axis=1)
+
 
 START_NS: Final = 1_500.0
 """From a kernel's start to its first arithmetic and from the last to its end: the shortest products of the timings take

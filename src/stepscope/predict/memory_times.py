@@ -15,10 +15,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.devices import DevicePeaks
-from stepscope.predict.operations import Numbers, Operations
-from stepscope.predict.roofline_times import WIDEST, OperationTimes
-from stepscope.predict.shipped import shipped_arrays
+from stepscope.machine.own_devices import DevicePeaks
+from stepscope.predict.boosted_trees import shipped_arrays
+from stepscope.predict.operations import WIDEST, Numbers, Operations, OperationTimes
 
 MEMORY_KINDS: Final = ("elementwise", "reduction", "softmax", "normalisation", "embedding", "optimizer", "copy")
 LEARNED_KINDS: Final = ("elementwise", "softmax", "normalisation", "optimizer", "copy")

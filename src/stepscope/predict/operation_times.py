@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
+import polars as pl
 
-from stepscope.devices import DevicePeaks
+from stepscope.analysis.kernels import arithmetic
+from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.convolution_times import CONVOLUTION_KINDS, convolution_times
 from stepscope.predict.matrix_times import matrix_times
-from stepscope.predict.memory_times import MEMORY_KINDS, memory_times
-from stepscope.predict.operations import Operations
-from stepscope.predict.roofline_times import OperationTimes, roofline_times
+from stepscope.predict.memory_times import MEMORY_KINDS, bandwidth_of, memory_times, shipped_model
+from stepscope.predict.operations import Numbers, Operations, OperationTimes, roofline_times
 
 _LEARNED: Final = (
     (MEMORY_KINDS, memory_times),
@@ -33,3 +39,239 @@ def operation_times(operations: Operations, device: DevicePeaks) -> OperationTim
         if mine.any():
             times = times.replaced(mine, learned(operations.select(mine), device))
     return times
+
+
+START_NS: Final = 2_000.0
+"""The most that counts as a kernel's start and end: about what the shortest kernels take on every device."""
+MATRIX_SHARE: Final = 0.25
+"""g of a matrix product without shapes: most of them are limited by arithmetic."""
+UNKNOWN_SHARE: Final = 0.5
+"""g of a kernel of which nothing tells what limits it: the middle of the band."""
+MEMORY_SPREAD: Final = 1.5
+"""Factor either way that holds nine of ten kernels that memory limits, beyond 0.1 ms, among five GPUs."""
+OTHER_SPREAD: Final = 2.2
+"""The same of matrix products."""
+LAUNCH_COLUMNS: Final = ("name", "grid", "block", "registers", "shared_memory_bytes")
+
+_WARP: Final = 32
+_REGISTERS: Final = 65_536
+_REGISTER_UNIT: Final = 256
+"""Registers are given to warps in pieces of so many."""
+_PARTITIONS: Final = 4
+"""Parts of a multiprocessor with registers of their own."""
+_SHARED_UNIT: Final = 128
+_LARGEST: Final = 2**31
+"""The most blocks that a launch can have in one direction."""
+
+_CASTABLE: Final = ("fp32", "tf32", "fp16", "bf16")
+_CAST_TO: Final = {"fp8": "bf16"}
+"""Which products recipes for 8-bit numbers take, no kernel's name tells: those without shapes count as 16-bit ones."""
+_MEMORY_LIMITED: Final = re.compile(
+    r"elementwise|multi_tensor_apply|reduce_?kernel|copy|memcpy|memset|fill|cat_?array|gather|scatter|index|embedding"
+    r"|softmax|soft_?max|norm|bn_(?:fw|bw)|dropout|permute|transpose|triton_(?:poi|red|per)|pool|(?:loop|input)_[a-z_]{0,100}fusion"
+    r"|broadcast|convert|cumsum|scan",
+    re.IGNORECASE,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Multiprocessor:
+    """What one multiprocessor holds at a time.
+
+    Source: the table of technical specifications by compute capability in the CUDA C++ programming guide.
+    """
+
+    threads: int
+    blocks: int
+    shared_memory_bytes: int
+    shared_memory_reserved: int
+    """Bytes that every block takes beside its own."""
+
+
+_MULTIPROCESSORS: Final = {
+    "6.0": Multiprocessor(2048, 32, 64 * 1024, 0),
+    "6.1": Multiprocessor(2048, 32, 96 * 1024, 0),
+    "7.0": Multiprocessor(2048, 32, 96 * 1024, 0),
+    "7.5": Multiprocessor(1024, 16, 64 * 1024, 0),
+    "8.0": Multiprocessor(2048, 32, 164 * 1024, 1024),
+    "8.6": Multiprocessor(1536, 16, 100 * 1024, 1024),
+    "8.9": Multiprocessor(1536, 24, 100 * 1024, 1024),
+    "9.0": Multiprocessor(2048, 32, 228 * 1024, 1024),
+    "10.0": Multiprocessor(2048, 32, 228 * 1024, 1024),
+    "10.3": Multiprocessor(2048, 32, 228 * 1024, 1024),
+    "12.0": Multiprocessor(1536, 24, 100 * 1024, 1024),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """By what each kernel's time is to be multiplied; arrays of shape (n,), not-a-number where nothing can be said."""
+
+    factor: Numbers
+    low: Numbers
+    high: Numbers
+
+
+def wave_factors(
+    kernels: pl.DataFrame,
+    source: DevicePeaks,
+    target: DevicePeaks,
+    *,
+    precision: str | None = None,
+    traffic: tuple[float, float] = (1.0, 1.0),
+) -> Factors:
+    """The time on the target over that on the source.
+
+    Args:
+        kernels: columns LAUNCH_COLUMNS of device_work.
+        precision: the number type that the step would compute in; None for that of the recording.
+        traffic: the least and the most that it would move then, over what it moved.
+    """
+    names = kernels["name"].fill_null("").to_list()
+    share = np.array([_memory_share(name) for name in names], np.float64)
+    fill = _fill_ratio(kernels, source, target)
+    by_memory = fill * sustained_bandwidth(source) / sustained_bandwidth(target)
+    by_compute = fill * np.array([_compute_ratio(name, source, target, precision) for name in names], np.float64)
+    # Where arithmetic cannot be compared, nothing is said of what is not limited by memory alone.
+    factor = np.where(share >= 1, by_memory, by_memory**share * by_compute ** (1 - share))
+    spread = np.where(share >= 1, MEMORY_SPREAD, OTHER_SPREAD)
+    # That memory limits a kernel is told by its name; arithmetic may limit it in part.
+    limits = np.fmin(by_memory, by_compute), np.fmax(by_memory, by_compute)
+    low, high = (np.where(share >= 1, by_memory, one) for one in limits)
+    low, high = low * traffic[0], high * traffic[1]
+    return Factors(factor, *(np.where(np.isfinite(factor), one, np.nan) for one in (low / spread, high * spread)))
+
+
+def scaled_ns(measured_ns: Numbers, factor: Numbers) -> Numbers:
+    """The measured times with all but their start and end multiplied by the factor; the start is the same anywhere."""
+    start = np.minimum(measured_ns, START_NS)
+    return start + (measured_ns - start) * factor
+
+
+def memory_share(intensity: Numbers, target: DevicePeaks, number_type: str) -> Numbers:
+    """Habitat's g, from operations per byte and the intensity R from which on the target's arithmetic limits.
+
+    `1 - 0.5 * intensity / R` below R, `0.5 * R / intensity` above it; not-a-number where R is unknown.
+    """
+    peak = target.flops_s.get(number_type)
+    if peak is None:
+        return np.full(len(intensity), np.nan)
+    ridge = peak / target.bandwidth_bytes_s
+    return np.where(intensity <= ridge, 1 - 0.5 * intensity / ridge, 0.5 * ridge / np.maximum(intensity, 1e-9))
+
+
+def resident_blocks(kernels: pl.DataFrame, device: DevicePeaks) -> Numbers:
+    """How many blocks of each kernel one multiprocessor of an NVIDIA device holds; shape (n,).
+
+    Not-a-number where the launch's size is not recorded, the device is no NVIDIA one or the kernel does not fit it.
+    """
+    limits = _MULTIPROCESSORS.get(device.capability or "") if is_nvidia(device) else None
+    if limits is None:
+        return np.full(kernels.height, np.nan)
+    threads = np.array([product_of(text) for text in kernels["block"].to_list()], np.float64)
+    warps = np.ceil(threads / _WARP)
+    registers = _column(kernels, "registers")
+    shared = _column(kernels, "shared_memory_bytes")
+    by_warps = np.floor(limits.threads / _WARP / warps)
+    each = np.ceil(registers * _WARP / _REGISTER_UNIT) * _REGISTER_UNIT
+    warps_by_registers = _PARTITIONS * np.floor(_REGISTERS / _PARTITIONS / np.maximum(each, 1))
+    by_registers = np.where(registers > 0, np.floor(warps_by_registers / warps), np.inf)
+    used = np.ceil((shared + limits.shared_memory_reserved) / _SHARED_UNIT) * _SHARED_UNIT
+    by_shared = np.where(used > 0, np.floor(limits.shared_memory_bytes / np.maximum(used, 1)), np.inf)
+    blocks = np.minimum(np.minimum(by_warps, float(limits.blocks)), np.minimum(by_registers, by_shared))
+    return np.where(blocks >= 1, blocks, np.nan)
+
+
+def is_nvidia(device: DevicePeaks) -> bool:
+    """Whether a device is NVIDIA's: the table tells its maker, older rows only by what they are called."""
+    if device.vendor:
+        return device.vendor.upper() == "NVIDIA"
+    return device.capability is not None and not re.search(r"\bMI\d|Instinct|Gaudi|TPU", device.name)
+
+
+@lru_cache(maxsize=65536)
+def product_of(text: str | None) -> float:
+    """The number of blocks or threads of "x,y,z"; not-a-number where that is not recorded or no launch can have it."""
+    sizes = [float(number) for number in re.findall(r"\d{1,12}", text or "")[:3]]
+    if not sizes or any(not 1 <= size <= _LARGEST for size in sizes):
+        return np.nan
+    return float(np.prod(sizes))
+
+
+def sustained_bandwidth(device: DevicePeaks) -> float:
+    """Bytes per second that large copies reach: measured, or its generation's usual share of the peak."""
+    return bandwidth_of(device, shipped_model())[1]
+
+
+def _fill_ratio(kernels: pl.DataFrame, source: DevicePeaks, target: DevicePeaks) -> Numbers:
+    """By what blocks that do not fill a device change the ratio; 1 where it is unknown how many run at a time."""
+    blocks = np.array([product_of(text) for text in kernels["grid"].to_list()], np.float64)
+    is_matrix = np.array([arithmetic(name or "").is_matrix for name in kernels["name"].to_list()], np.bool_)
+    before, after = (np.maximum(_at_once(kernels, device, is_matrix) / blocks, 1.0) for device in (source, target))
+    ratio = after / before
+    return np.where(np.isfinite(ratio), ratio, 1.0)
+
+
+def _at_once(kernels: pl.DataFrame, device: DevicePeaks, is_matrix: npt.NDArray[np.bool_]) -> Numbers:
+    """How many blocks of each kernel keep the device busy."""
+    multiprocessors = np.nan if device.multiprocessors is None else float(device.multiprocessors)
+    return multiprocessors * np.where(is_matrix & is_nvidia(device), 1.0, resident_blocks(kernels, device))
+
+
+def _compute_ratio(name: str, source: DevicePeaks, target: DevicePeaks, precision: str | None) -> float:
+    """Arithmetic of the source over that of the target."""
+    told = arithmetic(name)
+    if told.is_matrix:
+        if precision is not None and told.precision in _CASTABLE:
+            return _cast_ratio(told.precision, _CAST_TO.get(precision, precision), source, target)
+        if told.precision == "tf32":  # a device without it multiplies the same numbers in 32 bits
+            return _cast_ratio("tf32", "tf32", source, target)
+        return _peak_ratio((told.precision,) if told.precision else ("bf16", "fp16", "fp32"), source, target)
+    before, after = _cycles(source), _cycles(target)
+    if before and after:
+        return before / after
+    return _peak_ratio(("fp32", "bf16", "fp16"), source, target)
+
+
+def _peak_ratio(kinds: Sequence[str], source: DevicePeaks, target: DevicePeaks) -> float:
+    """Of the first number type in which both devices have a peak, the rates that large products reach."""
+    for kind in kinds:
+        if source.flops_s.get(kind) and target.flops_s.get(kind):
+            return _sustained(source, kind) / _sustained(target, kind)
+    return np.nan
+
+
+def _sustained(device: DevicePeaks, kind: str) -> float:
+    return device.sustained_flops_s.get(kind) or device.flops_s[kind] * device.best_share
+
+
+def _cast_ratio(before: str, after: str, source: DevicePeaks, target: DevicePeaks) -> float:
+    """Of products that ran in one number type on the source and would run in another on the target."""
+    if after == "tf32" and before not in ("fp32", "tf32"):
+        after = before  # TF32 is for 32-bit numbers alone
+    if after == "tf32" and "tf32" not in target.flops_s:
+        after = "fp32"
+    if before == "tf32" and "tf32" not in source.flops_s:
+        before = "fp32"
+    if before not in source.flops_s or after not in target.flops_s:
+        return np.nan
+    return _sustained(source, before) / _sustained(target, after)
+
+
+def _cycles(device: DevicePeaks) -> float | None:
+    """Cycles of all multiprocessors a second, in millions."""
+    if device.multiprocessors is None or device.clock_mhz is None:
+        return None
+    return float(device.multiprocessors * device.clock_mhz)
+
+
+@lru_cache(maxsize=65536)
+def _memory_share(name: str) -> float:
+    if arithmetic(name).is_matrix:
+        return MATRIX_SHARE
+    return 1.0 if _MEMORY_LIMITED.search(name) else UNKNOWN_SHARE
+
+
+def _column(kernels: pl.DataFrame, name: str) -> Numbers:
+    values: Numbers = kernels[name].cast(pl.Float64).fill_null(0.0).clip(0.0).to_numpy()
+    return values

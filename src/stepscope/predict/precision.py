@@ -14,10 +14,10 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.devices import DevicePeaks
 from stepscope.errors import UsageError
+from stepscope.machine.own_devices import DevicePeaks
+from stepscope.predict.operation_times import is_nvidia
 from stepscope.predict.operations import Names, Numbers, Operations
-from stepscope.predict.wave_scaling import is_nvidia
 from stepscope.trace import Trace
 
 Mask: TypeAlias = npt.NDArray[np.bool_]

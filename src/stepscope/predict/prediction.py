@@ -14,17 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analysis.roofline import device_peaks
-from stepscope.devices import DevicePeaks
-from stepscope.predict.batch import batch_change, passes_of_a_step, with_batch
+from stepscope.machine.own_devices import DevicePeaks
+from stepscope.predict.batch import BatchGrowth, batch_change, passes_of_a_step, with_batch
 from stepscope.predict.batch import recorded_batch as recorded_batch_of
-from stepscope.predict.batch_growth import BatchGrowth
-from stepscope.predict.exchanges import RecordedExchange, recorded_exchange
-from stepscope.predict.limits import Limit, limit_of
-from stepscope.predict.memory_need import MemoryNeed, memory_need
-from stepscope.predict.shapes_alone import step_from_shapes
+from stepscope.predict.cpu_operations import step_from_shapes
+from stepscope.predict.exchanges import RecordedExchange, recorded_exchange, with_transfers
+from stepscope.predict.limits import Limit, MemoryNeed, limit_of, memory_need
 from stepscope.predict.step_replay import StepRange, StepReplays, joint_band
-from stepscope.predict.transfers import with_transfers
-from stepscope.predict.work_kinds import WorkKinds
+from stepscope.predict.trace_operations import WorkKinds
 from stepscope.predict.work_times import WorkTimes, work_times
 from stepscope.trace import Trace
 from stepscope.whatif.experiment import Experiment
@@ -113,7 +110,8 @@ def predict_step(
     """The mean step of a trace on another device; for several devices give the same `Experiment`.
 
     Args:
-        precision: number type of the arithmetic there, one of `stepscope.devices.NUMBER_TYPES`; None for the recorded.
+        precision: number type of the arithmetic there, one of `stepscope.machine.own_devices.NUMBER_TYPES`;
+            None for the recorded.
         batch: samples of a step there; None for the recorded.
         recorded_batch: those of the recorded one, where the trace does not tell.
         source: the device that the trace was recorded on, where the trace does not tell it.

@@ -18,14 +18,13 @@ import numpy.typing as npt
 
 from stepscope.analysis.batch_size import batch_size_of
 from stepscope.analysis.roofline import device_peaks
-from stepscope.devices import DevicePeaks
 from stepscope.errors import UsageError
+from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.buckets import BUCKET_BYTES, buckets_of, gradients_of
 from stepscope.predict.exchanges import AddedExchange, Exchange, RecordedExchange, recorded_exchange
-from stepscope.predict.host_borders import CutExperiment
 from stepscope.predict.links import MOST_DEVICES, TABLE_ERROR, Link, named_link
 from stepscope.predict.prediction import StepPrediction
-from stepscope.predict.target_graph import target_graph
+from stepscope.predict.target_graph import CutExperiment, target_graph
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.experiment import Experiment
 from stepscope.whatif.graph import Graph

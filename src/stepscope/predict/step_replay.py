@@ -20,12 +20,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.trace.intervals import Times, union
 from stepscope.trace.nesting import Rows
+from stepscope.trace.window import Times, union
 from stepscope.whatif.changes import scaled_cause
 from stepscope.whatif.experiment import Experiment, Outcome
-from stepscope.whatif.graph import Graph
-from stepscope.whatif.replay import Replay
+from stepscope.whatif.graph import Graph, Replay
 
 Numbers = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.str_]

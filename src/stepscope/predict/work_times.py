@@ -8,7 +8,7 @@ errs in the same direction, so that much of the error cancels. In order, the fir
                     predicted on the source (`stepscope.predict.operation_times`), one factor for a call's kernels
     shapes          the same where the source is unknown: what is predicted on the target, over the call's kernels as
                     they were measured, unless these took so long that no device explains it (IMPLAUSIBLE)
-    wave scaling    other kernels, by bandwidth and arithmetic of the devices (`stepscope.predict.wave_scaling`)
+    wave scaling    other kernels, by bandwidth and arithmetic of the devices (`stepscope.predict.operation_times`)
     bandwidth       copies, by the bandwidth of the memory or of the link to the host; the band of those over the link
                     reaches to no change, which is what memory sees that is not pinned
     link            communication, by the bandwidth between devices; the band reaches to no change, since waiting for
@@ -29,10 +29,9 @@ import polars as pl
 
 from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.roofline import device_peaks
-from stepscope.devices import DevicePeaks
-from stepscope.predict.called_operations import CalledOperations
-from stepscope.predict.operation_times import operation_times
-from stepscope.predict.operations import Names, Numbers
+from stepscope.machine.own_devices import DevicePeaks
+from stepscope.predict.operation_times import is_nvidia, operation_times, scaled_ns, sustained_bandwidth, wave_factors
+from stepscope.predict.operations import Names, Numbers, OperationTimes
 from stepscope.predict.precision import (
     NO_TF32,
     Cast,
@@ -42,8 +41,7 @@ from stepscope.predict.precision import (
     tf32_of,
     types_on,
 )
-from stepscope.predict.roofline_times import OperationTimes
-from stepscope.predict.wave_scaling import is_nvidia, scaled_ns, sustained_bandwidth, wave_factors
+from stepscope.predict.trace_operations import CalledOperations
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows
 

@@ -10,8 +10,7 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.readers.assembly import Assembly
-from stepscope.readers.pool import StringPool
-from stepscope.readers.spill import Spill
+from stepscope.readers.spill import Spill, StringPool
 from stepscope.trace.model import TraceWarning
 from stepscope.trace.store import StoreWriter
 from stepscope.trace.tables import LANE_KINDS, SCHEMAS, SLICE_TABLES

@@ -16,12 +16,56 @@ import numpy as np
 import polars as pl
 
 from stepscope.errors import UnreadableTraceError
-from stepscope.line_records import LineRecords, lines_path, read_lines
-from stepscope.readers.modules import module_table
 from stepscope.trace.model import Metadata, TraceWarning
 from stepscope.trace.nesting import Rows, inherit
+from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, ThreadLines, lines_path, read_lines
 from stepscope.trace.store import StoreWriter
 from stepscope.trace.tables import conform, empty
+from stepscope.trace.window import Window
+
+
+def module_table(
+    records: LineRecords, lane_of: dict[str, int], origin_ns: int, period: tuple[int, int], read: Window | None
+) -> pl.DataFrame:
+    """The table `modules`.
+
+    Args:
+        lane_of: the lane of each thread of the recorded process.
+        origin_ns: wall clock at time 0 of the trace.
+        period: from when to when calls were noted; what is still open then ends.
+        read: the part of the trace that was read; calls are cut to it.
+    """
+    begin, end = max(period[0], 0), max(period[1], 0)
+    if read is not None:
+        begin, end = max(begin, read.start_ns), min(end, read.end_ns)
+    parts = [empty("modules")]
+    for thread in records.threads:
+        lane = lane_of.get(str(thread.thread))
+        if lane is None or not thread.module_times:
+            continue
+        modules, starts, ends = _calls(thread, origin_ns, end)
+        starts, ends = np.clip(starts, begin, end), np.clip(ends, begin, end)
+        kept = (modules >= 0) & (modules < len(records.modules)) & (ends > starts)
+        names = pl.Series(records.modules, dtype=pl.String).gather(modules[kept])
+        columns = {"start_ns": starts[kept], "duration_ns": (ends - starts)[kept], "name": names}
+        parts.append(conform("modules", pl.DataFrame(columns).with_columns(lane=pl.lit(lane))))
+    return pl.concat(parts).sort("start_ns", "duration_ns", descending=[False, True], maintain_order=True)
+
+
+def _calls(thread: ThreadLines, origin_ns: int, end_ns: int) -> tuple[Rows, Rows, Rows]:
+    """Module, start and end of each call of a thread, in order of their starts."""
+    times = np.frombuffer(thread.module_times, "<i8").astype(np.int64) - origin_ns
+    noted = np.frombuffer(thread.modules, "<i4").astype(np.int64)
+    ends = np.full(len(times), end_ns, np.int64)
+    is_open: list[int] = []
+    for position, module in enumerate(noted.tolist()):
+        if module != MODULE_LEFT:
+            is_open.append(position)
+        elif is_open:
+            ends[is_open.pop()] = times[position]
+    began = noted != MODULE_LEFT
+    return noted[began], times[began], ends[began]
+
 
 _KEYS: Final = ("lane", "start_ns", "name", "parent", "sequence_number", "forward_thread")
 _COMPILED: Final = r"^Torch-Compiled Region|^## Call CompiledFxGraph|^CompiledFunction"
@@ -282,3 +326,57 @@ class _Join:
             )
             linked = pl.concat([linked, more])
         return linked
+
+
+NAME: Final = "Garbage collection"
+CALLED_NAME: Final = "Garbage collection (gc.collect)"
+
+
+def join_pauses(writer: StoreWriter, metadata: Metadata) -> None:
+    """Add the pauses to the annotations that `writer` has written, each on the thread that it stopped."""
+    pauses = _pauses(writer, metadata)
+    if pauses.is_empty() or _are_there(writer):  # a trace that was exported has them as annotations
+        return
+    rows = writer.scan("annotations").select(pl.len()).collect().item()
+    if not rows:
+        writer.write_part("annotations", pauses)
+        return
+
+    def merged(part: pl.DataFrame, first: int) -> pl.DataFrame:
+        nonlocal pauses
+        until = None if first + part.height >= rows or part.is_empty() else part["start_ns"][-1]
+        mine = pauses if until is None else pauses.filter(pl.col("start_ns") < until)
+        pauses = pauses.slice(mine.height)
+        return pl.concat([part, mine]).sort("start_ns", maintain_order=True)
+
+    writer.change("annotations", merged)
+
+
+def _are_there(writer: StoreWriter) -> bool:
+    named = writer.scan("annotations").filter(pl.col("name").is_in([NAME, CALLED_NAME]))
+    return not named.head(1).collect().is_empty()
+
+
+def _pauses(writer: StoreWriter, metadata: Metadata) -> pl.DataFrame:
+    """The pauses as rows of the table, in order of time; those of threads that the trace does not have are left out."""
+    origin_ns = metadata.origin_unix_ns
+    found = metadata.program.pauses if metadata.program is not None else ()
+    if origin_ns is None or not found:
+        return conform("annotations", pl.DataFrame())
+    lanes = writer.scan("lanes").filter(pl.col("kind") == "host_thread").select("thread", "lane").collect()
+    times = [(pause.start_unix_ns - origin_ns, pause.duration_ns) for pause in found]
+    rows = pl.DataFrame(
+        [
+            (str(pause.thread), start, duration, CALLED_NAME if pause.called else NAME)
+            for pause, (start, duration) in zip(found, times, strict=True)
+            if 0 <= start < 2**62 and 0 <= duration < 2**62
+        ],
+        schema={"thread": pl.String, "start_ns": pl.Int64, "duration_ns": pl.Int64, "name": pl.String},
+        orient="row",
+    )
+    window = metadata.window
+    if window is not None:
+        inside = (pl.col("start_ns") < window.end_ns) & (pl.col("start_ns") + pl.col("duration_ns") > window.start_ns)
+        rows = rows.filter(inside)
+    rows = rows.join(lanes.unique("thread", keep="first", maintain_order=True), on="thread", how="inner")
+    return conform("annotations", rows.with_columns(kind=pl.lit("host")).sort("start_ns"))

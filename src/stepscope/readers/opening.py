@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +13,152 @@ from typing import Final
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
 from stepscope.readers.budget import Budget
-from stepscope.readers.lines import join_lines, variant_of
-from stepscope.readers.other_formats import what_it_is, what_its_name_says
-from stepscope.readers.pauses import join_pauses
-from stepscope.readers.profile_folder import SUFFIXES as XPLANE_SUFFIXES
-from stepscope.readers.profile_folder import place_among_hosts, profile_files, without_twins
-from stepscope.readers.source import ByteSource, is_regular_file
+from stepscope.readers.lines import join_lines, join_pauses, variant_of
+from stepscope.readers.source import ByteSource, is_regular_file, text_of
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
 from stepscope.trace.model import Metadata, Trace, TraceWarning
 from stepscope.trace.store import StoreWriter, is_store, open_store
 from stepscope.trace.window import StepRange, Window
+
+HEAD_BYTES: Final = 65536
+_TAR_AT: Final = 257
+_REPORTS_OF_NSIGHT_SYSTEMS: Final = (".nsys-rep", ".qdrep", ".qdstrm")
+
+_BY_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
+    (b"PAR1", "a Parquet file, not a trace"),
+    (b"PK\x03\x04", "a zip archive: unpack it and give the trace inside"),
+    (b"\x7fELF", "a program, not a trace"),
+    (b"\x89PNG", "a picture, not a trace"),
+    (b"BZh", "packed with bzip2: unpack it, or pack it with gzip or zstd"),
+    (b"\xfd7zXZ\0", "packed with xz: unpack it, or pack it with gzip or zstd"),
+    (b"\xff\xfe", "text in UTF-16: save it as UTF-8"),
+    (b"\xfe\xff", "text in UTF-16: save it as UTF-8"),
+    (b"%PDF", "a PDF document, not a trace"),
+)
+_BY_TEXT: Final[tuple[tuple[re.Pattern[bytes], str], ...]] = (
+    (
+        re.compile(rb'\A\{\s*"schema"\s*:\s*"[^"]*chakra|"nodes"\s*:\s*\['),
+        "a PyTorch execution trace (a graph of operators without device times), not a profiler trace: "
+        "record one with torch.profiler.profile and export_chrome_trace",
+    ),
+    (
+        re.compile(rb"\A\[\s*\[\s*-?\d"),
+        "a memory timeline (lists of times and sizes), not a profiler trace: "
+        "record one with torch.profiler.profile and export_chrome_trace",
+    ),
+    (re.compile(rb'"\$schema"\s*:\s*"https://www\.speedscope\.app'), "a speedscope profile, not a trace"),
+    (re.compile(rb'\A\{\s*"nbformat"|\A\{\s*"cells"\s*:\s*\['), "a Jupyter notebook, not a trace"),
+    (
+        re.compile(rb'\A\[\s*\{\s*"metric_name"\s*:'),
+        "a metrics file of Intel Gaudi, not a trace: give it beside one, with "
+        "stepscope diagnose TRACE --gaudi-metrics FILE",
+    ),
+    (
+        re.compile(rb"^Metric: \w+\s*\n\s+TotalSamples: \d", re.MULTILINE),
+        "a metrics report of PyTorch/XLA, not a trace: give it beside one, with "
+        "stepscope diagnose TRACE --xla-metrics FILE",
+    ),
+    (
+        re.compile(rb"^(?:Compilation|Execution) Analysis: |^pt-xla-profiler: ", re.MULTILINE),
+        "debugging output of PyTorch/XLA, not a trace: give it beside one, with "
+        "stepscope diagnose TRACE --xla-debug-log FILE",
+    ),
+    (
+        re.compile(
+            rb"^[^\n\"{]{0,200}CPU fallback [\w:.]+ : |^Frequency of op and op name that were executed on CPU",
+            re.MULTILINE,
+        ),
+        "a log of operators that ran on the CPU, not a trace: give it beside one, with "
+        "stepscope diagnose TRACE --fallback-log FILE",
+    ),
+    (re.compile(rb"\A<(?:!doctype|html|\?xml)", re.IGNORECASE), "a web page or XML document, not a trace"),
+)
+
+
+def what_it_is(head: bytes) -> str | None:
+    """What a file that is no trace is, from its first unpacked bytes; None where that cannot be told."""
+    for magic, name in _BY_MAGIC:
+        if head.startswith(magic):
+            return name
+    if head[_TAR_AT : _TAR_AT + 5] == b"ustar":
+        return "a tar archive: unpack it and give the trace inside"
+    text = text_of(head)
+    if b'"traceEvents"' in text:
+        return None
+    return next((name for pattern, name in _BY_TEXT if pattern.search(text)), None)
+
+
+def what_its_name_says(name: str, head: bytes) -> str | None:
+    """What a binary file is whose first bytes are nowhere described, by the end of its name; None for other names.
+
+    Args:
+        name: the file's path.
+        head: its first unpacked bytes.
+    """
+    ends = name.lower().endswith(_REPORTS_OF_NSIGHT_SYSTEMS)
+    if not ends or head.startswith(b"SQLite format 3\0") or text_of(head)[:1] in (b"{", b"["):
+        return None
+    return (
+        "a report of Nsight Systems, which only that program reads: export it with "
+        "nsys export --type sqlite --output OUT.sqlite IN.nsys-rep, and give OUT.sqlite"
+    )
+
+
+SUFFIXES: Final = (".xplane.pb", ".xplane.pb.gz", ".xplane.pb.zst")
+_RUNS: Final = ("plugins", "profile")
+_TWIN: Final = ".trace.json.gz"
+_NUMBERS: Final = re.compile(r"(\d+)")
+
+
+def profile_files(folder: Path) -> list[Path]:
+    """The profiles of the latest run below a folder, one a host, or of the run whose folder it is; empty for none.
+
+    Args:
+        folder: the directory that was given to the profiler, its folder of all runs, or a run's.
+    """
+    place = Path(os.path.abspath(folder))
+    if place.parts[-3:-1] == _RUNS:
+        return _hosts(folder)
+    runs = folder if place.parts[-2:] == _RUNS else folder.joinpath(*_RUNS)
+    names = sorted(child.name for child in _children(runs) if child.is_dir())
+    return next((found for name in reversed(names) if (found := _hosts(runs / name))), [])
+
+
+def place_among_hosts(path: Path) -> tuple[int, int] | None:
+    """Which of a run's hosts a profile is of, from 0 on, and how many there are; None where it is alone.
+
+    Only in a folder of the profiler's own: elsewhere profiles that lie side by side need not be of one run.
+    """
+    run = Path(os.path.abspath(path)).parent
+    if not path.name.endswith(SUFFIXES) or run.parts[-3:-1] != _RUNS:
+        return None
+    hosts = [each.name for each in _hosts(run)]
+    return (hosts.index(path.name), len(hosts)) if len(hosts) > 1 and path.name in hosts else None
+
+
+def without_twins(files: list[Path]) -> list[Path]:
+    """The files without what XLA writes of a profile a second time: HOST.trace.json.gz beside HOST.xplane.pb."""
+    stems = {str(file)[: -len(suffix)] for file in files for suffix in SUFFIXES if file.name.endswith(suffix)}
+    return [file for file in files if not any(str(file) == stem + _TWIN for stem in stems)]
+
+
+def _hosts(folder: Path) -> list[Path]:
+    """The profiles in a folder, hosts 2 before hosts 10."""
+    found = [child for child in _children(folder) if child.name.endswith(SUFFIXES) and child.is_file()]
+    return sorted(found, key=_by_number)
+
+
+def _by_number(path: Path) -> list[tuple[int, int, str]]:
+    parts = _NUMBERS.split(path.name)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
 
 READERS: Final[tuple[ModuleType, ...]] = (
     xplane,
@@ -111,7 +248,7 @@ def trace_files(path: str | Path) -> list[Path]:
         return [place]
     if profiles := profile_files(place):
         return profiles
-    known = (*_SUFFIXES, *XPLANE_SUFFIXES)
+    known = (*_SUFFIXES, *SUFFIXES)
     found = without_twins(sorted(child for child in place.iterdir() if child.is_file() and child.name.endswith(known)))
     if not found:
         raise UnreadableTraceError(f"the folder {place} holds no trace file ({', '.join(known)})")

@@ -15,47 +15,47 @@ if TYPE_CHECKING:
     from stepscope.remedies.allocators import allocator_environment as allocator_environment
     from stepscope.remedies.allocators import find_allocator as find_allocator
     from stepscope.remedies.allocators import loaded_allocator as loaded_allocator
+    from stepscope.remedies.attention_fused import attention as attention
+    from stepscope.remedies.attention_fused import recompute_attention as recompute_attention
+    from stepscope.remedies.attention_fused import recompute_attention_enabled as recompute_attention_enabled
+    from stepscope.remedies.attention_fused import set_recompute_attention as set_recompute_attention
     from stepscope.remedies.deferred_numbers import DeferredNumber as DeferredNumber
     from stepscope.remedies.deferred_scalars import DeferredScalars as DeferredScalars
+    from stepscope.remedies.deferred_scalars import every as every
     from stepscope.remedies.device_prefetch import prefetch_to_device as prefetch_to_device
-    from stepscope.remedies.float32_products import allow_tf32 as allow_tf32
-    from stepscope.remedies.fused_attention import attention as attention
-    from stepscope.remedies.fused_attention_modes import recompute_attention as recompute_attention
-    from stepscope.remedies.fused_attention_modes import recompute_attention_enabled as recompute_attention_enabled
-    from stepscope.remedies.fused_attention_modes import set_recompute_attention as set_recompute_attention
-    from stepscope.remedies.garbage_steps import collect_garbage_at_steps as collect_garbage_at_steps
-    from stepscope.remedies.gradient_norm import clip_grad_norm as clip_grad_norm
     from stepscope.remedies.horizontal_trainer import HorizontalTrainer as HorizontalTrainer
-    from stepscope.remedies.length_buckets import LengthBucketSampler as LengthBucketSampler
-    from stepscope.remedies.length_padding import PadCollate as PadCollate
-    from stepscope.remedies.length_padding import pad_to_lengths as pad_to_lengths
+    from stepscope.remedies.host_settings import ThreadCounts as ThreadCounts
+    from stepscope.remedies.host_settings import collect_garbage_at_steps as collect_garbage_at_steps
+    from stepscope.remedies.host_settings import set_thread_counts as set_thread_counts
+    from stepscope.remedies.host_settings import thread_counts as thread_counts
     from stepscope.remedies.loader_trials import LoaderChoice as LoaderChoice
     from stepscope.remedies.loader_trials import tune_loader as tune_loader
-    from stepscope.remedies.loop_values import LoopConstants as LoopConstants
     from stepscope.remedies.losses import chunked_cross_entropy as chunked_cross_entropy
     from stepscope.remedies.losses import linear_cross_entropy as linear_cross_entropy
+    from stepscope.remedies.mixed_precision_loops import MixedPrecision as MixedPrecision
+    from stepscope.remedies.mixed_precision_loops import PrecisionDrift as PrecisionDrift
+    from stepscope.remedies.mixed_precision_loops import allow_tf32 as allow_tf32
+    from stepscope.remedies.mixed_precision_loops import mixed_precision as mixed_precision
     from stepscope.remedies.optimizers import Fusion as Fusion
     from stepscope.remedies.optimizers import fuse_optimizer as fuse_optimizer
-    from stepscope.remedies.padded_dimensions import pad_dimension as pad_dimension
-    from stepscope.remedies.padded_dimensions import pad_vocabulary as pad_vocabulary
-    from stepscope.remedies.padded_dimensions import padded_size as padded_size
+    from stepscope.remedies.padding import LengthBucketSampler as LengthBucketSampler
+    from stepscope.remedies.padding import PadCollate as PadCollate
+    from stepscope.remedies.padding import pad_dimension as pad_dimension
+    from stepscope.remedies.padding import pad_to_lengths as pad_to_lengths
+    from stepscope.remedies.padding import pad_vocabulary as pad_vocabulary
+    from stepscope.remedies.padding import padded_size as padded_size
     from stepscope.remedies.parallel_settings import DataParallelSettings as DataParallelSettings
-    from stepscope.remedies.precision import MixedPrecision as MixedPrecision
-    from stepscope.remedies.precision import PrecisionDrift as PrecisionDrift
-    from stepscope.remedies.precision import mixed_precision as mixed_precision
     from stepscope.remedies.rewrites import rewrites_of as rewrites_of
     from stepscope.remedies.rewrites import unified_diff as unified_diff
-    from stepscope.remedies.sparse_calls import every as every
     from stepscope.remedies.step_capture import CapturedStep as CapturedStep
     from stepscope.remedies.step_capture import capture_step as capture_step
-    from stepscope.remedies.step_marks import mark_step as mark_step
-    from stepscope.remedies.thread_settings import ThreadCounts as ThreadCounts
-    from stepscope.remedies.thread_settings import set_thread_counts as set_thread_counts
-    from stepscope.remedies.thread_settings import thread_counts as thread_counts
+    from stepscope.remedies.step_capture import mark_step as mark_step
+    from stepscope.remedies.tied_weights import LoopConstants as LoopConstants
     from stepscope.remedies.tied_weights import check_tied as check_tied
     from stepscope.remedies.tied_weights import keeps_ties as keeps_ties
     from stepscope.remedies.tied_weights import tie_again as tie_again
     from stepscope.remedies.tied_weights import tied_parameters as tied_parameters
+    from stepscope.remedies.vendor_optimizers import clip_grad_norm as clip_grad_norm
 
 _HOMES: Final[dict[str, str]] = {
     "CapturedStep": "step_capture",

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from stepscope.remedies.accelerators import host_memory, streams_of
+from stepscope.remedies.host_settings import host_memory, streams_of
 
 _DEEPEST: Final = 64
 """Sums of sums that are put off: a host that is further ahead than this waits."""

@@ -8,16 +8,165 @@ for images, labels in prefetch_to_device(loader):       # in place of images.to(
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
+import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from stepscope.remedies.accelerators import default_device, streams_of
-from stepscope.remedies.loading_thread import ThreadedIterator
-from stepscope.remedies.nested_batches import mapped, moved, tensors_of
+from stepscope.remedies.host_settings import default_device, streams_of
+
+
+class ThreadedIterator(Iterator[Any]):
+    """The items of another iterator, taken from it in a thread up to `ahead` items before they are asked for.
+
+    An exception comes at its place in the order, with its traceback. `close` ends the thread: it waits for the item
+    that is being made.
+
+    Args:
+        items: taken from in the thread only, from the first on.
+        ahead: how many items may wait, at least 1.
+        prepare: applied to each item in the thread.
+    """
+
+    def __init__(self, items: Iterator[Any], ahead: int, prepare: Callable[[Any], Any]) -> None:
+        self._items, self._ahead, self._prepare = items, ahead, prepare
+        self._ready: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._ended = self._closed = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="stepscope-loads-ahead", daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._ended)
+            if self._ready:
+                item = self._ready.popleft()
+                self._changed.notify_all()
+                return item
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+        raise StopIteration
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next item, or the end, is there without waiting."""
+        with self._changed:
+            return bool(self._ready) or self._ended
+
+    def close(self) -> None:
+        """End the thread, and forget what it has loaded."""
+        with self._changed:
+            self._closed = True
+            self._ready.clear()
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _work(self) -> None:
+        error: BaseException | None = None
+        try:
+            while self._has_room():
+                item = self._prepare(next(self._items))
+                with self._changed:
+                    self._ready.append(item)
+                    self._changed.notify_all()
+                del item
+        except StopIteration:
+            pass
+        except BaseException as raised:
+            error = raised
+        with self._changed:
+            self._ended, self._error = True, error
+            self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        """Wait until one more may be loaded; False once nobody wants any."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._ready) < self._ahead)
+            return not self._closed
+
+
+_DEEPEST: Final = 16
+"""Levels of a structure that are followed; what refers to itself ends there."""
+
+
+def moved(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:
+    """The batch with all its tensors on the device, in the same structure; other values as they are."""
+    return mapped(batch, lambda item: _to(item, device, non_blocking))
+
+
+def mapped(batch: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
+    """A structure like this one with `change` applied to each tensor and each object that has a `to` method.
+
+    A structure is copied, never changed in place; its type stays.
+    """
+    if isinstance(batch, torch.Tensor) or (callable(getattr(batch, "to", None)) and not isinstance(batch, type)):
+        return change(batch)
+    if depth >= _DEEPEST or isinstance(batch, (str, bytes, bytearray, type)):
+        return batch
+    if isinstance(batch, Mapping):
+        items = {key: mapped(value, change, depth + 1) for key, value in batch.items()}
+        return items if type(batch) is dict else _filled(batch, items)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(mapped(value, change, depth + 1) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        values = [mapped(value, change, depth + 1) for value in batch]
+        return values if type(batch) is list else type(batch)(values)
+    if dataclasses.is_dataclass(batch):
+        clone = copy.copy(batch)
+        for entry in dataclasses.fields(batch):
+            # A frozen one, too: the copy is nobody else's yet.
+            object.__setattr__(clone, entry.name, mapped(getattr(batch, entry.name), change, depth + 1))
+        return clone
+    return batch
+
+
+def tensors_of(batch: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """Every tensor in the structure, those that objects keep as attributes too."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif depth >= _DEEPEST or isinstance(batch, (str, bytes, bytearray, type, int, float)):
+        return
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors_of(value, depth + 1)
+    elif isinstance(batch, Sequence):
+        for value in batch:
+            yield from tensors_of(value, depth + 1)
+    elif dataclasses.is_dataclass(batch) or callable(getattr(batch, "to", None)):
+        for value in (getattr(batch, "__dict__", None) or _slots(batch)).values():
+            yield from tensors_of(value, depth + 1)
+
+
+def _slots(item: Any) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(item):
+        return {}
+    return {entry.name: getattr(item, entry.name) for entry in dataclasses.fields(item)}
+
+
+def _to(item: Any, device: torch.device, non_blocking: bool) -> Any:
+    if isinstance(item, torch.Tensor):
+        return item.to(device, non_blocking=non_blocking)
+    try:
+        return item.to(device, non_blocking=non_blocking)
+    except TypeError:
+        return item.to(device)  # of an object whose method takes nothing else
+
+
+def _filled(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """A mapping of the same type with other values."""
+    clone = copy.copy(batch)
+    if hasattr(clone, "update"):
+        clone.update(items)
+        return clone
+    return type(batch)(items)  # type: ignore[call-arg]
 
 
 def prefetch_to_device(

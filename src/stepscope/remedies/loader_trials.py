@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from stepscope.remedies.accelerators import default_device
+from stepscope.remedies.host_settings import default_device, usable_processors
 from stepscope.remedies.loader_measurement import (
     OF_WORKERS,
     LoaderTrial,
@@ -25,7 +25,6 @@ from stepscope.remedies.loader_measurement import (
     unchanged_random_state,
     workers_give_the_same,
 )
-from stepscope.remedies.processors import usable_processors
 
 _FOUND_HERE: Final = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 _PREFETCH: Final = 2

@@ -3,14 +3,251 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stepscope.remedies.class_losses import LossSettings, Reduction, applied, computed_in
-from stepscope.remedies.linear_losses import linear_loss
+Reduction: TypeAlias = Literal["mean", "sum", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """What a loss is made of.
+
+    Attributes:
+        classes: how many there are; scores beyond them are padding.
+        class_weight: of shape (classes,), in the type the loss is computed in.
+    """
+
+    classes: int
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    reduction: Reduction
+    class_weight: Tensor | None
+
+    def weights_of(self, target: Tensor, dtype: torch.dtype) -> Tensor:
+        """Each position's weight, 0 where it is ignored; also what a mean is divided by the sum of."""
+        counted = target != self.ignore_index
+        if self.class_weight is None:
+            return counted.to(dtype)
+        return torch.where(counted, self.class_weight[self._places(target)], 0.0)
+
+    def losses(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses and l, both of shape (positions,), of scores of shape (positions, classes)."""
+        logarithm = torch.logsumexp(scores, -1)
+        weights = self.weights_of(target, scores.dtype)
+        chosen = scores.gather(-1, self._places(target).unsqueeze(-1)).squeeze(-1)
+        losses = (1 - self.label_smoothing) * weights * (logarithm - chosen)
+        if self.label_smoothing:
+            weighted = scores.sum(-1) if self.class_weight is None else scores @ self.class_weight
+            losses = losses + self.label_smoothing / self.classes * (self._weight_sum() * logarithm - weighted)
+        if self.z_loss:
+            losses = losses + self.z_loss * logarithm**2
+        return torch.where(target != self.ignore_index, losses, 0.0), logarithm
+
+    def gradient_(self, scores: Tensor, target: Tensor, logarithm: Tensor, scale: Tensor) -> Tensor:
+        """Write the gradient over the scores, and return them.
+
+        Args:
+            scale: of shape (positions,), by which each position's gradient is multiplied; 0 where it is ignored.
+        """
+        hard = (1 - self.label_smoothing) * self.weights_of(target, scores.dtype)
+        factor = hard
+        smooth = self.label_smoothing / self.classes
+        if smooth:
+            factor = factor + smooth * self._weight_sum()
+        if self.z_loss:
+            factor = factor + 2 * self.z_loss * logarithm
+        scores.sub_(logarithm.unsqueeze(-1)).exp_().mul_((factor * scale).unsqueeze(-1))
+        if smooth and self.class_weight is not None:
+            scores.addcmul_((smooth * scale).unsqueeze(-1), self.class_weight, value=-1)
+        elif smooth:
+            scores.sub_((smooth * scale).unsqueeze(-1))
+        places = self._places(target).unsqueeze(-1)
+        # Not scatter_add_, which torch refuses on a GPU where algorithms have to be deterministic.
+        return scores.scatter_(-1, places, scores.gather(-1, places) - (hard * scale).unsqueeze(-1))
+
+    def _weight_sum(self) -> Tensor | int:
+        return self.classes if self.class_weight is None else self.class_weight.sum()
+
+    def _places(self, target: Tensor) -> Tensor:
+        return torch.where(target == self.ignore_index, 0, target)
+
+
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """FP32, or the scores' own type where that is wider."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def applied(function: Any, *arguments: Any) -> Tensor:
+    """What an autograd function gives; torch's stubs leave its types open."""
+    result: Tensor = function.apply(*arguments)
+    return result
+
+
+_FEWEST_ROWS: Final = 128
+"""Positions in a block at least, for a matrix product of fewer mostly reads the weight."""
+
+
+def linear_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    settings: LossSettings,
+    rows: int | None,
+) -> Tensor:
+    """The loss of scores `hidden @ weight.T + bias`.
+
+    Args:
+        hidden: of shape (positions, width).
+        target: class numbers of any shape with as many numbers; "none" gives losses of that shape.
+        rows: positions in a block; None for so many that its scores are as large as hidden.
+    """
+    flat = target.reshape(-1)
+    if rows is None:
+        fair = -(-hidden.numel() // max(weight.shape[0], 1))
+        rows = max(_FEWEST_ROWS, 1 << max(fair - 1, 0).bit_length())
+    if settings.reduction == "none":
+        losses = applied(_LinearLosses, hidden, weight, bias, flat, settings, rows)
+        return losses.reshape(target.shape)
+    weights = settings.weights_of(flat, computed_in(hidden.dtype))
+    divisor = weights.sum() if settings.reduction == "mean" else torch.ones_like(weights.sum())
+    return applied(_LinearLoss, hidden, weight, bias, flat, settings, rows, divisor, torch.is_grad_enabled())
+
+
+class _Block(NamedTuple):
+    place: slice
+    hidden: Tensor
+    target: Tensor
+    scores: Tensor
+    """Of all rows of the weight, in the type the loss is computed in."""
+
+
+def _blocks(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, rows: int) -> Iterator[_Block]:
+    for begin in range(0, hidden.shape[0], rows):
+        place = slice(begin, begin + rows)
+        scores = torch.nn.functional.linear(hidden[place], weight, bias)
+        yield _Block(place, hidden[place], target[place], scores.to(computed_in(hidden.dtype)))
+
+
+class _Gradients:
+    """Those of hidden, weight and bias that are wanted, added to block by block."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: tuple[bool, ...]) -> None:
+        wide = computed_in(hidden.dtype)
+        self._weight, self._types = weight, (hidden.dtype, weight.dtype, weight.dtype)
+        self.hidden = torch.empty_like(hidden) if wanted[0] else None
+        self.weight = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
+        self.bias = torch.zeros_like(bias, dtype=wide) if bias is not None and wanted[2] else None
+
+    def add(self, block: _Block, gradient: Tensor) -> None:
+        """Add what a block gives.
+
+        Args:
+            gradient: of its scores, in the type they are computed in.
+        """
+        narrow = gradient.to(block.hidden.dtype)
+        if self.bias is not None:
+            self.bias += gradient.sum(0)
+        if self.hidden is not None:
+            torch.mm(narrow, self._weight, out=self.hidden[block.place])
+        if self.weight is not None and self.weight.dtype == narrow.dtype:
+            self.weight.addmm_(narrow.t(), block.hidden)
+        elif self.weight is not None:
+            self.weight += narrow.t() @ block.hidden
+
+    def all(self) -> tuple[Tensor | None, ...]:
+        """Of hidden, weight and bias, in their types."""
+        found = (self.hidden, self.weight, self.bias)
+        return tuple(
+            None if gradient is None else gradient.to(dtype) for gradient, dtype in zip(found, self._types, strict=True)
+        )
+
+
+def _gradient_of(block: _Block, logarithm: Tensor, scale: Tensor, settings: LossSettings) -> Tensor:
+    """Written over the block's scores; 0 in those that are padding."""
+    block.scores[:, settings.classes :] = 0
+    settings.gradient_(block.scores[:, : settings.classes], block.target, logarithm, scale)
+    return block.scores
+
+
+class _LinearLoss(torch.autograd.Function):
+    """A mean or sum, whose gradients are made in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        settings: LossSettings,
+        rows: int,
+        divisor: Tensor,
+        differentiated: bool,
+    ) -> Tensor:
+        wanted = tuple(needed and differentiated for needed in ctx.needs_input_grad[:3])
+        gradients = _Gradients(hidden, weight, bias, wanted)
+        total = torch.zeros_like(divisor)
+        scale = torch.where(divisor == 0, 0.0, 1 / divisor) * (target != settings.ignore_index)
+        for block in _blocks(hidden, weight, bias, target, rows):
+            losses, logarithm = settings.losses(block.scores[:, : settings.classes], block.target)
+            total += losses.sum()
+            if any(wanted):
+                gradients.add(block, _gradient_of(block, logarithm, scale[block.place], settings))
+        ctx.gradients = gradients.all()
+        return total / divisor
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError(
+                'linear_cross_entropy with reduction "mean" or "sum" has one backward pass; take reduction="none" and '
+                "its mean, or compute the loss again"
+            )
+        if upstream.device.type != "cpu" or torch.compiler.is_compiling() or float(upstream) != 1.0:
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(upstream)
+        return (*gradients, None, None, None, None, None)
+
+
+class _LinearLosses(torch.autograd.Function):
+    """Each position's loss; the backward pass makes the scores again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, settings: LossSettings, rows: int
+    ) -> Tensor:
+        losses = torch.empty(target.shape, dtype=computed_in(hidden.dtype), device=hidden.device)
+        logarithms = torch.empty_like(losses)
+        for block in _blocks(hidden, weight, bias, target, rows):
+            found = settings.losses(block.scores[:, : settings.classes], block.target)
+            losses[block.place], logarithms[block.place] = found
+        ctx.save_for_backward(hidden, weight, bias, target, logarithms)
+        ctx.settings, ctx.rows = settings, rows
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, target, logarithms = ctx.saved_tensors
+        settings: LossSettings = ctx.settings
+        gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad[:3])
+        scale = torch.where(target == settings.ignore_index, 0.0, upstream)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for block in _blocks(hidden, weight, bias, target, ctx.rows):
+                gradient = _gradient_of(block, logarithms[block.place], scale[block.place], settings)
+                gradients.add(block, gradient)
+        return (*gradients.all(), None, None, None)
+
 
 _BLOCK_ON_A_CPU: Final = 2**20
 """Scores in a block: of 16,000 classes on one core, half as many took 2 % longer, and four times as many no less."""
@@ -142,7 +379,7 @@ class _ChunkedLoss(torch.autograd.Function):
         dtype = computed_in(logits.dtype)
         losses = torch.empty(target.shape, dtype=dtype, device=logits.device)
         logarithms = torch.empty_like(losses)
-        for scores, wanted, loss, logarithm in _blocks(rows, logits, target, losses, logarithms):
+        for scores, wanted, loss, logarithm in _losses_blocks(rows, logits, target, losses, logarithms):
             found = settings.losses(scores[..., : settings.classes].to(dtype), wanted)
             loss.copy_(found[0])
             logarithm.copy_(found[1])
@@ -163,7 +400,7 @@ class _ChunkedLoss(torch.autograd.Function):
         settings: LossSettings = ctx.settings
         gradient = torch.empty_like(logits) if ctx.keep else logits.detach()
         scale = torch.where(target == settings.ignore_index, 0.0, upstream)
-        for parts in _blocks(ctx.rows, logits.detach(), gradient, target, logarithms, scale):
+        for parts in _losses_blocks(ctx.rows, logits.detach(), gradient, target, logarithms, scale):
             scores, written, wanted, logarithm, scales = parts
             exact = scores.to(logarithms.dtype)
             if ctx.keep and exact.data_ptr() == scores.data_ptr():
@@ -175,7 +412,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return gradient, None, None, None, None
 
 
-def _blocks(rows: int, first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _losses_blocks(rows: int, first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Views of at most so many positions of all tensors; copies nothing, however they lie in memory.
 
     Args:
@@ -189,7 +426,7 @@ def _blocks(rows: int, first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor,
             yield tuple(tensor[begin : begin + rows] for tensor in (first, *others))
     else:
         for index in range(first.shape[0]):
-            yield from _blocks(rows, first[index], *(tensor[index] for tensor in others))
+            yield from _losses_blocks(rows, first[index], *(tensor[index] for tensor in others))
 
 
 def _overlaps(tensor: Tensor) -> bool:

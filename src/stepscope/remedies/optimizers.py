@@ -8,15 +8,209 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
-from stepscope.remedies.fused_kernels import FUSED, kernel_reason
-from stepscope.remedies.optimizer_gradients import GradientWatch
 from stepscope.remedies.vendor_optimizers import vendor_optimizer
+
+_COUNT: Final = 67
+"""Numbers in a trial: some vector registers full, and a rest, in any type."""
+_ROUNDINGS: Final = 8
+"""By how many units in the last place of the largest number the kernel may be off."""
+_RATE, _DECAY, _EPSILON = 0.1, 0.01, 1e-8
+_MOMENTUM: Final = 0.9
+_BETAS: Final = (0.9, 0.99)
+_STEP: Final = 3
+_STATES: Final = {"Adam": 2, "AdamW": 2, "Adagrad": 1, "SGD": 1}
+"""Optimizer -> tensors of state that its fused kernel takes beside parameter and gradient."""
+
+FUSED: Final = tuple(_STATES)
+"""Optimizers of torch.optim that have fused kernels."""
+
+
+@cache
+def kernel_reason(name: str, device: str, dtype: torch.dtype) -> str | None:
+    """Why parameters of this type on this device cannot be updated by the fused kernel; None where they can.
+
+    Args:
+        name: one of `FUSED`.
+        device: a device's type, such as "cuda".
+    """
+    kind = f"fused {name} for {dtype} on {device}"
+    if name not in _STATES or not dtype.is_floating_point or device not in _devices():
+        return f"torch {torch.__version__} has no {kind}"
+    exact = [_numbers(index) for index in range(2 + _STATES[name])]
+    rounded = [tensor.to(device=device, dtype=dtype) for tensor in exact]
+    expected = _formula(name, *(tensor.cpu().double() for tensor in rounded))
+    try:
+        with torch.no_grad():
+            _kernel(name, rounded)
+    except (AttributeError, RuntimeError, TypeError):
+        return f"torch {torch.__version__} has no {kind}"
+    allowed = _ROUNDINGS * torch.finfo(dtype).eps * float(expected.abs().max())
+    if float((rounded[0].cpu().double() - expected).abs().max()) > allowed:
+        return f"torch {torch.__version__}'s {kind} does not compute what its loop does"
+    return None
+
+
+def _numbers(index: int) -> Tensor:
+    """Parameter, gradient and state of the trial: distinct numbers, states positive."""
+    places = torch.arange(_COUNT, dtype=torch.float32)
+    wave = torch.sin(places * (0.7 + 0.3 * index) + index)
+    return wave.abs() + 0.5 if index >= 2 else wave
+
+
+def _kernel(name: str, tensors: list[Tensor]) -> None:
+    kernels: Any = torch  # whose stubs know one version's arguments
+    lists: list[Any] = [[tensor] for tensor in tensors]
+    step = [torch.tensor(float(_STEP), dtype=torch.float32, device=tensors[0].device)]
+    options: dict[str, Any] = {"lr": _RATE, "weight_decay": _DECAY, "maximize": False}
+    if name == "SGD":
+        kernels._fused_sgd_(*lists, momentum=_MOMENTUM, dampening=0.0, nesterov=False, is_first_step=False, **options)
+    elif name == "Adagrad":
+        kernels._fused_adagrad_(*lists, step, lr_decay=0.0, eps=_EPSILON, **options)
+    else:
+        kernel = kernels._fused_adam_ if name == "Adam" else kernels._fused_adamw_
+        kernel(*lists, [], step, beta1=_BETAS[0], beta2=_BETAS[1], eps=_EPSILON, amsgrad=False, **options)
+
+
+def _formula(name: str, parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor | None = None) -> Tensor:
+    """The updated parameter, by torch.optim's documentation."""
+    if name == "AdamW":
+        parameter = parameter * (1 - _RATE * _DECAY)
+    else:
+        gradient = gradient + _DECAY * parameter
+    if name == "SGD":
+        return parameter - _RATE * (_MOMENTUM * first + gradient)
+    if name == "Adagrad" or second is None:
+        return parameter - _RATE * gradient / ((first + gradient**2).sqrt() + _EPSILON)
+    mean = (_BETAS[0] * first + (1 - _BETAS[0]) * gradient) / (1 - _BETAS[0] ** _STEP)
+    square = (_BETAS[1] * second + (1 - _BETAS[1]) * gradient**2) / (1 - _BETAS[1] ** _STEP)
+    return parameter - _RATE * mean / (square.sqrt() + _EPSILON)
+
+
+def _devices() -> list[str]:
+    try:
+        from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+    except ImportError:  # older than torch 2.1
+        return ["cuda"]
+    devices: list[str] = _get_fused_kernels_supported_devices()
+    return devices
+
+
+class GradientWatch:
+    """Looks at each parameter's first gradient just before the step that uses it, and puts its group back if need be.
+
+    A parameter does not tell whether its gradients are sparse or how they lie in memory. After all first gradients were
+    seen nothing is looked at any more.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, groups: list[dict[str, Any]], put_back: Callable[[Optimizer, str], None]
+    ) -> None:
+        """
+        Args:
+            groups: the optimizer's fused groups.
+            put_back: called with the optimizer and a clause that says why a group is not fused any more.
+        """
+        self._waiting = [(group, parameter) for group in groups for parameter in group["params"]]
+        self._put_back = put_back
+        self._handle = optimizer.register_step_pre_hook(self._before_step) if self._waiting else None
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _before_step(
+        self, optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not self._waiting:
+            return None
+        closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
+        if closure is None:
+            self._look(optimizer)
+            return None
+
+        def closure_then_look() -> Any:
+            value = closure()
+            self._look(optimizer)
+            return value
+
+        return arguments[:1], {**named, "closure": closure_then_look}
+
+    def _look(self, optimizer: Optimizer) -> None:
+        waiting = []
+        for group, parameter in self._waiting:
+            if parameter.grad is None:
+                waiting.append((group, parameter))
+            elif group.get("fused"):
+                reason = _reason(parameter, parameter.grad)
+                reason = reason or _late(optimizer, group, parameter)
+                if reason is not None:
+                    self._to_loop(optimizer, group, reason)
+        self._waiting = waiting  # once empty the hook stays: taken away among others that run, it would end them
+
+    def _to_loop(self, optimizer: Optimizer, group: dict[str, Any], reason: str) -> None:
+        """Let the group's update be the loop again."""
+        group["fused"] = False
+        group["foreach"] = None
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if isinstance(state.get("step"), torch.Tensor) and not group.get("capturable"):
+                state["step"] = state["step"].cpu()
+        _unscale(optimizer)
+        self._put_back(optimizer, reason)
+
+
+def _reason(parameter: torch.Tensor, gradient: torch.Tensor) -> str | None:
+    if gradient.layout != torch.strided:
+        return f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse"
+    if gradient.stride() != parameter.stride() and parameter.numel() > 1:
+        different = [size for size in parameter.shape if size != 1]
+        if len(different) > 1:
+            return f"the gradient of a parameter of shape {tuple(parameter.shape)} lies in memory unlike it"
+    return None
+
+
+def _late(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> str | None:
+    """Give a parameter without momentum, among others with, a momentum of zero; torch's fused SGD expects one.
+
+    The first update of the loop takes the gradient for the momentum; with zeros the fused one comes to the same, but
+    for dampening.
+    """
+    if not group.get("momentum") or optimizer.state.get(parameter, {}).get("momentum_buffer") is not None:
+        return None
+    others = (optimizer.state.get(other, {}).get("momentum_buffer") for other in group["params"])
+    if all(buffer is None for buffer in others):
+        return None
+    if group.get("dampening"):
+        return "a parameter got its first gradient after others, and momentum is dampened"
+    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    return None
+
+
+def _unscale(optimizer: Optimizer) -> None:
+    """In a step that a gradient scaler takes, do by hand what the fused update would have done with its scale."""
+    scale, infinite = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+    if scale is None and infinite is None:
+        return
+    skipped = infinite is not None and bool(infinite.item())
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if skipped:
+                parameter.grad = None
+            elif parameter.grad is not None and scale is not None:
+                parameter.grad = parameter.grad / scale.to(parameter.grad.device)
+    optimizer.grad_scale = optimizer.found_inf = None  # type: ignore[attr-defined]
+
 
 _SMALL_ON_A_CPU: Final = 1024
 """Numbers in a parameter, on average, up to which lists of tensors beat the loop on a CPU.

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import polars as pl
 
-from stepscope.analysis.causes import CAUSES
-from stepscope.cost.energy_parts import TraceEnergy
+from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Finding
-from stepscope.report.energy_section import each_or_none, section_sentences
-from stepscope.report.format import cell, duration, printable, share
-from stepscope.report.glance import glances
+from stepscope.predict.cost.energy_parts import TraceEnergy
+from stepscope.report.energy import each_or_none, section_sentences
+from stepscope.report.places import glances
 from stepscope.report.sentences import (
     afterwards_sentence,
     basis_sentence,
@@ -36,7 +35,7 @@ from stepscope.report.sentences import (
     unreadable_sentences,
     warning_sentences,
 )
-from stepscope.report.tables import heading, showing
+from stepscope.report.tables import cell, duration, heading, printable, share, showing
 
 _SPECIAL = re.compile(r"([\\`*_\[\]#|~!$])")
 

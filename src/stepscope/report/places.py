@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import polars as pl
 
 from stepscope import __version__
-from stepscope.analysis.formats import XLA_FORMATS
-from stepscope.analysis.place_costs import PHASE_COLUMNS, PlaceCosts
-from stepscope.report.format import count, duration, share
-from stepscope.report.json_report import SCHEMA
-from stepscope.report.tables import showing, table_lines
+from stepscope.analysis.device_time import ENGINES, EngineUse
+from stepscope.analysis.places import PHASE_COLUMNS, PlaceCosts
+from stepscope.analysis.summary import DeviceUse, HostUse
+from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.report.json import SCHEMA
+from stepscope.report.tables import (
+    cell,
+    count,
+    duration,
+    printable,
+    share,
+    showing,
+    table_lines,
+)
+from stepscope.report.tables import (
+    heading as column_heading,
+)
+from stepscope.trace.model import XLA_FORMATS
 
 _SMALLEST_PHASE: Final = 0.01
 """Share of the whole below which a phase gets no column of its own in text."""
@@ -126,3 +141,177 @@ def _notes(table: pl.DataFrame, things: str) -> list[str]:
     if things == "lines" and (~table["exact_line"]).any():
         return ["* a function: the trace tells which, not which of its lines. stepscope run records lines."]
     return []
+
+
+AROUND: Final = 3
+"""Lines shown before and after one that costs something."""
+_ALWAYS: Final = ("total_ns", "forward_ns", "backward_ns")
+_COLUMNS: Final = (*_ALWAYS, "idle_ns", "calls", "allocated_bytes")
+
+
+def source_view(
+    costs: PlaceCosts, table: pl.DataFrame, source: Sequence[str] | None, *, every: bool, width: int
+) -> list[str]:
+    """The lines of text: a heading, then the file with its costs for one step.
+
+    Args:
+        table: rows of `line_table` of this file.
+        source: the file's lines; None where it was not found, and then only the costs are shown.
+        every: show the whole file, not only the neighbourhood of lines that cost anything.
+    """
+    means = per_step(table, costs).rename({"bytes_allocated": "allocated_bytes"})
+    columns = [name for name in _COLUMNS if name in _ALWAYS or means[name].fill_null(0).sum() > 0]
+    rows = {row["line"]: row for row in _by_line(means).iter_rows(named=True)}
+    shown = _shown(rows, source, every=every)
+    cells = [[_cell(rows.get(line), name) for name in columns] for line in shown]
+    heads = [column_heading(name) for name in columns]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    number_width = len(str(max(shown, default=1))) + 1
+    lines = [heading(costs), "", _line(heads, widths, "".rjust(number_width), "")]
+    before = 0
+    for line, values in zip(shown, cells, strict=True):
+        if before and line > before + 1:
+            lines.append(_line(["" for _ in widths], widths, "…".rjust(number_width), ""))
+        before = line
+        row = rows.get(line)
+        mark = "*" if row is not None and not row["exact_line"] else " "
+        text = source[line - 1] if source is not None and line <= len(source) else _function(row)
+        lines.append(_line(values, widths, f"{line}{mark}".rjust(number_width), text)[: max(width, 60)].rstrip())
+    if (~table["exact_line"]).any():
+        lines += ["", "* a whole function: the trace tells which, not which of its lines. stepscope run records lines."]
+    return lines
+
+
+def _by_line(table: pl.DataFrame) -> pl.DataFrame:
+    """One row for each line; a comprehension's functions stand in one line with what is around them."""
+    sums = [pl.col(name).sum() for name in table.columns if name not in ("file", "line", "function", "exact_line")]
+    return table.group_by("line").agg(pl.col("function").first(), pl.col("exact_line").all(), *sums)
+
+
+def _shown(rows: dict[int, Any], source: Sequence[str] | None, *, every: bool) -> list[int]:
+    if source is None:
+        return sorted(rows)
+    if every:
+        return list(range(1, len(source) + 1))
+    near = {line + offset for line in rows for offset in range(-AROUND, AROUND + 1)}
+    return sorted({*(line for line in near if 1 <= line <= len(source)), *rows})
+
+
+def _cell(row: dict[str, Any] | None, name: str) -> str:
+    value = None if row is None else row[name]
+    return cell(name, value) if value else ""
+
+
+def _function(row: dict[str, Any] | None) -> str:
+    return "" if row is None else f"({row['function']})"
+
+
+def _line(values: Sequence[str], widths: Sequence[int], number: str, text: str) -> str:
+    cells = [value.rjust(width) for value, width in zip(values, widths, strict=True)]
+    return "  ".join([*cells, number, printable(text.expandtabs(4))]).rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """One device or the host: a heading and rows of label, value and what it means."""
+
+    heading: str
+    rows: tuple[tuple[str, str, str], ...]
+
+
+def glances(diagnosis: Diagnosis, devices: Sequence[str] | None = None) -> tuple[Glance, ...]:
+    """Every device's summary and then the host's; none without a device, where the host's causes say as much.
+
+    Args:
+        devices: only these.
+    """
+    if not diagnosis.device_uses:
+        return ()
+    engines = {use.device: use for use in diagnosis.engine_uses if devices is None or use.device in devices}
+    found = tuple(
+        Glance(
+            f"Device {printable(use.device)} at a glance", tuple(_device_rows(use, has_engines=use.device in engines))
+        )
+        for use in diagnosis.device_uses
+        if devices is None or use.device in devices
+    )
+    found += tuple(
+        Glance(f"Engines of device {printable(use.device)}", tuple(_engine_rows(use))) for use in engines.values()
+    )
+    if diagnosis.host_use is None or not diagnosis.host_use.window_ns:
+        return found
+    return (*found, Glance("The host at a glance", _host_rows(diagnosis.host_use)))
+
+
+def _device_rows(use: DeviceUse, *, has_engines: bool) -> list[tuple[str, str, str]]:
+    def part(ns: int) -> str:
+        return share(ns / max(use.window_ns, 1))
+
+    rows = [
+        (
+            "device ratio",
+            share(use.device_ratio),
+            f"the device worked {duration(use.busy_ns)} of {duration(use.window_ns)}",
+        )
+    ]
+    if use.device_host_ratio is not None:
+        what = f"the device's work over the host's ({duration(use.host_ns)}); below 1 the host has more to do"
+        rows.append(("device to host", f"{use.device_host_ratio:.2f}", what))
+    if use.host_overlap is not None:
+        what = f"host and device worked at once for {duration(use.both_ns)}; 100 % if neither waits for the other"
+        rows.append(("host overlap", share(use.host_overlap), what))
+    if not has_engines:
+        rows += _kind_rows(use)
+    if use.low_precision_ratio is not None:
+        rows.append(("low precision", share(use.low_precision_ratio), "of the matrix work runs in 16 or 8 bits"))
+    return rows
+
+
+def _kind_rows(use: DeviceUse) -> list[tuple[str, str, str]]:
+    """What kinds of work the device's time went to."""
+
+    def part(ns: int) -> str:
+        return share(ns / max(use.window_ns, 1))
+
+    rows = []
+    together = f", {duration(use.both_engines_ns)} of it together with vector work" if use.both_engines_ns else ""
+    rows.append(("matrix work", part(use.matrix_ns), f"matrix products, convolutions and attention{together}"))
+    rows.append(("vector work", part(use.vector_only_ns), "all other computation, where no matrix work ran"))
+    if use.communication_only_ns:
+        rows.append(("communication", part(use.communication_only_ns), "between devices, where no computation ran"))
+    rows.append(("copies", part(use.copy_only_ns), "of memory (DMA), where nothing else ran"))
+    if use.other_ns:
+        rows.append(("other work", part(use.other_ns), "setting memory, where nothing else ran"))
+    rows.append(("idle", part(use.idle_ns), "no work at all"))
+    return rows
+
+
+def _engine_rows(use: EngineUse) -> list[tuple[str, str, str]]:
+    """Shares of the window that add up to all of it: each moment is the first engine's that works in it."""
+
+    def part(ns: int) -> str:
+        return share(ns / max(use.window_ns, 1))
+
+    rows = []
+    for place, time in enumerate(use.engines):
+        what = f"{duration(time.exposed_ns)}, {ENGINES[time.engine]}"
+        if time.engine == "MME" and use.computing_together_ns:
+            what += f"; {duration(use.computing_together_ns)} of it together with TPC"
+        elif place and time.exposed_ns < time.busy_ns:
+            what += f"; {duration(time.busy_ns - time.exposed_ns)} more behind other engines"
+        rows.append((time.engine if not place else f"exposed {time.engine}", part(time.exposed_ns), what))
+    rows.append(("idle", part(use.idle_ns), f"{duration(use.idle_ns)}, no engine at work"))
+    return rows
+
+
+def _host_rows(use: HostUse) -> tuple[tuple[str, str, str], ...]:
+    def part(ns: int) -> str:
+        return share(ns / max(use.window_ns, 1))
+
+    return (
+        ("building work", part(use.graph_build_ns), "operators, launches, the optimizer and Python"),
+        ("loader", part(use.loader_ns), "waiting for data or loading it"),
+        ("input copy", part(use.input_copy_ns), "copying data to the device"),
+        ("compiling", part(use.compile_ns), "building graphs and kernels"),
+        ("waiting", part(use.waiting_ns), "for the device"),
+    )

@@ -31,11 +31,10 @@ import msgspec
 import platformdirs
 
 from stepscope.errors import CacheError, UnreadableTraceError
-from stepscope.kept_json import with_checksum
+from stepscope.files import private_folder, whole_file, with_checksum
 from stepscope.trace import store
 from stepscope.trace.model import Metadata, Trace, TraceWarning
 from stepscope.trace.store import StoreWriter, open_kept, open_unsealed
-from stepscope.whole_files import private_folder, whole_file
 
 try:
     import fcntl

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.trace.intervals import Times
+from stepscope.trace.window import Times
 
 Rows = npt.NDArray[np.int64]
 

@@ -24,9 +24,9 @@ import polars as pl
 import xxhash
 
 from stepscope.errors import CacheError, UnreadableTraceError
+from stepscope.files import make_private, private_file
 from stepscope.trace.model import Metadata, Trace, TraceWarning
 from stepscope.trace.tables import SCHEMAS, empty
-from stepscope.whole_files import make_private, private_file
 
 VERSION: Final = 2
 PART_ROWS: Final = 500_000

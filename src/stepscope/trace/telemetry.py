@@ -1,6 +1,6 @@
 """Telemetry as the processes of a run wrote it: one SQLite file each, which may still be growing.
 
-`stepscope.capture.telemetry.store` writes them. A file is untrusted like any trace: only values of the expected type
+`stepscope.record.telemetry.store` writes them. A file is untrusted like any trace: only values of the expected type
 are taken from it.
 """
 

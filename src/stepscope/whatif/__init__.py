@@ -2,7 +2,6 @@
 
 from stepscope.whatif.build import build_graph
 from stepscope.whatif.experiment import Change, Experiment, Outcome
-from stepscope.whatif.graph import Graph
-from stepscope.whatif.replay import Replay, replay
+from stepscope.whatif.graph import Graph, Replay, replay
 
 __all__ = ["Change", "Experiment", "Graph", "Outcome", "Replay", "build_graph", "replay"]

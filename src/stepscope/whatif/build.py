@@ -11,16 +11,252 @@ import polars as pl
 
 from stepscope.analysis.host import HostActivity, host_activity
 from stepscope.trace import Trace
-from stepscope.trace.intervals import Times
 from stepscope.trace.nesting import Rows
-from stepscope.whatif.arrays import concatenated
-from stepscope.whatif.graph import Durations, Edges, Graph, Stretches, Works
-from stepscope.whatif.host_collectives import host_collectives
-from stepscope.whatif.host_scale import HostScale
-from stepscope.whatif.host_waits import RETURN_NS, Handovers, Waits, device_waits, handovers
-from stepscope.whatif.loader_calls import loader_calls
-from stepscope.whatif.queue_waits import queue_waits, with_unseen_waits
-from stepscope.whatif.stretches import cut_stretches
+from stepscope.trace.window import Times
+from stepscope.whatif.graph import Durations, Edges, Graph, HostScale, Stretches, Works, concatenated
+from stepscope.whatif.host_waits import RETURN_NS, Handovers, Waits, device_waits, handovers, host_collectives
+
+_GIVEN: Final = -2
+"""Instead of a launch: the stretch begins with work that another thread gave."""
+
+
+def cut_stretches(
+    activity: HostActivity, waits: Waits, bursts: Handovers, loading: pl.DataFrame
+) -> tuple[Stretches, Rows]:
+    """The stretches, and for each of `waits` the stretch that began after it, -1 where it was left out.
+
+    Calls of a data loader come between stretches too, where nothing else is waited for inside them: they are the
+    thread's own time, unless workers load batches.
+
+    Args:
+        loading: calls of loaders; columns lane, start_ns, duration_ns.
+    """
+    parts: list[pl.DataFrame] = []
+    resumed = bursts.resumed >= 0
+    for lane, timeline in activity.timelines.items():
+        if len(timeline.times) < 2:
+            continue
+        mine, its = np.flatnonzero(waits.lane == lane), np.flatnonzero(bursts.lane == lane)
+        given = np.flatnonzero(resumed & (bursts.giver == lane))
+        pauses = np.concatenate(
+            [
+                np.column_stack([waits.start[mine], waits.end[mine], waits.own_ns[mine], waits.launch[mine], mine]),
+                _silences(bursts.given[given], bursts.resumed[given], bursts.start[given], bursts.end[given]),
+                _between(bursts.start[its], bursts.end[its]),
+            ]
+        )
+        pauses = np.concatenate([pauses, _loader_calls(loading.filter(pl.col("lane") == lane), pauses)])
+        parts.append(_cut_lane(lane, int(timeline.times[1]), int(timeline.times[-1]), pauses))
+    schema = dict.fromkeys(("lane", "start", "end", "own", "launch", "wait", "first"), pl.Int64)
+    table = pl.concat([pl.DataFrame(schema=schema), *parts])
+    previous = np.where(table["first"].to_numpy() == 1, -1, np.arange(table.height) - 1)
+    wait = table["wait"].to_numpy()
+    boundaries = np.full(len(waits.start), -1, np.int64)
+    boundaries[wait[wait >= 0]] = np.flatnonzero(wait >= 0)
+    stretches = Stretches(
+        lane=table["lane"].to_numpy().astype(np.int32),
+        start=table["start"].to_numpy(),
+        end=table["end"].to_numpy(),
+        previous=previous,
+        own_ns=table["own"].to_numpy(),
+        launch=np.maximum(table["launch"].to_numpy(), -1),
+        is_given=table["launch"].to_numpy() == _GIVEN,
+    )
+    return stretches, boundaries
+
+
+def _silences(given: Times, resumed: Times, start: Times, end: Times) -> Times:
+    """Pauses of a thread that waits for others: what of them is not the others' is its own."""
+    order = np.lexsort((-end, resumed))
+    first = np.unique(resumed[order], return_index=True)[1]
+    chosen = order[first]
+    given, resumed, start, end = given[chosen], resumed[chosen], start[chosen], end[chosen]
+    own = np.maximum(resumed - given - (end - start), 0)
+    nothing = np.full(len(given), -1, np.int64)
+    return np.column_stack([given, resumed, own, nothing, nothing])
+
+
+def _between(start: Times, end: Times) -> Times:
+    """Pauses of a thread between the bursts that others give it."""
+    order = np.argsort(start, kind="stable")
+    reached = np.maximum.accumulate(end[order])[:-1] if len(end) > 1 else end[:0]
+    begin = start[order][1:]
+    apart = begin >= reached
+    nothing, given = np.full(int(apart.sum()), -1, np.int64), np.full(int(apart.sum()), _GIVEN, np.int64)
+    return np.column_stack([reached[apart], begin[apart], np.zeros(len(nothing), np.int64), given, nothing])
+
+
+def _loader_calls(calls: pl.DataFrame, pauses: Times) -> Times:
+    """The loader's calls in which there is no other pause, as pauses of their whole length."""
+    start, duration = calls["start_ns"].to_numpy(), calls["duration_ns"].to_numpy()
+    begins, ends = np.sort(pauses[:, 0]), np.sort(pauses[:, 1])
+    alone = np.searchsorted(begins, start + duration, side="left") == np.searchsorted(ends, start, side="right")
+    start, duration = start[alone], duration[alone]
+    nothing = np.full(len(start), -1, np.int64)
+    return np.column_stack([start, start + duration, duration, nothing, nothing])
+
+
+def _cut_lane(lane: int, first: int, last: int, pauses: Times) -> pl.DataFrame:
+    """The stretches of one thread between its pauses; of pauses that overlap the first counts."""
+    pauses = pauses[np.lexsort((-pauses[:, 1], pauses[:, 0]))]
+    reached = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(pauses[:, 1])])[:-1]
+    pauses = pauses[(pauses[:, 0] >= reached) & (pauses[:, 0] >= first)]
+    starts = np.concatenate([[first], pauses[:, 1]])
+    ends = np.concatenate([pauses[:, 0], [last]])
+    return pl.DataFrame(
+        {
+            "lane": np.full(len(starts), lane, np.int64),
+            "start": starts,
+            "end": np.maximum(ends, starts),
+            "own": np.concatenate([[0], pauses[:, 2]]),
+            "launch": np.concatenate([[-1], pauses[:, 3]]),
+            "wait": np.concatenate([[-1], pauses[:, 4]]),
+            "first": np.concatenate([[1], np.zeros(len(pauses), np.int64)]),
+        }
+    )
+
+
+UNSEEN_NS: Final = 20_000
+"""Work that is later than this has waited for something; what ended so short a time before may be it."""
+
+
+def queue_waits(trace: Trace, works: Works) -> Edges:
+    """Work -> work of another queue of the same device that waits for it; delays are still unknown.
+
+    Devices that record their waits tell them. Else a host call that makes one queue wait for another is taken to
+    mean the work that its thread launches next, which waits for what was launched last in each other queue.
+    """
+    if not len(works.start):
+        return Edges.none()
+    recorded = _recorded(trace)
+    calls = trace.launches.with_row_index("launch").filter(pl.col("kind") == "queue_wait")
+    told = trace.synchronisations.filter(pl.col("kind") == "queue_wait")["correlation"].drop_nulls()
+    untold = calls.filter(~pl.col("correlation").is_in(told.implode()).fill_null(False))
+    inferred = _inferred(trace, works, untold)
+    source, target = np.concatenate([recorded[0], inferred[0]]), np.concatenate([recorded[1], inferred[1]])
+    if not len(source):
+        return Edges.none()
+    pairs = np.unique(np.column_stack([source, target]), axis=0)
+    nothing = np.zeros(len(pairs), np.int64)
+    return Edges(pairs[:, 0], pairs[:, 1], nothing, nothing)
+
+
+def with_unseen_waits(trace: Trace, works: Works, waits: Edges, unexplained_ns: Durations) -> Edges:
+    """The waits, and with them those that only the times show.
+
+    Work that began late for no known reason, right after work of another queue of its device that was launched before
+    it, has waited for that.
+    """
+    end = works.start + works.duration
+    device = trace.device_work["device"].rank("dense").to_numpy().astype(np.int64)
+    late = np.flatnonzero((unexplained_ns > UNSEEN_NS) & (works.stretch >= 0))
+    sources, targets = [waits.source], [waits.target]
+    for number in np.unique(device[late]).tolist():
+        its = np.flatnonzero(device == number)
+        its = its[np.argsort(end[its], kind="stable")]
+        mine = late[device[late] == number]
+        position = np.searchsorted(end[its], works.start[mine], side="right") - 1
+        source = its[np.maximum(position, 0)]
+        fits = (position >= 0) & (works.start[mine] - end[source] <= UNSEEN_NS) & (source != mine)
+        fits &= (works.queue[source] != works.queue[mine]) & (works.launched[source] <= works.launched[mine])
+        sources.append(source[fits])
+        targets.append(mine[fits])
+    source, target = np.concatenate(sources), np.concatenate(targets)
+    nothing = np.zeros(len(source), np.int64)
+    return Edges(source, target, nothing, nothing)
+
+
+def _recorded(trace: Trace) -> tuple[Rows, Rows]:
+    """From the device's own record: the last work before the event was recorded, and the first after the wait."""
+    waits = trace.synchronisations.filter(
+        (pl.col("kind") == "queue_wait")
+        & pl.col("waited_queue").is_not_null()
+        & pl.col("waited_correlation").is_not_null()
+    )
+    calls = trace.launches.filter(pl.col("correlation").is_not_null()).unique("correlation", keep="first")
+    at = calls.select("correlation", call="start_ns")
+    waits = waits.select("device", "queue", "waited_queue", "correlation", "waited_correlation").join(
+        at, on="correlation", how="inner"
+    )
+    waits = waits.join(
+        at.rename({"correlation": "waited_correlation", "call": "event"}), on="waited_correlation", how="inner"
+    )
+    launched = (
+        trace.device_work.with_row_index("work")
+        .join(trace.launches.with_row_index("launch").select("launch", time="start_ns"), on="launch", how="inner")
+        .select("work", "device", "queue", "time")
+        .sort("time", "work")
+    )
+    if waits.is_empty() or launched.is_empty():
+        nothing = np.zeros(0, np.int64)
+        return nothing, nothing
+    before = waits.sort("event").join_asof(
+        launched.rename({"queue": "waited_queue", "work": "source"}),
+        left_on="event",
+        right_on="time",
+        by=["device", "waited_queue"],
+        strategy="backward",
+        check_sortedness=False,
+    )
+    both = before.sort("call").join_asof(
+        launched.rename({"work": "target"}),
+        left_on="call",
+        right_on="time",
+        by=["device", "queue"],
+        strategy="forward",
+        check_sortedness=False,
+        suffix="_after",
+    )
+    both = both.filter(pl.col("source").is_not_null() & pl.col("target").is_not_null())
+    return both["source"].to_numpy().astype(np.int64), both["target"].to_numpy().astype(np.int64)
+
+
+def _inferred(trace: Trace, works: Works, calls: pl.DataFrame) -> tuple[Rows, Rows]:
+    """For each call the work its thread launched next, and what was launched last before in each other queue."""
+    nothing = np.zeros(0, np.int64)
+    lanes = trace.launches["lane"].gather(trace.device_work["launch"])
+    lane = lanes.cast(pl.Int64).fill_null(-1).to_numpy()
+    device = trace.device_work["device"].rank("dense").to_numpy().astype(np.int64)
+    known = np.flatnonzero(works.stretch >= 0)
+    if calls.is_empty() or not len(known):
+        return nothing, nothing
+    order = known[np.argsort(works.launched[known], kind="stable")]
+    call_lane, call_time = calls["lane"].cast(pl.Int64).to_numpy(), calls["start_ns"].to_numpy()
+    target = np.full(len(call_time), -1, np.int64)
+    for number in np.unique(call_lane).tolist():
+        mine = order[lane[order] == number]
+        its = np.flatnonzero(call_lane == number)
+        position = np.searchsorted(works.launched[mine], call_time[its], side="left")
+        inside = position < len(mine)
+        target[its[inside]] = mine[position[inside]]
+    has = target >= 0
+    target, call_time = target[has], call_time[has]
+    sources, targets = [nothing], [nothing]
+    for queue in np.unique(works.queue).tolist():
+        its = order[works.queue[order] == queue]
+        if not len(its):
+            continue
+        position = np.searchsorted(works.launched[its], call_time, side="left") - 1
+        fits = (position >= 0) & (works.queue[target] != queue)
+        source = its[np.maximum(position, 0)]
+        fits &= device[source] == device[target]
+        sources.append(source[fits])
+        targets.append(target[fits])
+    return np.concatenate(sources), np.concatenate(targets)
+
+
+_NEXT: Final = r"^enumerate\(DataLoader\)|DataLoader\.__next__|DataLoaderIter\.__next__"
+
+
+def loader_calls(trace: Trace) -> pl.DataFrame:
+    """Each call that gives a batch, by time: columns lane, start_ns, duration_ns, name; none inside another."""
+    calls = trace.annotations.filter(
+        (pl.col("kind") == "host") & pl.col("name").str.contains(_NEXT) & (pl.col("duration_ns") > 0)
+    )
+    calls = calls.select("lane", "start_ns", "duration_ns", "name").sort("lane", "start_ns")
+    reached = (pl.col("start_ns") + pl.col("duration_ns")).cum_max().shift(1).over("lane")
+    return calls.filter(reached.is_null() | (pl.col("start_ns") >= reached)).sort("start_ns")
+
 
 EARLY_NS: Final = 10_000
 """Work launched so long before the one ahead of it ended was held up by its queue alone."""

@@ -12,14 +12,44 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.causes import CAUSES, DEVICE_CAUSES
-from stepscope.analysis.host import CAUSE_CODES
+from stepscope.analysis.host import CAUSE_CODES, CAUSES, DEVICE_CAUSES
 from stepscope.errors import UsageError
-from stepscope.trace.intervals import Times, union
 from stepscope.trace.nesting import Rows, inherit
+from stepscope.trace.window import Times, union
 from stepscope.whatif.experiment import Change, Experiment
 from stepscope.whatif.graph import Edges, Graph
-from stepscope.whatif.waits import without_waits_inside
+
+
+def without_waits_inside(graph: Graph, lanes: npt.NDArray[np.int32], starts: Times, ends: Times) -> Graph:
+    """Without what the pauses that lie whole in these intervals of threads' time wait for.
+
+    A thread that others give its work goes on waiting for that.
+
+    Args:
+        lanes: the thread of each interval; shape (n,).
+        starts, ends: nanoseconds; shape (n,). Intervals that touch count as one.
+    """
+    stretches = graph.stretches
+    pauses = np.flatnonzero((stretches.previous >= 0) & ~stretches.is_given)
+    begin, end = stretches.end[stretches.previous[pauses]], stretches.start[pauses]
+    gone = np.zeros(len(stretches.start), np.bool_)
+    for lane in np.unique(lanes).tolist():
+        mine, its = np.flatnonzero(stretches.lane[pauses] == lane), lanes == lane
+        covered = union(starts[its], ends[its])
+        position = np.searchsorted(covered.starts, begin[mine], side="right") - 1
+        inside = (position >= 0) & (end[mine] <= covered.ends[np.maximum(position, 0)]) & (end[mine] > begin[mine])
+        gone[pauses[mine[inside]]] = True
+    return replace(
+        graph,
+        host_waits=graph.host_waits.select(~gone[graph.host_waits.target]),
+        handovers=graph.handovers.select(~gone[graph.handovers.target]),
+    )
+
+
+def without_waits_for(graph: Graph, works: Rows) -> Graph:
+    """Without the waits of threads for these rows of `device_work`."""
+    return replace(graph, host_waits=graph.host_waits.select(~np.isin(graph.host_waits.source, works)))
+
 
 Lanes = npt.NDArray[np.int32]
 Factors = npt.NDArray[np.float64]
@@ -393,5 +423,62 @@ def synchronise_every(steps: int) -> Change:
         starts = np.sort(experiment.steps["start_ns"].to_numpy())
         number = np.searchsorted(starts, calls["start_ns"].to_numpy()[launches], side="right") - 1
         return without_waits(launches[(number >= 0) & (number % steps != 0)])(experiment, graph)
+
+    return apply
+
+
+def without_waits_in(lanes: Lanes, starts: Times, ends: Times) -> Change:
+    """Threads wait for nothing in these intervals; what they do there themselves stays.
+
+    Args:
+        lanes: the thread of each interval; shape (n,).
+        starts, ends: nanoseconds; shape (n,).
+    """
+    return lambda _, graph: without_waits_inside(graph, lanes, starts, ends)
+
+
+def without_waits_for_work(rows: Rows) -> Change:
+    """No thread waits for these rows of `device_work`."""
+    return lambda _, graph: without_waits_for(graph, rows)
+
+
+def scaled_stretches(lanes: Lanes, starts: Times, ends: Times, factor: float) -> Change:
+    """Host time in these intervals, and the device work launched there, takes so many times as long.
+
+    With factor 0 waits inside go too.
+
+    Args:
+        lanes: the thread of each interval; shape (n,). Intervals of a thread that overlap count as one.
+        starts, ends: nanoseconds; shape (n,).
+    """
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        calls = experiment.trace.launches
+        launch = experiment.trace.device_work["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
+        calling, called = calls["lane"].to_numpy(), calls["start_ns"].to_numpy()
+        for lane in np.unique(lanes).tolist():
+            whole = union(starts[lanes == lane], ends[lanes == lane])
+            its = np.full(len(whole.starts), lane, np.int32)
+            graph = scaled_host_time(its, whole.starts, whole.ends, factor)(experiment, graph)
+            inside = (calling == lane) & (whole.overlap_of(called, called + 1) > 0)
+            graph = graph.with_work(np.flatnonzero((launch >= 0) & np.append(inside, False)[launch]), factor)
+        return graph
+
+    return apply
+
+
+def overlapped(rows: Rows) -> Change:
+    """Of these rows of `device_work` only what runs beside a computation of their device still takes time."""
+
+    def apply(experiment: Experiment, graph: Graph) -> Graph:
+        table = experiment.trace.device_work
+        device, computes = table["device"].to_numpy(), (table["kind"] == "compute").fill_null(False).to_numpy()
+        start, duration = table["start_ns"].to_numpy(), table["duration_ns"].to_numpy()
+        end = start + duration
+        for name in np.unique(device[rows]).tolist():
+            its, others = rows[device[rows] == name], computes & (device == name)
+            beside = union(start[others], end[others]).overlap_of(start[its], end[its])
+            graph = graph.with_work(its, beside / np.maximum(duration[its], 1))
+        return graph
 
     return apply

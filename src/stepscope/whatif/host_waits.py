@@ -9,11 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import TABLES, HostActivity
-from stepscope.analysis.naming import HOST_BACKEND
-from stepscope.trace import Trace
-from stepscope.trace.intervals import Times
+from stepscope.analysis.device_time import busy_intervals
+from stepscope.analysis.host import CAUSE_CODES, TABLES, HostActivity
+from stepscope.analysis.operators import at
+from stepscope.trace import Trace, Window
+from stepscope.trace.model import XLA_FORMATS
+from stepscope.trace.naming import HOST_BACKEND
 from stepscope.trace.nesting import Rows
+from stepscope.trace.window import Times
+from stepscope.whatif.graph import Durations, Stretches, Works
 
 RETURN_NS: Final = 5_000
 """A call that had nothing to wait for would come back at most so long after the device was done."""
@@ -288,3 +292,123 @@ def _bursts(activity: HostActivity, lane: int, main: int, apart: npt.NDArray[np.
         given,
         np.where(waited, following, -1),
     )
+
+
+SOON_NS: Final = 100_000
+"""A thread that goes on so soon after a collective's end has waited for it,"""
+SOON_SHARE: Final = 0.1
+"""or within this share of the time for which it was silent while the collective ran."""
+LEAST_WAIT_NS: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class HostCollectives:
+    """Collectives on threads of their own; arrays of shape (n,), in order of time.
+
+    Attributes:
+        row: in `annotations`.
+        lane: the thread that runs it.
+        start, end: nanoseconds.
+        giver: the main thread of its process.
+        given: the last moment before the start at which the main thread did something.
+        paused, resumed: between which the main thread was silent and waited for the end; -1 where it did not wait.
+    """
+
+    row: Rows
+    lane: Rows
+    start: Times
+    end: Times
+    giver: Rows
+    given: Times
+    paused: Times
+    resumed: Times
+
+    def waits(self, first: int) -> Waits:
+        """The main threads' waits, of the works that are numbered from `first` on; the last in each pause counts."""
+        order = np.lexsort((-self.end, self.resumed))
+        order = order[self.resumed[order] >= 0]
+        chosen = order[np.unique(self.resumed[order], return_index=True)[1]]
+        paused, resumed = self.paused[chosen], self.resumed[chosen]
+        running = self.end[chosen] - np.maximum(self.start[chosen], paused)
+        own = np.maximum(resumed - paused - running, 0)
+        none = np.full(len(chosen), -1, np.int64)
+        return Waits(none, self.giver[chosen].astype(np.int32), paused, resumed, own, first + chosen)
+
+    def works(self, stretches: Stretches, first: int, queues: int) -> Works:
+        """One work each, numbered from `first` on, in queues behind the devices': one a thread."""
+        stretch = stretches.at(self.giver.astype(np.int32), self.given)
+        previous = np.full(len(self.start), -1, np.int64)
+        latest: dict[int, int] = {}
+        for number, lane in enumerate(self.lane.tolist()):
+            previous[number] = latest.get(lane, -1)
+            latest[lane] = number
+        queue = queues + np.unique(self.lane, return_inverse=True)[1].astype(np.int64)
+        before = np.where(previous >= 0, self.end[previous], np.iinfo(np.int64).min)
+        held = before > self.given  # by the collective before it
+        latency: Durations = np.where(held, 0, self.start - self.given)
+        gap: Durations = np.where(held, self.start - np.where(held, before, 0), 0)
+        known = stretch >= 0
+        return Works(
+            self.start,
+            self.end - self.start,
+            queue,
+            stretch,
+            np.where(known, self.given, np.iinfo(np.int64).min),
+            np.where(known, latency, 0),
+            np.where(previous >= 0, previous + first, -1),
+            gap,
+        )
+
+
+def host_collectives(trace: Trace, activity: HostActivity) -> HostCollectives:
+    """Every collective that a thread other than its process's main thread runs."""
+    processes = dict(trace.lanes.select("lane", "process").iter_rows())
+    mains = {lane: activity.main_lanes.get(process, lane) for lane, process in processes.items()}
+    rows = trace.annotations.with_row_index("row").filter(pl.Series(is_host_collective(trace), dtype=pl.Boolean))
+    rows = rows.with_columns(main=pl.col("lane").replace_strict(mains, default=-1, return_dtype=pl.Int64))
+    rows = rows.filter((pl.col("main") >= 0) & (pl.col("main") != pl.col("lane"))).sort("start_ns", "row")
+    start, main = rows["start_ns"].to_numpy(), rows["main"].to_numpy()
+    end = start + rows["duration_ns"].to_numpy()
+    given, paused, resumed = start.copy(), np.full(len(start), -1, np.int64), np.full(len(start), -1, np.int64)
+    for lane in np.unique(main).tolist():
+        mine = np.flatnonzero(main == lane)
+        timeline = activity.timelines.get(lane)
+        if timeline is None or len(timeline.times) < 2:
+            continue
+        times = timeline.times[1:]
+        begun = np.searchsorted(times, start[mine], side="right")
+        given[mine] = np.where(begun > 0, times[np.maximum(begun - 1, 0)], start[mine])
+        following = np.searchsorted(times, end[mine], side="left")
+        inside = (following > 0) & (following < len(times))
+        silent, again = times[np.maximum(following - 1, 0)], times[np.minimum(following, len(times) - 1)]
+        running = end[mine] - np.maximum(silent, start[mine])
+        soon = again - end[mine] <= np.maximum(SOON_NS, SOON_SHARE * running)
+        waited = inside & soon & (running >= LEAST_WAIT_NS)
+        paused[mine], resumed[mine] = np.where(waited, silent, -1), np.where(waited, again, -1)
+    lanes = rows["lane"].cast(pl.Int64).to_numpy()
+    return HostCollectives(rows["row"].to_numpy().astype(np.int64), lanes, start, end, main, given, paused, resumed)
+
+
+SHORTEST_NS: Final = 1_000_000
+"""A call that is shorter than this is taken for the host's own work."""
+_BUSY: Final = 0.99
+"""Share of a call's time in which the device works, from which on the call is taken to wait for it."""
+
+
+def silent_wait_ns(trace: Trace, activity: HostActivity, lane: int, device: str | None, span: Window) -> int:
+    """How long a thread waited for the device in the span without a call that says so, nanoseconds.
+
+    Counted are the pieces of a thread's time that lie in slices which wait by their names but are no launches, and
+    pieces of SHORTEST_NS or more inside an operator during which the device works throughout.
+    """
+    if trace.metadata.format not in XLA_FORMATS or device is None or not len(activity.table):
+        return 0
+    pieces = activity.cut(lane, np.array([span.start_ns]), np.array([span.end_ns]))
+    table = at(activity.table, pieces.slices)
+    length = pieces.end - pieces.start
+    waits = (pieces.cause == CAUSE_CODES["synchronisation"]) & (table != TABLES.index("launches"))
+    long = (table == TABLES.index("operators")) & (length >= SHORTEST_NS) & ~waits
+    busy = busy_intervals(trace.device_work.filter(pl.col("device") == device), span)
+    covered = busy.overlap_of(pieces.start[long], pieces.end[long])
+    inside = int(length[long][covered >= _BUSY * length[long]].sum())
+    return int(length[waits].sum()) + inside

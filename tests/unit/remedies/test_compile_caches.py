@@ -16,8 +16,7 @@ from stepscope.remedies.compile_caches import (
     evict_in_background,
     find_caches,
 )
-from stepscope.remedies.compile_caches.entries import LOCK, TRASH
-from stepscope.remedies.compile_caches.places import CacheKind, size_in_bytes
+from stepscope.remedies.compile_caches.entries import LOCK, TRASH, CacheKind, size_in_bytes
 
 SOURCES = Path(compile_caches.__file__).resolve().parents[3]
 OLD = 1_000_000_000.0

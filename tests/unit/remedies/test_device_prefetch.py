@@ -17,8 +17,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 from stepscope.remedies import device_prefetch
-from stepscope.remedies.device_prefetch import prefetch_to_device
-from stepscope.remedies.nested_batches import mapped, moved, tensors_of
+from stepscope.remedies.device_prefetch import mapped, moved, prefetch_to_device, tensors_of
 
 META = torch.device("meta")
 """A device that every torch has: copies to it are real moves, without values."""

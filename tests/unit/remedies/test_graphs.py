@@ -19,8 +19,12 @@ from torch import Tensor, nn  # noqa: E402
 
 from stepscope.remedies import LoopConstants, capture_step, mark_step  # noqa: E402
 from stepscope.remedies.cuda_graph_steps import CudaRecorder, GraphedSteps  # noqa: E402
-from stepscope.remedies.graphed_optimizers import GraphedOptimizers  # noqa: E402
-from stepscope.remedies.static_arguments import NotStatic, StaticArguments, flat  # noqa: E402
+from stepscope.remedies.static_arguments import (  # noqa: E402
+    GraphedOptimizers,
+    NotStatic,
+    StaticArguments,
+    flat,
+)
 
 SOURCES = Path(__file__).resolve().parents[3] / "src"
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from stepscope.remedies.length_buckets import LengthBucketSampler
-from stepscope.remedies.length_padding import PadCollate, pad_to_lengths
+from stepscope.remedies.padding import LengthBucketSampler, PadCollate, pad_to_lengths
 
 LENGTHS = [1 + (37 * number) % 500 for number in range(1000)]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from stepscope.remedies import sparse_calls
-from stepscope.remedies.sparse_calls import every
+from stepscope.remedies import deferred_scalars
+from stepscope.remedies.deferred_scalars import every
 
 
 class Bar:
@@ -44,7 +44,7 @@ class Bar:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time in seconds, as the test sets it."""
     now = [100.0]
-    monkeypatch.setattr(sparse_calls.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(deferred_scalars.time, "monotonic", lambda: now[0])
     return now
 
 

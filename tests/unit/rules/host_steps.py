@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.program_facts import ProgramFacts, StepFacts
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ProgramFacts, StepFacts
 from tests.unit.recording import Recording
 
 

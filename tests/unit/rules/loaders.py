@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stepscope.program_facts import InputStageFacts, LoaderFacts, ProgramFacts, StepFacts
 from stepscope.trace import Metadata
+from stepscope.trace.program_facts import InputStageFacts, LoaderFacts, ProgramFacts, StepFacts
 from tests.unit.recording import Recording
 
 ALONE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

@@ -11,10 +11,9 @@ from types import ModuleType
 import pytest
 
 from stepscope.diagnosis import diagnose
-from stepscope.diagnosis.finding import RuleResult
+from stepscope.diagnosis.finding import RuleResult, Threshold
 from stepscope.diagnosis.pages import SECTIONS
 from stepscope.diagnosis.rules import RULES
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.trace import Trace

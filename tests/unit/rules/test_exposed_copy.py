@@ -6,8 +6,8 @@ import pytest
 
 from stepscope.diagnosis.rules import exposed_copy as rule
 from stepscope.diagnosis.view import View
-from stepscope.program_facts import LoaderFacts, ProgramFacts
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import LoaderFacts, ProgramFacts
 from stepscope.whatif.host_waits import RETURN_NS
 from tests.simulator import Machine
 from tests.simulator.device import Queue

@@ -7,8 +7,8 @@ import pytest
 from stepscope.diagnosis.finding import Finding
 from stepscope.diagnosis.rules import frequent_logging as rule
 from stepscope.diagnosis.view import View
-from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ProgramFacts
 from tests.simulator.programs import PROGRAMS
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import (

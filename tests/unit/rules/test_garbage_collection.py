@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stepscope.diagnosis.rules import garbage_collection as rule
-from stepscope.program_facts import PauseFacts, ProgramFacts
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import PauseFacts, ProgramFacts
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import US, Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 

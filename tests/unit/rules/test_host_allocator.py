@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from stepscope.diagnosis.rules import host_allocator as rule
-from stepscope.program_facts import StepFacts
 from stepscope.trace import Trace
+from stepscope.trace.program_facts import StepFacts
 from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, the_finding
 from tests.unit.rules.host_steps import counted
 

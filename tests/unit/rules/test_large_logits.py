@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stepscope.diagnosis.rules import large_logits as rule
-from stepscope.program_facts import PaddingFacts, ProgramFacts
 from stepscope.trace import Trace
+from stepscope.trace.program_facts import PaddingFacts, ProgramFacts
 from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.shaped import Shaped
 

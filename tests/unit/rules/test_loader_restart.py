@@ -6,8 +6,8 @@ import msgspec
 
 from stepscope.diagnosis import diagnose
 from stepscope.diagnosis.rules import loader_restart as rule
-from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ProgramFacts
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.rules.loaders import MS, WORKERS, facts

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.diagnosis.rules import loop_in_step as rule
-from stepscope.program_facts import ModelFacts, ProgramFacts
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ModelFacts, ProgramFacts
 from tests.simulator.programs import launch_bound_training, two_devices
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepscope.diagnosis.rules import low_precision as rule
-from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Trace
+from stepscope.trace.program_facts import ProgramFacts
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import (
     US,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stepscope.diagnosis.rules import memory_fragmentation as rule
-from stepscope.program_facts import ProgramFacts
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
+from stepscope.trace.program_facts import ProgramFacts
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.diagnosis.diagnose import diagnose
+from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.diagnosis.rules import memory_growth as rule
-from stepscope.program_facts import ProgramFacts
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ProgramFacts
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import polars as pl
 
 from stepscope.diagnosis.rules import memory_headroom as rule
-from stepscope.program_facts import LoaderFacts, ProgramFacts
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
+from stepscope.trace.program_facts import LoaderFacts, ProgramFacts
 from stepscope.trace.tables import SCHEMAS
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, the_finding

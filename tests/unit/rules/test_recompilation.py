@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from stepscope.diagnosis.rules import recompilation as rule
-from stepscope.program_facts import CompilationFacts, ProgramFacts
 from stepscope.trace import Trace
+from stepscope.trace.program_facts import CompilationFacts, ProgramFacts
 from tests.simulator.programs import item_every_step, recompilation
 from tests.unit.recording import Recording
 from tests.unit.rules.cases import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from stepscope.diagnosis.diagnose import diagnose
+from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.rules import trace_health as rule

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from stepscope.tuning.tune_knobs import Configuration, Knob, Space
-from stepscope.tuning.tune_losses import LossCheck
-from stepscope.tuning.tune_measure import Outcome
-from stepscope.tuning.tune_plan import plan
-from stepscope.tuning.tune_trials import Measured, Proposal, Trial
+from stepscope.tune.knobs import Configuration, Knob, Space
+from stepscope.tune.measure import Outcome
+from stepscope.tune.plan import plan
+from stepscope.tune.trials import LossCheck, Measured, Proposal, Trial
 
 STEP_NS = 100e6
 EQUAL = LossCheck(True, 1e-7, 1e-4, "tolerance", 50)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.tuning.tune_knobs import ON, Configuration, Knob, Space, named_once, program_words, user_knob
+from stepscope.tune.knobs import ON, Configuration, Knob, Space, named_once, program_words, user_knob
 
 SPACE = Space(
     (

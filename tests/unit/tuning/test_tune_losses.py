@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.tuning.tune_losses import TOLERANCES, LossCheck, compare_losses
+from stepscope.tune.trials import TOLERANCES, LossCheck, compare_losses
 
 NAN = float("nan")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.bench import Bench, BenchFailure, BenchRun, BenchSettings
-from stepscope.capture.bench_programs import BenchCommand
-from stepscope.compare.warm_up import WarmUp
-from stepscope.tuning.tune_knobs import ON, Configuration, Space, user_knob
-from stepscope.tuning.tune_measure import BenchMeasure, _is_enough
-from stepscope.tuning.tune_trials import Proposal, Purpose
+from stepscope.compare.bench import Bench, BenchFailure, BenchRun, BenchSettings
+from stepscope.compare.bench_programs import BenchCommand
+from stepscope.compare.statistics import WarmUp
+from stepscope.tune.knobs import ON, Configuration, Space, user_knob
+from stepscope.tune.measure import BenchMeasure, _is_enough
+from stepscope.tune.trials import Proposal, Purpose
 from tests.e2e.conftest import environment
 
 MS = 1_000_000

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stepscope.tuning.tune_knobs import ON, Configuration, Knob, Space
-from stepscope.tuning.tune_plan import choices, is_new, plan
-from stepscope.tuning.tune_trials import Proposal, Trial
+from stepscope.tune.knobs import ON, Configuration, Knob, Space
+from stepscope.tune.plan import choices, is_new, plan
+from stepscope.tune.trials import Proposal, Trial
 from tests.unit.tuning.searches import Truth, measured, searched, space_of
 
 FUSED, CLIP, COMPILE = Knob("fuse-optimizer"), Knob("clip-in-one-pass"), Knob("compile")

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 import stepscope
-from stepscope.capture.applying import all_flags
-from stepscope.capture.environment_machine import Machine
 from stepscope.diagnosis.finding import Evidence, Finding, Remedy
 from stepscope.errors import UsageError
+from stepscope.machine.observed import Machine
 from stepscope.readers import open_trace
-from stepscope.tuning.tune_code import code_of
-from stepscope.tuning.tune_knobs import ON, user_knob
-from stepscope.tuning.tune_space import Surroundings, chosen_space, program_hash, search_space, surroundings_of
+from stepscope.record.apply import all_flags
+from stepscope.tune.knobs import ON, code_of, user_knob
+from stepscope.tune.space import Surroundings, chosen_space, program_hash, search_space, surroundings_of
 
 PER_TOKEN = Path(stepscope.__file__).parent / "data" / "gpt2_per_token_loss_cpu.json.gz"
 

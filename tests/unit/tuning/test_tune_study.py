@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.tuning.owners import process_name
-from stepscope.tuning.storage import open_study
-from stepscope.tuning.tune import Search, TuneResult, share_of_unchanged
-from stepscope.tuning.tune_knobs import ON, Configuration, Knob
-from stepscope.tuning.tune_measure import Outcome
-from stepscope.tuning.tune_study import TuneStudy
-from stepscope.tuning.tune_trials import Proposal, Trial
+from stepscope.tune.knobs import ON, Configuration, Knob
+from stepscope.tune.measure import Outcome
+from stepscope.tune.search import Search, TuneResult, TuneStudy, share_of_unchanged
+from stepscope.tune.storage import open_study, process_name
+from stepscope.tune.trials import Proposal, Trial
 from tests.unit.tuning.searches import Truth, measured, space_of
 
 SPACE = space_of(Knob("compile"), Knob("fuse-optimizer"), Knob("workers", ("1", "2"), draws=True), Knob("zero-grad"))
@@ -165,7 +163,7 @@ def test_time_is_kept_for_a_proof_only_where_there_is_something_to_prove(
         nonlocal now
         now += 15.0
 
-    monkeypatch.setattr("stepscope.tuning.tune.time", SimpleNamespace(monotonic=lambda: now, sleep=lambda _: None))
+    monkeypatch.setattr("stepscope.tune.search.time", SimpleNamespace(monotonic=lambda: now, sleep=lambda _: None))
     truth = Truth(factors, space=SPACE, before=fifteen_seconds)
     Search(study(tmp_path), SPACE, truth, tmp_path / "lock", 70.0).run()
     assert [proposal.purpose for proposal in truth.proposals[:5]] == purposes

@@ -6,21 +6,21 @@ import json
 import re
 from dataclasses import replace
 
-from stepscope.report.json_report import json_bytes
-from stepscope.report.tune_json import tune_json
-from stepscope.report.tune_sentences import (
+from stepscope.report.json import json_bytes
+from stepscope.report.tune import (
     command_line,
     gain_words,
     loss_words,
     outcome_sentence,
     proof_sentence,
     trial_row,
+    tune_json,
+    tune_markdown,
+    tune_text,
 )
-from stepscope.report.tune_text import tune_markdown, tune_text
-from stepscope.tuning.tune import TuneResult
-from stepscope.tuning.tune_knobs import ON, Configuration, Knob, user_knob
-from stepscope.tuning.tune_losses import LossCheck
-from stepscope.tuning.tune_trials import Measured, Proposal, Trial
+from stepscope.tune.knobs import ON, Configuration, Knob, user_knob
+from stepscope.tune.search import TuneResult
+from stepscope.tune.trials import LossCheck, Measured, Proposal, Trial
 from tests.unit.tuning.searches import DIFFERENT, measured, space_of
 
 FUSED = Knob(

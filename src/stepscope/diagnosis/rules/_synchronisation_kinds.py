@@ -11,7 +11,7 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.diagnosis.finding import Remedy
-from stepscope.diagnosis.logging_calls import outermost_logging
+from stepscope.diagnosis.rules._copies import outermost_logging
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows, inherit
 

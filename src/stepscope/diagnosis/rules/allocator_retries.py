@@ -28,9 +28,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.memory_allocator import allocator_table
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.analysis.memory_blocks import allocator_table
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import scaled_cause
 

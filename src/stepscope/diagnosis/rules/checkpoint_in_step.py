@@ -29,12 +29,11 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.host_counts import whole
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.parts import whole
 from stepscope.diagnosis.view import View
 from stepscope.whatif import Change
-from stepscope.whatif.removals import scaled_stretches
+from stepscope.whatif.changes import scaled_stretches
 
 ID: Final = "checkpoint-in-step"
 TITLE: Final = "Steps wait for checkpoints"

@@ -33,10 +33,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Remedy, RuleResult
-from stepscope.diagnosis.rules._reported import named, note
-from stepscope.diagnosis.rules._round_trips import RoundTrip, cost_ns, round_trips, without_trips
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.rules._copies import RoundTrip, cost_ns, named, note, round_trips, without_trips
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_operators

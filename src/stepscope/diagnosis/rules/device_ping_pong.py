@@ -27,9 +27,8 @@ from typing import Final
 
 import numpy as np
 
-from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
-from stepscope.diagnosis.rules._round_trips import cost_ns, round_trips, without_trips
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.rules._copies import cost_ns, round_trips, without_trips
 from stepscope.diagnosis.view import View
 
 ID: Final = "device-ping-pong"

@@ -28,12 +28,10 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
-from stepscope.whatif.changes import scaled_work, together
-from stepscope.whatif.removals import without_waits_for_work
+from stepscope.whatif.changes import scaled_work, together, without_waits_for_work
 
 ID: Final = "device-tail"
 TITLE: Final = "Steps begin or end with copies while the device computes nothing"

@@ -29,13 +29,11 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host, kind_of
-from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
-from stepscope.whatif.changes import scaled_cause, scaled_host_time, scaled_pieces, together
-from stepscope.whatif.removals import overlapped
+from stepscope.whatif.changes import overlapped, scaled_cause, scaled_host_time, scaled_pieces, together
 
 ID: Final = "exposed-communication"
 TITLE: Final = "Communication between ranks is not overlapped"

@@ -30,12 +30,10 @@ import polars as pl
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.analysis.idle import device_window
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif import Change
-from stepscope.whatif.changes import together, without_waits
-from stepscope.whatif.removals import overlapped
+from stepscope.whatif.changes import overlapped, together, without_waits
 
 ID: Final = "exposed-copy"
 TITLE: Final = "Copies between host and device stop the work"

@@ -39,10 +39,9 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, TABLES
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.logging_calls import every_steps, outermost_logging, reads_of_reducer
-from stepscope.diagnosis.recording_cost import unrecorded_ns
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.parts import unrecorded_ns
+from stepscope.diagnosis.rules._copies import every_steps, outermost_logging, reads_of_reducer
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_pieces

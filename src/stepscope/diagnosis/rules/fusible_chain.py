@@ -35,20 +35,20 @@ from typing import Final
 
 import numpy as np
 
-from stepscope.analysis.chains import Chain, chains
 from stepscope.analysis.host import CAUSE_CODES
-from stepscope.analysis.traffic import ARITHMETIC, PLAIN, REDUCTIONS
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, RuleResult
+from stepscope.analysis.patterns import Chain, chains
+from stepscope.analysis.work import ARITHMETIC, PLAIN, REDUCTIONS
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, RuleResult, Threshold
 from stepscope.diagnosis.rules._called import (
+    FusedFunction,
     called_from_python,
+    fused_function,
     pauses_ns,
     pauses_of_all,
     scaled_with_pauses,
     working_ns,
 )
-from stepscope.diagnosis.rules._fused_functions import FusedFunction, fused_function
 from stepscope.diagnosis.rules.loop_in_step import rows_of_loops
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change

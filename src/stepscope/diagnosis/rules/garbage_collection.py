@@ -29,10 +29,9 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Location, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Location, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
-from stepscope.program_facts import PauseFacts
+from stepscope.trace.program_facts import PauseFacts
 from stepscope.whatif.changes import scaled_cause
 
 ID: Final = "garbage-collection"

@@ -29,17 +29,22 @@ from typing import Final
 import numpy as np
 
 from stepscope.analysis.loops import Loop, loops
-from stepscope.analysis.traffic import base_name
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.rules._called import pauses_ns, pauses_of_all, scaled_with_pauses, work_left, working_ns
+from stepscope.analysis.work import base_name
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.rules._called import (
+    is_clipping,
+    is_scaling,
+    pauses_ns,
+    pauses_of_all,
+    scaled_with_pauses,
+    work_left,
+    working_ns,
+)
 from stepscope.diagnosis.rules._copies import SHORT_KERNEL_NS
-from stepscope.diagnosis.rules._parameter_loops import is_clipping, is_scaling
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
-from stepscope.whatif.changes import scaled_host_time, scaled_slices, scaled_work_of, together
-from stepscope.whatif.removals import without_waits_in
+from stepscope.whatif.changes import scaled_host_time, scaled_slices, scaled_work_of, together, without_waits_in
 
 ID: Final = "gradient-clipping"
 TITLE: Final = "Gradients are clipped one by one"

@@ -27,10 +27,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult
-from stepscope.diagnosis.host_counts import host_counts, host_work_ns, scaled_host_work
+from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.parts import host_counts, host_work_ns, scaled_host_work
 from stepscope.diagnosis.recorded_faults import faults_before
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 
 ID: Final = "host-allocator"

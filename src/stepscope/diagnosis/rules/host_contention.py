@@ -27,9 +27,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.host_counts import HostCounts, host_counts, host_work_ns, scaled_host_work, whole
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.parts import HostCounts, host_counts, host_work_ns, scaled_host_work, whole
 from stepscope.diagnosis.view import View
 
 ID: Final = "host-contention"

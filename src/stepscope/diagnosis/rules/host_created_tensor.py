@@ -29,16 +29,14 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
-from stepscope.analysis.traffic import base_name
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.analysis.work import base_name
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.rules._called import outermost_in_order
 from stepscope.diagnosis.rules._copies import SHORT_KERNEL_NS, copies, lost_ns, work_of
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
-from stepscope.whatif.changes import scaled_operators, scaled_work, together
-from stepscope.whatif.removals import without_waits_in
+from stepscope.whatif.changes import scaled_operators, scaled_work, together, without_waits_in
 
 ID: Final = "host-created-tensor"
 TITLE: Final = "Tensors are made on the host and copied to the device"

@@ -45,11 +45,9 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
-from stepscope.diagnosis.logging_calls import BACKWARD_NODE, every_steps, reads_of_reducer
-from stepscope.diagnosis.rules._reported import figures_of, note, places_of
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.rules._copies import BACKWARD_NODE, every_steps, figures_of, note, places_of, reads_of_reducer
 from stepscope.diagnosis.rules._synchronisation_kinds import KINDS, Kind, kinds_of
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import without_waits

@@ -32,15 +32,20 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.attention import written_out_attention
-from stepscope.analysis.roofline import CALL_SCHEMA, MEASURED_WRONG, WORK_KINDS, device_peaks, roofline_calls
-from stepscope.analysis.tensor_cores import is_eligible
-from stepscope.devices import USUAL_BEST_SHARE
-from stepscope.diagnosis.device_bound import alone_share, blocks, decides, multiprocessors
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, NotAnswered, Remedy, RuleResult
+from stepscope.analysis.patterns import written_out_attention
+from stepscope.analysis.roofline import (
+    CALL_SCHEMA,
+    MEASURED_WRONG,
+    WORK_KINDS,
+    device_peaks,
+    is_eligible,
+    roofline_calls,
+)
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, NotAnswered, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.parts import PARTS
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.rules._copies import alone_share, blocks, decides, multiprocessors
 from stepscope.diagnosis.view import View
+from stepscope.machine.own_devices import USUAL_BEST_SHARE
 from stepscope.whatif.changes import scaled_work_of
 
 ID: Final = "inefficient-kernel"

@@ -41,9 +41,8 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.loading import Costly, Loading, costly_function, loading_of, places_of, settings_figures
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import scaled_cause
 

@@ -38,11 +38,10 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.casts import casts
-from stepscope.analysis.logits import DenseTable, LogitsLoss, dense_tables, logits_losses
-from stepscope.analysis.shapes import elements, shapes_of
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.analysis.conversions import casts
+from stepscope.analysis.patterns import DenseTable, LogitsLoss, dense_tables, logits_losses
+from stepscope.analysis.work import elements, shapes_of
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_work_of

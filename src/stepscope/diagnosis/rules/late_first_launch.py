@@ -31,9 +31,8 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.rules.host_synchronisation import charged_waits
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif import Change
 from stepscope.whatif.changes import moved_host_time, together

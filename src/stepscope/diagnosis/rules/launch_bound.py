@@ -30,10 +30,9 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
-from stepscope.trace.intervals import Times
+from stepscope.trace.window import Times
 from stepscope.whatif.changes import scaled_pieces
 
 ID: Final = "launch-bound"

@@ -31,9 +31,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.layouts import CONVERTING_KERNEL, backward_work, layout_copies, to_and_fro
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.analysis.conversions import CONVERTING_KERNEL, backward_work, layout_copies, to_and_fro
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_operators, scaled_slices, scaled_work, scaled_work_of, together

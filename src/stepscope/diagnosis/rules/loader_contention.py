@@ -32,10 +32,9 @@ from typing import Final
 import polars as pl
 
 from stepscope.analysis.input_pipeline import Load
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
-from stepscope.diagnosis.host_counts import host_work_ns, scaled_host_work
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.loading import Loading, iterator_starts, loading_of, marks_of, settings_figures
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.parts import host_work_ns, scaled_host_work
 from stepscope.diagnosis.view import View
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_cause, scaled_pieces, together

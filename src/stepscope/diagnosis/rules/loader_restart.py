@@ -33,9 +33,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
+from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.loading import Loading, iterator_starts, loading_of, settings_figures
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View, clipped
 from stepscope.trace import Window
 from stepscope.whatif import Change

@@ -39,22 +39,21 @@ from typing import Final
 
 import numpy as np
 
-from stepscope.analysis.backward import BACKWARD_NAME
-from stepscope.analysis.loop_evidence import Evidence as Seen
-from stepscope.analysis.loop_evidence import LoopEvidence
-from stepscope.analysis.loops import SHORT_BODY, Loop, loops
-from stepscope.analysis.traffic import base_name
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Remedy, RuleResult
+from stepscope.analysis.loops import SHORT_BODY, Loop, LoopEvidence, loops
+from stepscope.analysis.loops import Evidence as Seen
+from stepscope.analysis.module_paths import BACKWARD_NAME
+from stepscope.analysis.work import base_name
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.rules._called import (
     engine_pauses,
     engine_pauses_ns,
+    is_update,
     pauses,
     pauses_ns,
     scaled_with_pauses,
+    told_elsewhere,
     work_left,
 )
-from stepscope.diagnosis.rules._parameter_loops import is_update, told_elsewhere
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 

@@ -30,9 +30,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.device_bound import alone_share, blocks, decides, multiprocessors
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.rules._copies import alone_share, blocks, decides, multiprocessors
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import scaled_work
 

@@ -35,13 +35,12 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.casts import Cast, casts, wide_operators
+from stepscope.analysis.conversions import Cast, casts, wide_operators
 from stepscope.analysis.kernels import arithmetic
-from stepscope.analysis.logits import logits_losses
-from stepscope.analysis.shapes import elements, listed_shapes
-from stepscope.analysis.tensor_cores import eligible_calls, is_eligible
-from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.analysis.patterns import logits_losses
+from stepscope.analysis.roofline import eligible_calls, is_eligible
+from stepscope.analysis.work import elements, listed_shapes
+from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_operators, scaled_work, scaled_work_of, together

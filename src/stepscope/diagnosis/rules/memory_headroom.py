@@ -30,10 +30,9 @@ from typing import Final
 import polars as pl
 
 from stepscope.analysis.memory import DeviceMemory, alive_table
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.framework_remedies import for_framework
-from stepscope.diagnosis.memory_findings import memory_locations, size_in_words
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.rules._copies import memory_locations, size_in_words
 from stepscope.diagnosis.view import View
 
 ID: Final = "memory-headroom"

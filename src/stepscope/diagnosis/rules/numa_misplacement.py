@@ -24,9 +24,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult
-from stepscope.diagnosis.host_counts import host_counts, host_work_ns
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.parts import host_counts, host_work_ns
 from stepscope.diagnosis.view import View
 
 ID: Final = "numa-misplacement"

@@ -29,13 +29,12 @@ from typing import Final
 
 import numpy as np
 
-from stepscope.analysis.attention import NUMBER_BYTES
-from stepscope.analysis.shapes import elements, shapes_of, types_of
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.analysis.patterns import NUMBER_BYTES
+from stepscope.analysis.work import elements, shapes_of, types_of
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
-from stepscope.program_facts import PaddingFacts
 from stepscope.trace.nesting import Rows
+from stepscope.trace.program_facts import PaddingFacts
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_work_of, together
 

@@ -29,10 +29,9 @@ from typing import Final
 
 import numpy as np
 
-from stepscope.analysis.casts import Cast, casts, there_and_back, wide_operators
-from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
+from stepscope.analysis.conversions import Cast, casts, there_and_back, wide_operators
+from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.rules.fusible_chain import rows_of_named_functions
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import scaled_operators
 

@@ -42,11 +42,10 @@ import polars as pl
 
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import CAUSE_CODES
-from stepscope.analysis.traffic import traffic
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.analysis.work import traffic
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.rules._called import engine_pauses, engine_pauses_ns, outermost_in_order, scaled_with_pauses
 from stepscope.diagnosis.rules._copies import outermost_of
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.loading import (
     CARRIES_MOST,
     NEARLY_ALL,
@@ -41,7 +41,6 @@ from stepscope.diagnosis.loading import (
     places_of,
     settings_figures,
 )
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import scaled_cause
 

@@ -24,8 +24,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
 
 ID: Final = "slow-start"

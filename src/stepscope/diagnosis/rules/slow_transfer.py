@@ -27,8 +27,7 @@ from typing import Final
 import polars as pl
 
 from stepscope.analysis.communication import bus_bytes, collectives
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import scaled_work
 

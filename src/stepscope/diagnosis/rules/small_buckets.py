@@ -29,8 +29,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.communication import collectives, exposed_on_host
-from stepscope.diagnosis.finding import Evidence, Figure, Location, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Location, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_cause, scaled_slices, scaled_work, together

@@ -28,8 +28,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
 
 ID: Final = "step-variance"

@@ -25,9 +25,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.host_counts import HOST_WORK, host_counts, host_work_ns, scaled_host_work, whole
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.parts import HOST_WORK, host_counts, host_work_ns, scaled_host_work, whole
 from stepscope.diagnosis.view import View
 
 ID: Final = "thread-oversubscription"

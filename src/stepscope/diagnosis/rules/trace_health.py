@@ -24,9 +24,8 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, NotAnswered, Remedy, RuleResult
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, NotAnswered, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.parts import HOST, LAUNCHES, PARTS, PROFILE, how_to_record, missing
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import without_cause
 

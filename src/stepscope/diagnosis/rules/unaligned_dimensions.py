@@ -30,10 +30,9 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.attention import written_out_attention
-from stepscope.analysis.shapes import Shape, elements, shapes_of, types_of
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
-from stepscope.diagnosis.threshold import Threshold
+from stepscope.analysis.patterns import written_out_attention
+from stepscope.analysis.work import Shape, elements, shapes_of, types_of
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import scaled_work_of
 

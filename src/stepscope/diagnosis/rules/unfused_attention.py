@@ -34,10 +34,9 @@ from typing import Final
 
 import numpy as np
 
-from stepscope.analysis.attention import WrittenOutAttention, written_out_attention
-from stepscope.diagnosis.finding import Evidence, Figure, Interval, NotAnswered, Remedy, RuleResult
+from stepscope.analysis.patterns import WrittenOutAttention, written_out_attention
+from stepscope.diagnosis.finding import Evidence, Figure, Interval, NotAnswered, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.parts import PARTS
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import scaled_operators
 

@@ -28,9 +28,8 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, RuleResult
+from stepscope.diagnosis.finding import Evidence, Figure, RuleResult, Threshold
 from stepscope.diagnosis.rules._synchronisation_kinds import KINDS
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import without_cause
 

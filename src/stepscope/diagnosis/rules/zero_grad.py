@@ -32,9 +32,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult
+from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.rules._called import called_from_python, engine_pauses, engine_pauses_ns, scaled_with_pauses
-from stepscope.diagnosis.threshold import Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_operators, together

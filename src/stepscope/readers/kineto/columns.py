@@ -8,17 +8,98 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from stepscope.readers.gathering import fitting
-from stepscope.readers.kineto import arguments, names, values
-from stepscope.readers.kineto.events import Damage, Event
-from stepscope.readers.kineto.pairs import Pairs
-from stepscope.readers.kineto.times import LATEST_NS, LONGEST_NS, nanoseconds
+from stepscope.readers.kineto import fields
+from stepscope.readers.kineto.events import LATEST_NS, LONGEST_NS, Damage, Event, difference, nanoseconds
 from stepscope.readers.names import FORWARD_BACKWARD_FLOWS, host_slice_table, is_annotation, synchronisation_kind
-from stepscope.readers.pool import Codes, StringPool
+from stepscope.readers.spill import Codes, StringPool
+
+MOST_OPEN: Final = 1_000_000
+"""Beginnings that are remembered; a recording has a few on each thread."""
+_EMPTY: Final = (b"{}", b"null")
+
+
+_BEGINNINGS: Final = frozenset({"B", "b", "S"})
+_ENDS: Final = frozenset({"E", "e", "F"})
+
+
+class Pairs:
+    """Joins each end to the last beginning of its row that is open and has its name.
+
+    What runs beside others is told apart by category and id, and stands on a row of its own for each category.
+    """
+
+    def __init__(self, damage: Damage) -> None:
+        self._damage = damage
+        self._open: dict[tuple[Any, ...], list[Event]] = {}
+        self._count = 0
+
+    def closed(self, events: list[Event]) -> list[Event]:
+        """The events with each end as the complete event that it closes, and without beginnings."""
+        if _BEGINNINGS.isdisjoint(phases := {event.ph for event in events}) and _ENDS.isdisjoint(phases):
+            return events
+        result = []
+        for event in events:
+            if event.ph in _BEGINNINGS:
+                self._begin(event)
+            elif event.ph not in _ENDS:
+                result.append(event)
+            elif (whole := self._end(event)) is not None:
+                result.append(whole)
+        return result
+
+    def finish(self) -> None:
+        """Count what was never closed."""
+        if self._count:
+            self._damage["unclosed"] += self._count
+
+    def _begin(self, event: Event) -> None:
+        if event.ts is None or self._count >= MOST_OPEN:
+            self._damage["incomplete_event"] += 1
+            return
+        self._open.setdefault(_row(event), []).append(event)
+        self._count += 1
+
+    def _end(self, event: Event) -> Event | None:
+        stack = self._open.get(_row(event), [])
+        place = len(stack) - 1
+        while event.name and place >= 0 and stack[place].name != event.name and len(stack) - place < 100:
+            place -= 1
+        if place < 0 or event.ts is None or (event.name and stack[place].name != event.name):
+            self._damage["unopened"] += 1
+            return None
+        begin = stack.pop(place)
+        self._count -= 1
+        begin.ph, begin.dur = "X", difference(event.ts, begin.ts)
+        begin.cat = begin.cat or event.cat
+        if event.ph != "E":
+            begin.tid = f"async {begin.cat}".rstrip()
+        begin.args = _joined(begin.args, event.args)
+        return begin
+
+
+def _row(event: Event) -> tuple[Any, ...]:
+    return (event.pid, event.tid) if event.ph in "BE" else (event.pid, event.cat, event.id)
+
+
+def _joined(first: msgspec.Raw, second: msgspec.Raw) -> msgspec.Raw:
+    """The arguments of both, the end's where both have one; what cannot be read is the reader's to count."""
+    if bytes(second) in _EMPTY:
+        return first
+    if bytes(first) in _EMPTY:
+        return second
+    try:
+        values = msgspec.json.decode(first, type=dict[str, msgspec.Raw])
+        values.update(msgspec.json.decode(second, type=dict[str, msgspec.Raw]))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return second
+    return msgspec.Raw(msgspec.json.encode(values))
+
 
 Batch: TypeAlias = dict[str, pl.DataFrame]
 _ZERO_TIME_LIMIT_NS: Final = 10**12
@@ -85,9 +166,9 @@ class Columns:
 
     def _category_without(self, event: Event) -> str:
         """What stands for the category of an event that has none: by its process in the oldest files, else by name."""
-        category = names.LEGACY_CATEGORIES.get(event.pid)
+        category = fields.LEGACY_CATEGORIES.get(event.pid)
         if category is None:
-            category = names.CATEGORY_OF_TABLE.get(host_slice_table(event.name) or "", "user_annotation")
+            category = fields.CATEGORY_OF_TABLE.get(host_slice_table(event.name) or "", "user_annotation")
             self.damage["uncategorised"] += 1
         return category
 
@@ -122,7 +203,7 @@ class Columns:
             self.damage["incomplete_event"] += len(group) - len(timed)
         self.complete_events += len(timed)
         # Work that runs after the wanted window may have been launched in it.
-        keep_until_ns = 2 * LATEST_NS if category in names.DEVICE_CATEGORIES else self._keep_until_ns
+        keep_until_ns = 2 * LATEST_NS if category in fields.DEVICE_CATEGORIES else self._keep_until_ns
         kept, start, duration = self._times(timed, keep_until_ns)
         if not kept:
             return
@@ -144,19 +225,19 @@ class Columns:
                 self.host_lanes.update(frame["lane"].unique())
 
     def _builder(self, category: str, group: list[Event]) -> tuple[str, Any]:
-        if category in names.OPERATOR_CATEGORIES:
+        if category in fields.OPERATOR_CATEGORIES:
             return "operators", self._operators
-        if category in names.LAUNCH_CATEGORIES:
+        if category in fields.LAUNCH_CATEGORIES:
             return "launches", self._launches
-        if category in names.DEVICE_CATEGORIES:
+        if category in fields.DEVICE_CATEGORIES:
             return "device_work", lambda events: self._device_work(category, events)
-        if category in names.FRAME_CATEGORIES:
+        if category in fields.FRAME_CATEGORIES:
             return "frames", self._frames
-        if category in names.SYNCHRONISATION_CATEGORIES:
+        if category in fields.SYNCHRONISATION_CATEGORIES:
             return "synchronisations", self._synchronisations
-        if category not in names.ANNOTATION_CATEGORIES:
+        if category not in fields.ANNOTATION_CATEGORIES:
             self.damage[f"unknown_category:{category[:40]}"] += len(group)
-        kind = names.ANNOTATION_CATEGORIES.get(category, "host")
+        kind = fields.ANNOTATION_CATEGORIES.get(category, "host")
         return "annotations", lambda events: self._annotations(events, kind)
 
     def _times(
@@ -211,11 +292,11 @@ class Columns:
         return pl.Series([lane_of[event.pid, event.tid] for event in events], dtype=pl.Int32)
 
     def _operators(self, events: list[Event]) -> dict[str, pl.Series]:
-        args = arguments.decode(events, arguments.Operator, self.damage)
+        args = fields.decode(events, fields.Operator, self.damage)
         return {
-            "sequence_number": values.integers([a.sequence_number for a in args]),
-            "forward_thread": values.integers([a.forward_thread for a in args]),
-            "external_id": values.integers([a.external_id for a in args]),
+            "sequence_number": fields.integers([a.sequence_number for a in args]),
+            "forward_thread": fields.integers([a.forward_thread for a in args]),
+            "external_id": fields.integers([a.external_id for a in args]),
             "input_shapes": self.pool.raw_codes([a.input_shapes for a in args]),
             "input_types": self.pool.raw_codes([a.input_types for a in args]),
             "input_values": self.pool.raw_codes([a.input_values for a in args]),
@@ -223,19 +304,19 @@ class Columns:
         }
 
     def _launches(self, events: list[Event]) -> dict[str, pl.Series]:
-        args = arguments.decode(events, arguments.Launch, self.damage)
+        args = fields.decode(events, fields.Launch, self.damage)
         return {
-            "correlation": values.integers([a.correlation for a in args]),
-            "external_id": values.integers(
+            "correlation": fields.integers([a.correlation for a in args]),
+            "external_id": fields.integers(
                 [a.old_external_id if a.external_id is None else a.external_id for a in args]
             ),
-            "bytes": values.integers([values.integer(a.bytes) for a in args]),
+            "bytes": fields.integers([fields.integer(a.bytes) for a in args]),
         }
 
     def _device_work(self, category: str, events: list[Event]) -> dict[str, pl.Series]:
-        args = arguments.decode(events, arguments.DeviceWork, self.damage)
+        args = fields.decode(events, fields.DeviceWork, self.damage)
         devices = [str(e.pid if a.device is None else a.device) for e, a in zip(events, args, strict=True)]
-        queues = [values.queue(e.tid if a.stream is None else a.stream) for e, a in zip(events, args, strict=True)]
+        queues = [fields.queue(e.tid if a.stream is None else a.stream) for e, a in zip(events, args, strict=True)]
         for event, device, queue in zip(events, devices, queues, strict=True):
             self.queues.setdefault(self._lane_of[event.pid, event.tid], (device, queue))
         kinds = _Kinds(category)
@@ -244,51 +325,51 @@ class Columns:
             "kind": self.pool.codes([kinds[e.name, a.direction] for e, a in zip(events, args, strict=True)]),
             "device": self.pool.codes(devices),
             "queue": self.pool.codes(queues),
-            "correlation": values.integers([a.correlation for a in args]),
-            "external_id": values.integers(
+            "correlation": fields.integers([a.correlation for a in args]),
+            "external_id": fields.integers(
                 [a.old_external_id if a.external_id is None else a.external_id for a in args]
             ),
-            "bytes": values.integers([a.size if a.bytes is None else values.integer(a.bytes) for a in args]),
+            "bytes": fields.integers([a.size if a.bytes is None else fields.integer(a.bytes) for a in args]),
             "grid": self.pool.raw_codes([a.grid for a in args]),
             "block": self.pool.raw_codes([a.block for a in args]),
             "registers": fitting(
-                "registers", values.integers([values.integer(a.registers) for a in args]), pl.Int32, self.damage
+                "registers", fields.integers([fields.integer(a.registers) for a in args]), pl.Int32, self.damage
             ),
-            "shared_memory_bytes": values.integers([values.integer(a.shared_memory) for a in args]),
+            "shared_memory_bytes": fields.integers([fields.integer(a.shared_memory) for a in args]),
             "occupancy": pl.Series([a.occupancy for a in args], dtype=pl.Float64, strict=False) / 100,
             "blocks_per_multiprocessor": pl.Series(
                 [a.blocks_per_multiprocessor for a in args], dtype=pl.Float64, strict=False
             ),
             "collective": self.pool.optional_codes([a.collective for a in args]),
             "group": self.pool.optional_codes([a.group for a in args]),
-            "group_size": values.integers([a.group_size for a in args]),
-            "message_elements": values.integers([a.message_elements for a in args]),
+            "group_size": fields.integers([a.group_size for a in args]),
+            "message_elements": fields.integers([a.message_elements for a in args]),
             "message_type": self.pool.optional_codes([a.message_type for a in args]),
         }
 
     def _frames(self, events: list[Event]) -> dict[str, pl.Series]:
-        args = arguments.decode(events, arguments.Frame, self.damage)
-        return {"python_id": values.integers([a.python_id for a in args])}
+        args = fields.decode(events, fields.Frame, self.damage)
+        return {"python_id": fields.integers([a.python_id for a in args])}
 
     def _annotations(self, events: list[Event], kind: str = "host") -> dict[str, pl.Series]:
-        args = arguments.decode(events, arguments.Annotation, self.damage)
+        args = fields.decode(events, fields.Annotation, self.damage)
         return {
             "kind": self.pool.codes([kind] * len(events)),
             "call_stack": self.pool.optional_codes([a.call_stack or None for a in args]),
         }
 
     def _synchronisations(self, events: list[Event]) -> dict[str, pl.Series]:
-        args = arguments.decode(events, arguments.Synchronisation, self.damage)
+        args = fields.decode(events, fields.Synchronisation, self.damage)
         kinds = [
             synchronisation_kind(a.kind if a.kind is not None else e.name) for e, a in zip(events, args, strict=True)
         ]
         return {
             "kind": self.pool.codes(kinds),
-            "correlation": values.integers([a.correlation for a in args]),
+            "correlation": fields.integers([a.correlation for a in args]),
             "device": self.pool.optional_codes([a.device for a in args]),
-            "queue": self.pool.optional_codes([values.real_queue(a.stream) for a in args]),
-            "waited_queue": self.pool.optional_codes([values.real_queue(a.waited_stream) for a in args]),
-            "waited_correlation": values.integers(
+            "queue": self.pool.optional_codes([fields.real_queue(a.stream) for a in args]),
+            "waited_queue": self.pool.optional_codes([fields.real_queue(a.waited_stream) for a in args]),
+            "waited_correlation": fields.integers(
                 [None if a.waited_correlation == -1 else a.waited_correlation for a in args]
             ),
         }
@@ -298,16 +379,16 @@ class Columns:
         if not events:
             return
         start, fits = nanoseconds([event.ts for event in events])
-        args = arguments.decode(events, arguments.Memory, self.damage)
+        args = fields.decode(events, fields.Memory, self.damage)
         frame = pl.DataFrame(
             {
                 "start_ns": start,
                 "lane": self._lane_codes(events),
-                "device": self.pool.codes([values.memory_device(a) for a in args]),
-                "address": values.integers([a.address for a in args]),
-                "bytes": values.integers([a.bytes for a in args]),
-                "total_allocated": values.integers([a.total_allocated for a in args]),
-                "total_reserved": values.integers([a.total_reserved for a in args]),
+                "device": self.pool.codes([fields.memory_device(a) for a in args]),
+                "address": fields.integers([a.address for a in args]),
+                "bytes": fields.integers([a.bytes for a in args]),
+                "total_allocated": fields.integers([a.total_allocated for a in args]),
+                "total_reserved": fields.integers([a.total_reserved for a in args]),
             }
         )
         self._count("time_out_of_range", ~fits)
@@ -340,7 +421,7 @@ class Columns:
         timed = [event for event in events if event.ts is not None]
         start, fits = nanoseconds([event.ts for event in timed])
         for event, start_ns, fit in zip(timed, start.tolist(), fits.tolist(), strict=True):
-            for series, value in arguments.counter_values(event.args).items():
+            for series, value in fields.counter_values(event.args).items():
                 if fit:
                     rows.append((start_ns, self._lane_of[event.pid, event.tid], event.name, series, value))
         if rows:
@@ -363,14 +444,14 @@ class Columns:
             if key not in self._seen_names:
                 self._seen_names.add(key)
                 fresh.append(event)
-        for event, args in zip(fresh, arguments.decode(fresh, arguments.Name, self.damage), strict=True):
+        for event, args in zip(fresh, fields.decode(fresh, fields.Name, self.damage), strict=True):
             process = str(event.pid)
             if event.name == "process_name" and args.name is not None:
                 self.process_names[process] = args.name
             elif event.name == "process_labels" and args.labels is not None:
                 self.process_labels[process] = args.labels
             elif event.name == "thread_name" and args.name is not None:
-                self.thread_names[process, values.queue(event.tid)] = args.name
+                self.thread_names[process, fields.queue(event.tid)] = args.name
 
 
 class _LaneCache(dict[tuple[Any, Any], int]):
@@ -380,7 +461,7 @@ class _LaneCache(dict[tuple[Any, Any], int]):
         self._lanes = lanes
 
     def __missing__(self, key: tuple[Any, Any]) -> int:
-        lane = self[key] = self._lanes[str(key[0]), values.queue(key[1])]
+        lane = self[key] = self._lanes[str(key[0]), fields.queue(key[1])]
         return lane
 
 
@@ -391,7 +472,7 @@ class _Kinds(dict[tuple[str, Any], str]):
         self._category = category
 
     def __missing__(self, key: tuple[str, Any]) -> str:
-        kind = self[key] = names.device_work_kind(self._category, *key)
+        kind = self[key] = fields.device_work_kind(self._category, *key)
         return kind
 
 

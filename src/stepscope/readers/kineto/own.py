@@ -16,10 +16,10 @@ from typing import Annotated, Any, Final
 import msgspec
 import polars as pl
 
-from stepscope.program_facts import from_header
-from stepscope.readers.kineto.arguments import Int64
 from stepscope.readers.kineto.events import DECODE_ERRORS
+from stepscope.readers.kineto.fields import Int64
 from stepscope.trace.model import Metadata, TraceWarning
+from stepscope.trace.program_facts import from_header
 from stepscope.trace.tables import SCHEMAS
 
 HEADER: Final = "stepscopeExport"

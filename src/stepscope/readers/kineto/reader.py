@@ -10,20 +10,18 @@ from typing import Any, Final
 import msgspec
 
 from stepscope.errors import UnreadableTraceError
-from stepscope.program_facts import KEY, from_header
 from stepscope.readers.assembly import Assembly
-from stepscope.readers.beginning import text_of
 from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import warnings
 from stepscope.readers.kineto import own
-from stepscope.readers.kineto.chunks import EventStream
 from stepscope.readers.kineto.columns import Columns
-from stepscope.readers.kineto.events import DECODE_ERRORS, Damage
-from stepscope.readers.kineto.names import RECORDED
+from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, EventStream
+from stepscope.readers.kineto.fields import RECORDED
 from stepscope.readers.kineto.restoring import RestoringColumns
-from stepscope.readers.source import ByteSource
+from stepscope.readers.source import ByteSource, text_of
 from stepscope.readers.spill import Spill
 from stepscope.trace.model import Device, Metadata, TraceWarning
+from stepscope.trace.program_facts import KEY, from_header
 from stepscope.trace.store import StoreWriter
 from stepscope.trace.window import StepRange, Window
 

@@ -10,11 +10,9 @@ import polars as pl
 
 from stepscope.readers import names
 from stepscope.readers.kineto import own
-from stepscope.readers.kineto.arguments import counter_values
 from stepscope.readers.kineto.columns import Batch, Columns
-from stepscope.readers.kineto.events import Damage, Event
-from stepscope.readers.kineto.names import ANNOTATION_CATEGORIES, device_work_kind
-from stepscope.readers.kineto.times import nanoseconds
+from stepscope.readers.kineto.events import Damage, Event, nanoseconds
+from stepscope.readers.kineto.fields import ANNOTATION_CATEGORIES, counter_values, device_work_kind
 from stepscope.trace.store import StoreWriter
 from stepscope.trace.tables import LANE_KINDS, LINK_KINDS, REFERENCES, SCHEMAS, VOCABULARY, empty
 

@@ -15,11 +15,10 @@ import polars as pl
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers.gathering import EXPLANATIONS as COMMON_EXPLANATIONS
 from stepscope.readers.gathering import Gathering, warnings
-from stepscope.readers.nsight_systems import activities, others, ranges
-from stepscope.readers.nsight_systems.database import MAGIC, Database
-from stepscope.readers.nsight_systems.places import MOST_LANES, Places
-from stepscope.readers.nsight_systems.selection import Selection
-from stepscope.readers.nsight_systems.strings import Strings
+from stepscope.readers.nsight_systems import activities, ranges
+from stepscope.readers.nsight_systems import activities as others
+from stepscope.readers.nsight_systems.database import MAGIC, Database, Strings
+from stepscope.readers.nsight_systems.places import MOST_LANES, Places, Selection
 from stepscope.readers.source import ByteSource
 from stepscope.trace.model import Metadata, TraceWarning
 from stepscope.trace.store import StoreWriter

@@ -14,9 +14,9 @@ from stepscope.readers.gathering import Gathering
 from stepscope.readers.kineto import own as chrome
 from stepscope.readers.kineto.events import DECODE_ERRORS
 from stepscope.readers.kineto.restoring import lane_columns, restore_rows
-from stepscope.readers.perfetto.tracks import Tracks
-from stepscope.readers.perfetto.vocabulary import CATEGORIES, HEADER_NAME, ROWS_NAME
-from stepscope.readers.pool import StringPool
+from stepscope.readers.perfetto.meaning import CATEGORIES, HEADER_NAME, ROWS_NAME
+from stepscope.readers.perfetto.sequences import Tracks
+from stepscope.readers.spill import StringPool
 from stepscope.trace.model import Metadata, TraceWarning
 from stepscope.trace.store import StoreWriter
 

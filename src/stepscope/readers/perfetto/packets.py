@@ -6,17 +6,44 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import zstandard
 
-from stepscope.readers.beginning import is_json
+from stepscope.errors import UsageError
 from stepscope.readers.budget import current
-from stepscope.readers.perfetto.messages import trace_message
-from stepscope.readers.source import ByteSource
+from stepscope.readers.source import ByteSource, is_json
 
 if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
+
+
+def trace_message() -> type[Trace]:
+    """The message that a Perfetto file is.
+
+    Raises:
+        UsageError: the package, or a protobuf new enough for it, is not installed.
+    """
+    try:
+        messages = import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    except _unusable() as error:
+        raise UsageError(
+            "Perfetto traces need the packages perfetto and protobuf in versions that belong together "
+            f"({str(error).partition('. ')[0]}): pip install --upgrade perfetto protobuf"
+        ) from error
+    found: type[Trace] = messages.Trace
+    return found
+
+
+def _unusable() -> tuple[type[Exception], ...]:
+    """What is raised without the package, and by definitions that were made for a newer protobuf."""
+    try:
+        version = import_module("google.protobuf.runtime_version")
+    except ImportError:
+        return (ImportError, TypeError)
+    return (ImportError, TypeError, version.VersionError)
+
 
 LARGEST_PACKET_BYTES: Final = 4 * 2**20
 """Packets are hundreds of bytes; one of this size made of nothing but empty messages takes some hundred MB."""

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Final
 from stepscope.errors import UnreadableTraceError
 from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import Gathering, warnings
-from stepscope.readers.perfetto.clocks import Clocks
 from stepscope.readers.perfetto.events import Events
 from stepscope.readers.perfetto.own import OwnFile
 from stepscope.readers.perfetto.packets import Packets
-from stepscope.readers.perfetto.sequences import Sequence
-from stepscope.readers.perfetto.tracks import Tracks
+from stepscope.readers.perfetto.sequences import Clocks, Sequence, Tracks
 from stepscope.readers.source import ByteSource
 from stepscope.trace.model import Metadata, TraceWarning
 from stepscope.trace.store import StoreWriter

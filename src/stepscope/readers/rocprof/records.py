@@ -1,13 +1,239 @@
-"""The records of a rocprofv3 file, typed: only the fields that are wanted, as the tool's archive names them."""
+"""Walking through a JSON document that is too large to hold: the values it is made of, and long lists piece by piece.
+
+Only brackets, quotation marks and commas are looked at, all of a block at once; what stands between them is decoded by
+the caller. A place in the document is a path: keys of objects, and "[]" for an element of a list.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from stepscope.readers.rocprof.document import elements
+from stepscope.readers.source import ByteSource
+
+Path: TypeAlias = tuple[str, ...]
+Wanted: TypeAlias = Literal["enter", "whole", "pieces", "skip"]
+"""What is to be done with a container: look at what is in it, take it as one text, as pieces, or not at all."""
+
+LARGEST_VALUE_BYTES: Final = 256 * 2**20
+"""A value that is taken whole, or an element of a list that comes in pieces."""
+PIECE_BYTES: Final = 2**20
+_OPENING, _CLOSING, _COMMA = 1, 2, 3
+_CLASSES: Final = np.zeros(256, np.int8)
+_CLASSES[[ord("{"), ord("[")]] = _OPENING
+_CLASSES[[ord("}"), ord("]")]] = _CLOSING
+_CLASSES[ord(",")] = _COMMA
+_QUOTE, _BACKSLASH = ord('"'), ord("\\")
+_KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:\s*\Z')
+_KEY_BYTES: Final = 512
+_DEEPEST_ENTERED: Final = 32
+
+
+class Part(NamedTuple):
+    """A whole value, or some elements of a list with commas between them."""
+
+    path: Path
+    text: bytes
+
+
+class _Marks(NamedTuple):
+    """Brackets and commas outside of strings: where, what, and how many brackets are open around or just after each."""
+
+    places: npt.NDArray[np.int64]
+    classes: npt.NDArray[np.int8]
+    depths: npt.NDArray[np.int64]
+
+
+class _Structure:
+    """Finds the marks of one block after another."""
+
+    def __init__(self) -> None:
+        self._inside_string = False
+        self._escaped = False
+        self._depth = 0
+
+    def marks(self, block: bytes) -> _Marks:
+        data = np.frombuffer(block, np.uint8)
+        quotes = self._quotes(data)
+        classes = _CLASSES[data]
+        places = np.flatnonzero(classes)
+        outside = (np.searchsorted(quotes, places) + self._inside_string) % 2 == 0
+        places = places[outside]
+        classes = classes[places]
+        changes = (classes == _OPENING).astype(np.int64) - (classes == _CLOSING)
+        after = self._depth + np.cumsum(changes)
+        self._inside_string = bool((len(quotes) + self._inside_string) % 2)
+        self._depth = int(after[-1]) if len(after) else self._depth
+        return _Marks(places, classes, after + (classes == _CLOSING))
+
+    def _quotes(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+        """Quotation marks that no backslash escapes."""
+        quotes = np.flatnonzero(data == _QUOTE)
+        backslashes = np.flatnonzero(data == _BACKSLASH)
+        if self._escaped and len(quotes) and quotes[0] == 0:
+            quotes = quotes[1:]
+        if self._escaped and len(backslashes) and backslashes[0] == 0:
+            backslashes = backslashes[1:]
+        self._escaped = False
+        if not len(backslashes):
+            return quotes
+        firsts = np.flatnonzero(np.append(True, np.diff(backslashes) > 1))
+        lengths = np.diff(np.append(firsts, len(backslashes)))
+        escaped = (backslashes[firsts] + lengths)[lengths % 2 == 1]
+        self._escaped = bool(len(escaped)) and int(escaped[-1]) == len(data)
+        return quotes[~np.isin(quotes, escaped)]
+
+
+class Document:
+    """The parts of a JSON document, in order.
+
+    Attributes:
+        closed: whether every bracket was closed.
+        dropped: elements and values that were left out because they are too long.
+    """
+
+    def __init__(self, source: ByteSource, wanted: Callable[[Path], Wanted]) -> None:
+        self._source = source
+        self._wanted = wanted
+        self._path: list[str] = []
+        self._in_list: list[bool] = []
+        self._taken: Wanted | None = None
+        self._taken_depth = 0
+        self._texts: list[bytes] = []
+        self._size = 0
+        self._too_long = False
+        self.closed = False
+        self.dropped = 0
+
+    def parts(self) -> Iterator[Part]:
+        """What `wanted` asked for; a container that it does not enter is one part, or several."""
+        structure, before = _Structure(), b""
+        for block in self._source.blocks():
+            yield from self._walk(block, before, structure.marks(block))
+            before = (before + block)[-_KEY_BYTES:] if len(block) < _KEY_BYTES else block[-_KEY_BYTES:]
+        if self._taken == "pieces" and self._texts:  # the file ends early: what is whole stands before the last comma
+            yield Part(tuple(self._path), b"".join(self._texts))
+
+    def _walk(self, block: bytes, before: bytes, marks: _Marks) -> Iterator[Part]:
+        begin = 0
+        position = 0
+        brackets = np.flatnonzero((marks.classes != _COMMA) & (marks.depths <= _DEEPEST_ENTERED))
+        depths = marks.depths[brackets]
+        while True:
+            if self._taken is not None:
+                position = _first_at_most(depths, position, self._taken_depth)
+                if position == len(depths):
+                    yield from self._take(block, begin, marks)
+                    return
+                end = int(marks.places[brackets[position]])
+                position += 1
+                yield from self._finish(block[begin:end], block[end : end + 1])
+                continue
+            if position >= len(brackets):
+                return
+            mark = brackets[position]
+            position += 1
+            place = int(marks.places[mark])
+            if marks.classes[mark] == _OPENING:
+                begin = self._open(block, before, place, int(marks.depths[mark]))
+            else:
+                self._close()
+
+    def _open(self, block: bytes, before: bytes, place: int, depth: int) -> int:
+        """Go into a container, or begin to take it; where its text begins is returned."""
+        if self._in_list:
+            self._path.append("[]" if self._in_list[-1] else _key(block, before, place))
+        wanted = self._wanted(tuple(self._path)) if depth < _DEEPEST_ENTERED else "skip"
+        is_list = block[place : place + 1] == b"["
+        self._in_list.append(is_list)
+        if wanted == "enter":
+            return place
+        self._taken = "skip" if wanted == "pieces" and not is_list else wanted
+        self._taken_depth = depth
+        self._texts, self._size, self._too_long = [], 0, False
+        return place + 1 if wanted == "pieces" else place
+
+    def _close(self) -> None:
+        if self._in_list:
+            self._in_list.pop()
+            if self._path:
+                self._path.pop()
+            self.closed = not self._in_list
+
+    def _take(self, block: bytes, begin: int, marks: _Marks) -> Iterator[Part]:
+        """Keep what the block holds of the value that is being taken."""
+        if self._taken == "skip":
+            return
+        if self._taken == "pieces" and (self._size + len(block) - begin >= PIECE_BYTES or self._too_long):
+            commas = (marks.classes == _COMMA) & (marks.depths == self._taken_depth) & (marks.places >= begin)
+            if commas.any():
+                last = int(marks.places[np.flatnonzero(commas)[-1]])
+                if self._too_long:  # what was left out ends at the first comma
+                    begin = int(marks.places[np.flatnonzero(commas)[0]]) + 1
+                if last > begin or self._texts:
+                    yield Part(tuple(self._path), b"".join([*self._texts, block[begin:last]]))
+                self._texts, self._size, self._too_long = [], 0, False
+                begin = last + 1
+        self._keep(block[begin:])
+
+    def _keep(self, text: bytes) -> None:
+        if self._too_long:
+            return
+        self._texts.append(text)
+        self._size += len(text)
+        if self._size > LARGEST_VALUE_BYTES:
+            self.dropped += 1
+            self._texts, self._size, self._too_long = [], 0, True
+
+    def _finish(self, text: bytes, bracket: bytes) -> Iterator[Part]:
+        """The value that is being taken ends here."""
+        if self._taken == "whole":
+            self._keep(text + bracket)
+        elif self._taken == "pieces":
+            self._keep(text)
+        if self._taken != "skip" and self._texts and not self._too_long:
+            yield Part(tuple(self._path), b"".join(self._texts))
+        self._taken, self._texts = None, []
+        self._close()
+
+
+def _first_at_most(depths: npt.NDArray[np.int64], position: int, limit: int) -> int:
+    """The first position from `position` on with a depth of no more than `limit`; the length where there is none."""
+    step = 64
+    while position < len(depths):
+        found = np.flatnonzero(depths[position : position + step] <= limit)
+        if len(found):
+            return position + int(found[0])
+        position += step
+        step *= 2
+    return len(depths)
+
+
+def _key(block: bytes, before: bytes, place: int) -> str:
+    """The key before a value that begins at `place`."""
+    text = block[max(0, place - _KEY_BYTES) : place]
+    if place < _KEY_BYTES:
+        text = before + text
+    found = _KEY.search(text)
+    return found[1].decode("utf-8", "replace") if found else ""
+
+
+def elements(text: bytes) -> Iterator[bytes]:
+    """The single elements of a piece of a list."""
+    structure, begin = _Structure(), 0
+    for first in range(0, len(text), PIECE_BYTES):
+        marks = structure.marks(text[first : first + PIECE_BYTES])
+        for place in marks.places[(marks.classes == _COMMA) & (marks.depths == 0)].tolist():
+            yield text[begin : first + place]
+            begin = first + place + 1
+    yield text[begin:]
+
 
 Time = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

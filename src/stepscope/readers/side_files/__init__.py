@@ -1,8 +1,6 @@
 """Files that a run leaves beside its trace: counts and logs of the framework, read as `stepscope.trace.evidence`."""
 
-from stepscope.readers.side_files.fallback_log import read_fallback_log
-from stepscope.readers.side_files.gaudi_metrics import rank_in_name, read_gaudi_metrics
-from stepscope.readers.side_files.xla_debug import read_xla_debug_log
-from stepscope.readers.side_files.xla_metrics import read_xla_metrics
+from stepscope.readers.side_files.gaudi import rank_in_name, read_fallback_log, read_gaudi_metrics
+from stepscope.readers.side_files.xla import read_xla_debug_log, read_xla_metrics
 
 __all__ = ["rank_in_name", "read_fallback_log", "read_gaudi_metrics", "read_xla_debug_log", "read_xla_metrics"]

@@ -8,8 +8,162 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from stepscope.readers.source import ByteSource
-from stepscope.readers.xplane.wire import BYTES, FIXED32, FIXED64, VARINT, WireError, varint
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+"""Wire types; the two others, of groups, no profile has."""
+PADDING: Final = 32
+"""Bytes that must follow the last message in what the functions on arrays are given."""
+
+Bytes = npt.NDArray[np.uint8]
+Positions = npt.NDArray[np.int64]
+Values = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+
+_LONGEST_VARINT: Final = 10
+_ONE: Final = np.uint64(1)
+_STOPS: Final = np.uint64(0x8080808080808080)
+_LOWEST: Final = np.uint64(0x0101010101010101)
+_BYTE: Final = np.uint64(0xFF)
+_STOPS_BEHIND_TAG: Final = np.uint64(0x0080808080808080)
+_GATHER: Final = tuple(
+    (np.uint64(keep), np.uint64(move), np.uint64(shift))
+    for keep, move, shift in (
+        (0x007F007F007F007F, 0x7F007F007F007F00, 1),
+        (0x00003FFF00003FFF, 0x3FFF00003FFF0000, 2),
+        (0x000000000FFFFFFF, 0x0FFFFFFF00000000, 4),
+    )
+)
+
+
+class WireError(ValueError):
+    """Bytes that are no message."""
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number that begins at a position, and the position behind it.
+
+    Raises:
+        WireError: the data ends within it, or it is longer than any number.
+    """
+    result = shift = 0
+    for position in range(at, min(at + _LONGEST_VARINT, len(data))):
+        byte = data[position]
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return result & 0xFFFFFFFFFFFFFFFF, position + 1
+        shift += 7
+    raise WireError("a number does not end")
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+    """Number, wire type and value of each field of a message: of varints the number, of others the bytes.
+
+    Raises:
+        WireError: it is no message.
+    """
+    at, end = 0, len(data)
+    while at < end:
+        tag = data[at]
+        if tag < 0x80:
+            at += 1
+        else:
+            tag, at = varint(data, at)
+        kind = tag & 7
+        if kind == VARINT:
+            value, at = varint(data, at)
+            yield tag >> 3, kind, value
+            continue
+        if kind == BYTES:
+            length, at = varint(data, at)
+        elif kind in (FIXED64, FIXED32):
+            length = 8 if kind == FIXED64 else 4
+        else:
+            raise WireError(f"a field of the unknown kind {kind}")
+        if length > end - at:
+            raise WireError("a field is longer than its message")
+        yield tag >> 3, kind, data[at : at + length]
+        at += length
+
+
+def signed(value: int) -> int:
+    """An int64 as protobuf writes it, as a number of 64 bits."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def text(value: int | bytes) -> str:
+    """A string field; damaged characters are replaced."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
+
+
+def words_at(data: Bytes) -> Values:
+    """For each position the eight bytes from there on, as a view; `data` is contiguous."""
+    view: Values = np.ndarray((max(len(data) - 7, 0),), "<u8", buffer=data.data, strides=(1,))
+    return view
+
+
+def varints(data: Bytes, words: Values, at: Positions) -> tuple[Values, Positions]:
+    """The numbers that begin at these positions, and how long each is, 0 for one that does not end.
+
+    Args:
+        data: with PADDING behind the last number.
+        words: of `words_at`.
+    """
+    word = words[at]
+    stop = ~word & _STOPS
+    word, length = _joined(word, stop)
+    longer = np.flatnonzero(stop == 0)
+    if longer.size:
+        ninth, tenth = data[at[longer] + 8].astype(np.uint64), data[at[longer] + 9].astype(np.uint64)
+        goes_on = ninth >= 0x80
+        word[longer] |= (ninth & np.uint64(0x7F)) << np.uint64(56)
+        word[longer] |= np.where(goes_on, (tenth & _ONE) << np.uint64(63), np.uint64(0))
+        length[longer] = np.where(goes_on, np.where(tenth < 0x80, 10, 0), 9)
+    return word, length
+
+
+def numbers_of(data: Bytes, words: Values, at: Positions, ends: Positions, tag: int) -> tuple[Values, Positions, Mask]:
+    """Of each position the number there, its bytes, and whether there is one with this tag; 0 and 0 where not.
+
+    Args:
+        data, words: as `varints` takes them.
+        ends: where the messages end that the positions are in.
+        tag: of one byte, which stands before the number.
+    """
+    word = words[at]
+    has = (word & _BYTE) == tag
+    has &= at < ends
+    word >>= np.uint64(8)
+    stop = ~word & _STOPS_BEHIND_TAG
+    if not stop.all() and (has & (stop == 0)).any():  # more than seven bytes
+        rows = np.flatnonzero(has)
+        value, length = np.zeros(len(at), np.uint64), np.zeros(len(at), np.int64)
+        value[rows], length[rows] = varints(data, words, at[rows] + 1)
+        length[rows] += 1
+        return value, length, has
+    value, length = _joined(word, stop)
+    length += 1
+    if not has.all():
+        value *= has
+        length *= has
+    return value, length, has
+
+
+def _joined(word: Values, stop: Values) -> tuple[Values, Positions]:
+    """The numbers in words up to the lowest bit of each `stop`, seven bits of each byte, and how many bytes that is."""
+    stop = stop & (~stop + _ONE)
+    kept = stop | (stop - _ONE)
+    word = word & kept
+    length = (((kept & _LOWEST) * _LOWEST) >> np.uint64(56)).astype(np.int64)
+    largest = int(word.max(initial=0))
+    for keep, move, shift in _GATHER:
+        if largest >> int(8 * shift):  # else all are in the lowest group already
+            word = (word & keep) | ((word & move) >> shift)
+    return word, length
+
 
 MEMORY_BYTES: Final = 16 * 2**20
 _WINDOW_BYTES: Final = 2**20

@@ -9,18 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
-from stepscope.readers.beginning import is_json
 from stepscope.readers.gathering import EXPLANATIONS as COMMON_EXPLANATIONS
 from stepscope.readers.gathering import Gathering, warnings
-from stepscope.readers.source import ByteSource
+from stepscope.readers.source import ByteSource, is_json
 from stepscope.readers.xplane import names
-from stepscope.readers.xplane.content import Content
+from stepscope.readers.xplane.content import Content, WireError, text
 from stepscope.readers.xplane.device import DeviceReader, described, device_of
-from stepscope.readers.xplane.host import HostFacts, HostReader
-from stepscope.readers.xplane.memory import paired
-from stepscope.readers.xplane.plane import Budget, Plane, event_names, read_plane
-from stepscope.readers.xplane.programs import Programs
-from stepscope.readers.xplane.wire import WireError, text
+from stepscope.readers.xplane.host import HostFacts, HostReader, paired
+from stepscope.readers.xplane.plane import Budget, Plane, Programs, event_names, read_plane
 from stepscope.trace.model import Device, Metadata, TraceWarning
 from stepscope.trace.store import StoreWriter
 from stepscope.trace.window import StepRange, Window

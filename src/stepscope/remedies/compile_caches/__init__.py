@@ -12,11 +12,14 @@ them, nor torch. What is evicted has to be compiled again when it is needed, and
 
 from __future__ import annotations
 
-from stepscope.remedies.compile_caches.background import BackgroundEviction, evict_in_background
-from stepscope.remedies.compile_caches.entries import Entry, entries_of
-from stepscope.remedies.compile_caches.eviction import Eviction, EvictionBusy, evict
-from stepscope.remedies.compile_caches.hits import hit_counts
-from stepscope.remedies.compile_caches.places import CompileCache, find_caches
+from stepscope.remedies.compile_caches.entries import CompileCache, Entry, entries_of, find_caches, hit_counts
+from stepscope.remedies.compile_caches.eviction import (
+    BackgroundEviction,
+    Eviction,
+    EvictionBusy,
+    evict,
+    evict_in_background,
+)
 
 __all__ = [
     "BackgroundEviction",

@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from stepscope.remedies.rewrites import batched_loss, constructors, deferred_logging, training_loops
-from stepscope.remedies.rewrites.context import Context
-from stepscope.remedies.rewrites.kinds import (
+from stepscope.remedies.rewrites import batched_loss, deferred_logging, training_loops
+from stepscope.remedies.rewrites import training_loops as constructors
+from stepscope.remedies.rewrites.context import (
+    Context,
     Criterion,
     Edit,
     Expected,

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stepscope.remedies.rewrites.context import Context
-from stepscope.remedies.rewrites.kinds import Criterion, Edit, Expected, Positions, Rewrite
+from stepscope.remedies.rewrites.context import Context, Criterion, Edit, Expected, Positions, Rewrite
 from stepscope.remedies.rewrites.loss_calls import LossCall, loss_call
 from stepscope.remedies.rewrites.positions import Loop, comes_after_a_change, is_list, loop_of, sliced
 from stepscope.remedies.rewrites.source_text import (

@@ -3,13 +3,267 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
-from stepscope.remedies.rewrites.kinds import Edit, Expected, Rewrite
-from stepscope.remedies.rewrites.source_text import Place, Scope, SourceText, expressions_of
-from stepscope.remedies.rewrites.torch_names import TorchNames, names_bound_by
+from stepscope.remedies.rewrites.source_text import Place, Scope, SourceText, dotted, expressions_of
+
+_SAME: Final = {
+    "torch.optim.adam.Adam": "torch.optim.Adam",
+    "torch.optim.adamw.AdamW": "torch.optim.AdamW",
+    "torch.optim.sgd.SGD": "torch.optim.SGD",
+    "torch.utils.data.dataloader.DataLoader": "torch.utils.data.DataLoader",
+    "torch.nn.parallel.distributed.DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
+    "torch.nn.DataParallel": "torch.nn.parallel.DataParallel",
+    "torch.nn.modules.loss.CrossEntropyLoss": "torch.nn.CrossEntropyLoss",
+    "torch.nn.modules.loss.NLLLoss": "torch.nn.NLLLoss",
+}
+"""Other homes of what torch has: full name -> the documented one."""
+
+
+class TorchNames:
+    """Names of one module that stand for something of torch.
+
+    A name that is also bound by anything but an import, or by imports of different things, means nothing here.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._tree = tree
+        self._seen: dict[int, dict[str, str]] = {}
+
+    def meaning(self, node: ast.AST | None, scope: Scope) -> str | None:
+        """The full documented name, such as "torch.nn.functional.cross_entropy"; None for what is not torch's."""
+        name = dotted(node)
+        if name is None:
+            return None
+        first, _, rest = name.partition(".")
+        home = self._visible(scope).get(first)
+        if home is None:
+            return None
+        whole = f"{home}.{rest}" if rest else home
+        return _SAME.get(whole, whole)
+
+    def spelling(self, wanted: str, scope: Scope) -> str | None:
+        """How something of torch can be called in this scope, in the shortest way; None where it cannot."""
+        found = []
+        for alias, home in self._visible(scope).items():
+            if wanted == home:
+                found.append(alias)
+            elif wanted.startswith(f"{home}."):
+                found.append(f"{alias}{wanted[len(home) :]}")
+        return min(found, key=lambda each: (len(each), each), default=None)
+
+    def _visible(self, scope: Scope) -> dict[str, str]:
+        """Alias -> full name, of the imports at the top of the module and in the functions around."""
+        if id(scope.node) not in self._seen:
+            self._seen[id(scope.node)] = self._imported_around(scope)
+        return self._seen[id(scope.node)]
+
+    def _imported_around(self, scope: Scope) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for each in scope.chain:
+            if each.is_function or each.parent is None:
+                for alias, home in self._imports.get(id(each.node), {}).items():
+                    found.setdefault(alias, home)
+        return {alias: home for alias, home in found.items() if alias not in self._bound}
+
+    @cached_property
+    def _imports(self) -> dict[int, dict[str, str]]:
+        """By the identity of the module's or function's node."""
+        found: dict[int, dict[str, str]] = {}
+        todo: list[tuple[ast.AST, dict[str, str]]] = [(self._tree, found.setdefault(id(self._tree), {}))]
+        while todo:
+            node, names = todo.pop()
+            for child in ast.iter_child_nodes(node):
+                inner = names
+                if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    inner = found.setdefault(id(child), {})
+                elif isinstance(child, ast.Import | ast.ImportFrom):
+                    names.update(_imported(child))
+                if not isinstance(child, ast.expr):
+                    todo.append((child, inner))
+        return found
+
+    @cached_property
+    def _bound(self) -> set[str]:
+        """Names that are bound in another way somewhere, or imported from elsewhere as well."""
+        found: set[str] = set()
+        homes: dict[str, set[str]] = {}
+        for node in ast.walk(self._tree):
+            found |= names_bound_by(node)
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for alias, home in _every_import(node).items():
+                    homes.setdefault(alias, set()).add(home)
+        return found | {alias for alias, different in homes.items() if len(different) > 1}
+
+
+def names_bound_by(node: ast.AST) -> set[str]:
+    """The names that a node itself gives a meaning, but for those it imports: a target, an argument, a definition."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        return {node.id}
+    if isinstance(node, ast.arg):
+        return {node.arg}
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    return set()
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
+    """Of one import statement: alias -> full name, of what is torch's."""
+    return {alias: home for alias, home in _every_import(node).items() if home.split(".")[0] == "torch"}
+
+
+def _every_import(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
+    if isinstance(node, ast.Import):
+        return {
+            each.asname or each.name.split(".")[0]: each.name if each.asname else each.name.split(".")[0]
+            for each in node.names
+        }
+    home = "." * node.level + (node.module or "")
+    return {each.asname or each.name: f"{home}.{each.name}" for each in node.names if each.name != "*"}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Edit:
+    """Characters `start` to `end` of the source become `text`."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a rewrite takes for granted of a tensor: what reads it, and how many dimensions it may have."""
+
+    expression: str
+    dimensions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """What a rewrite takes for granted of an object that computes a loss, besides that it weighs no classes.
+
+    Attributes:
+        expression: what reads it.
+        kind: the name of its class in torch.nn.
+        reduction: "mean" or "sum".
+        other: attributes that may be other than torch's defaults, since the rewrite reads them.
+        is_argument: the next call of the function may be given another one.
+    """
+
+    expression: str
+    kind: str
+    reduction: str
+    other: tuple[str, ...]
+    is_argument: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """The losses of all positions of a loop, for who runs it and cannot change it.
+
+    Attributes:
+        statements: source text to run before, with the names of the loop's function.
+        losses: an expression that is then a tensor of one loss for each position, in order.
+        variable: the loop's name for the position.
+        start: the first position.
+    """
+
+    statements: str
+    losses: str
+    variable: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One change of a source text that keeps every character around it.
+
+    Attributes:
+        name: of the kind of rewrite, as in `REWRITES`.
+        line: the first line that changes, from 1 on.
+        last_line: the last line of the statement that changes.
+        function: the qualified name of the function that it stands in; "" for the module.
+        explanation: one sentence that says what is different afterwards.
+        assumptions: what must hold for the program to compute the same; each a sentence.
+        edits: in order, none overlapping another.
+        expected: what `assumptions` say of tensors, for who can look at them.
+        criterion: the same of what computes the loss, where that is an object.
+        positions: of a loop over numbers of positions, their losses.
+    """
+
+    name: str
+    line: int
+    last_line: int
+    function: str
+    explanation: str
+    assumptions: tuple[str, ...]
+    edits: tuple[Edit, ...]
+    expected: tuple[Expected, ...] = field(default=())
+    criterion: Criterion | None = None
+    positions: Positions | None = None
+
+
+def without_overlaps(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
+    """The rewrites in order of place, without those whose edits overlap with an earlier one's."""
+    kept: list[Rewrite] = []
+    taken: list[Edit] = []
+    for rewrite in sorted(rewrites, key=lambda each: (each.edits[0].start, each.name)):
+        if not any(_overlap(edit, other) for edit in rewrite.edits for other in taken):
+            kept.append(rewrite)
+            taken += rewrite.edits
+    return kept
+
+
+def rewritten(source: str, rewrites: Iterable[Rewrite]) -> str:
+    """The source with the rewrites done; one that overlaps with an earlier one is left out."""
+    edits = sorted(edit for rewrite in without_overlaps(rewrites) for edit in rewrite.edits)
+    parts: list[str] = []
+    position = 0
+    for edit in edits:
+        parts += [source[position : edit.start], edit.text]
+        position = edit.end
+    return "".join([*parts, source[position:]])
+
+
+def unified_diff(path: str, source: str, rewrites: Sequence[Rewrite]) -> str:
+    """The rewrites as a diff that `git apply` and `patch -p1` take; "" where there is nothing to change.
+
+    Args:
+        path: of the file, relative to the folder that the diff is applied in, with / between folders.
+    """
+    before, after = _lines(source), _lines(rewritten(source, rewrites))
+    lines = difflib.unified_diff(before, after, _quoted(f"a/{path}"), _quoted(f"b/{path}"))
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as git has them: only a newline ends one."""
+    lines = [f"{line}\n" for line in text.split("\n")]
+    return [*lines[:-1], *([lines[-1][:-1]] if lines[-1] != "\n" else [])]
+
+
+def _quoted(path: str) -> str:
+    """As git writes a name: within quotes where it holds what would end the line or the name."""
+    if path.isprintable() and not any(each in path for each in '"\\'):
+        return path if " " not in path else f"{path}\t"
+    return '"' + "".join(_octal(each) for each in path) + '"'
+
+
+def _octal(letter: str) -> str:
+    if letter in '"\\':
+        return f"\\{letter}"
+    if letter.isprintable():
+        return letter
+    return "".join(f"\\{byte:03o}" for byte in letter.encode("utf-8", "surrogateescape"))
+
+
+def _overlap(one: Edit, other: Edit) -> bool:
+    return (one.start < other.end and other.start < one.end) or one == other
 
 
 @dataclass(frozen=True, eq=False)

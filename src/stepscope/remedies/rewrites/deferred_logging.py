@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from stepscope.remedies.rewrites.context import Context, bindings
-from stepscope.remedies.rewrites.kinds import Edit, Rewrite
+from stepscope.remedies.rewrites.context import Context, Edit, Rewrite, bindings
 from stepscope.remedies.rewrites.source_text import Place, dotted, is_unplaced, names_in
 
 NAME: Final = "deferred-logging"

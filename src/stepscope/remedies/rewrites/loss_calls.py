@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stepscope.remedies.rewrites.context import Context, assigned_value, bindings
-from stepscope.remedies.rewrites.kinds import Criterion
+from stepscope.remedies.rewrites.context import Context, Criterion, assigned_value, bindings
 from stepscope.remedies.rewrites.source_text import Scope, dotted, is_pure, names_in
 
 _FUNCTIONS: Final = {

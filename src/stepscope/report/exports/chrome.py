@@ -14,13 +14,13 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from stepscope.program_facts import KEY, to_json
 from stepscope.readers.kineto import own
-from stepscope.readers.kineto.names import RECORDED
+from stepscope.readers.kineto.fields import RECORDED
 from stepscope.report.exports import json_text
+from stepscope.report.exports.json_text import entries
 from stepscope.report.exports.kineto_arguments import arguments_of, category_of
-from stepscope.report.exports.row_numbers import entries
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import KEY, to_json
 from stepscope.trace.tables import SLICE_TABLES
 
 _OWN_ROWS: Final = ("lines", "modules")

@@ -11,9 +11,9 @@ import polars as pl
 
 from stepscope.readers import names
 from stepscope.readers.kineto import own
-from stepscope.readers.kineto.names import device_work_kind
-from stepscope.readers.perfetto.vocabulary import category
-from stepscope.readers.pool import one_spacing
+from stepscope.readers.kineto.fields import device_work_kind
+from stepscope.readers.perfetto.meaning import category
+from stepscope.readers.spill import one_spacing
 from stepscope.report.exports.json_text import any_json, by_value, identifiers, members, numbers, quoted
 from stepscope.trace.tables import SCHEMAS
 

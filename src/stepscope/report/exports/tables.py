@@ -6,13 +6,19 @@ Each table has its row numbers as the column `row`, so that what refers to rows 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import polars as pl
 
+from stepscope import __version__
+from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.report.exports.json_text import parts
+from stepscope.report.tables import printable
 from stepscope.trace import Trace
 from stepscope.trace.csv_text import csv_text
 from stepscope.trace.store import disk_errors
@@ -53,3 +59,135 @@ def _write_csv(trace: Trace, table: str, path: Path, *, raw: bool) -> None:
 
 def _write_parquet(trace: Trace, table: str, path: Path) -> None:
     trace.scan(table).with_row_index("row").sink_parquet(path, compression="zstd")
+
+
+_ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_SECOND_NS: Final = 1_000_000_000
+
+
+@dataclass
+class _Family:
+    """One metric: its samples by their labels."""
+
+    name: str
+    help: str
+    unit: str = ""
+    kind: str = "gauge"
+    samples: list[tuple[dict[str, str], float]] = field(default_factory=list)
+
+    def add(self, value: float, **labels: str | None) -> None:
+        self.samples.append(({name: text for name, text in labels.items() if text is not None}, value))
+
+    def lines(self, shared: Mapping[str, str]) -> Iterator[str]:
+        if not self.samples:
+            return
+        yield f"# TYPE {self.name} {self.kind}"
+        if self.unit:
+            yield f"# UNIT {self.name} {self.unit}"
+        yield f"# HELP {self.name} {self.help.translate(_ESCAPES)}"
+        suffix = "_info" if self.kind == "info" else ""
+        for labels, value in self.samples:
+            told = ",".join(f'{name}="{_label(text)}"' for name, text in {**shared, **labels}.items())
+            yield f"{self.name}{suffix}{{{told}}} {value!r}" if told else f"{self.name}{suffix} {value!r}"
+
+
+def openmetrics(diagnosis: Diagnosis) -> bytes:
+    """The figures as UTF-8 text that ends in "# EOF".
+
+    Times are seconds, shares from 0 to 1. Where the rank is known, every sample carries it. A figure that the trace
+    cannot tell has no sample.
+    """
+    rank = diagnosis.metadata.rank
+    shared = {} if rank is None else {"rank": str(rank)}
+    families = [_trace(diagnosis), *_steps(diagnosis), *_devices(diagnosis), *_idle(diagnosis), *_findings(diagnosis)]
+    lines = [line for family in families for line in family.lines(shared)]
+    return ("\n".join([*lines, "# EOF"]) + "\n").encode("utf-8", "replace")
+
+
+def _label(text: str) -> str:
+    return printable(text).translate(_ESCAPES)
+
+
+def _seconds(ns: int) -> float:
+    return ns / _SECOND_NS
+
+
+def _trace(diagnosis: Diagnosis) -> _Family:
+    metadata = diagnosis.metadata
+    family = _Family("stepscope_trace", "The trace that the figures are about.", kind="info")
+    family.add(1, path=metadata.path, format=metadata.format, host=metadata.host, stepscope=__version__)
+    return family
+
+
+def _steps(diagnosis: Diagnosis) -> Iterator[_Family]:
+    duration = _Family("stepscope_step_duration_seconds", "Mean duration of the complete steps.", "seconds")
+    steps = _Family("stepscope_steps", "Complete steps that the figures are about.")
+    if diagnosis.step_source != "none":
+        duration.add(_seconds(diagnosis.step_ns), source=diagnosis.step_source)
+        steps.add(diagnosis.step_count, source=diagnosis.step_source)
+    warnings = _Family("stepscope_trace_warnings", "What was skipped or repaired while reading the trace, by kind.")
+    counts = Counter[str]()
+    for warning in diagnosis.warnings:
+        counts[warning.kind] += warning.count
+    for kind, count in counts.items():
+        warnings.add(count, kind=kind)
+    yield from (duration, steps, warnings)
+
+
+def _devices(diagnosis: Diagnosis) -> Iterator[_Family]:
+    window = _Family("stepscope_device_window_seconds", "Length of the device's window.", "seconds")
+    busy = _Family("stepscope_device_busy_ratio", "Share of the window in which the device worked.", "ratio")
+    work = _Family(
+        "stepscope_device_activity_seconds",
+        "Time of the window with that activity; exposed: with nothing else.",
+        "seconds",
+    )
+    for device in diagnosis.devices:
+        window.add(_seconds(device.window_ns), device=device.device, name=device.name)
+        if device.window_ns:
+            busy.add(device.busy_ns / device.window_ns, device=device.device)
+        activities = {
+            "busy": device.busy_ns,
+            "idle": device.idle_ns,
+            "compute": device.compute_ns,
+            "communication": device.communication_ns,
+            "copy": device.copy_ns,
+            "exposed_communication": device.exposed_communication_ns,
+            "exposed_copy": device.exposed_copy_ns,
+        }
+        for activity, ns in activities.items():
+            work.add(_seconds(ns), device=device.device, activity=activity)
+    yield from (window, busy, work)
+
+
+def _idle(diagnosis: Diagnosis) -> Iterator[_Family]:
+    idle = _Family("stepscope_idle_seconds", "Idle time of the device's window, by cause.", "seconds")
+    causes = diagnosis.idle.group_by("device", "cause", maintain_order=True).agg(pl.col("ns").sum())
+    for device, cause, ns in causes.iter_rows():
+        idle.add(_seconds(ns), device=device, cause=cause)
+    host = _Family("stepscope_host_seconds", "Time of the main host thread, by cause.", "seconds")
+    for cause, ns in diagnosis.host.group_by("cause", maintain_order=True).agg(pl.col("ns").sum()).iter_rows():
+        host.add(_seconds(ns), cause=cause)
+    yield from (idle, host)
+
+
+def _findings(diagnosis: Diagnosis) -> Iterator[_Family]:
+    """Titles hold figures, which change from run to run: they stand apart, so that the savings keep their labels."""
+    told = _Family("stepscope_finding", "What was found; nth counts the findings of a rule.", kind="info")
+    saving = _Family("stepscope_finding_saving_seconds", "What a step would lose without the cause.", "seconds")
+    ratio = _Family("stepscope_finding_saving_ratio", "The same as a share of the step.", "ratio")
+    seen = Counter[str]()
+    for finding in diagnosis.findings:
+        seen[finding.rule] += 1
+        labels = {"rule": finding.rule, "nth": str(seen[finding.rule])}
+        told.add(1, **labels, severity=finding.severity, confidence=finding.confidence, title=finding.title)
+        saving.add(_seconds(finding.saving_ns_per_step), **labels)
+        ratio.add(finding.saving_share, **labels)
+    together = _Family(
+        "stepscope_findings_together_saving_seconds", "What a step would lose without all of their causes.", "seconds"
+    )
+    if diagnosis.together is not None:
+        together.add(_seconds(diagnosis.together.saving_ns_per_step))
+    open_questions = _Family("stepscope_questions_not_answered", "Questions that the trace leaves open.")
+    open_questions.add(len(diagnosis.not_answered))
+    yield from (told, saving, ratio, together, open_questions)

@@ -15,11 +15,11 @@ from typing import IO, Any, Final
 
 import polars as pl
 
-from stepscope.protobuf_fields import beginning, double, message, text, whole
 from stepscope.readers.names import host_slice_table
 from stepscope.report.exports.json_text import by_value, identifier
 from stepscope.trace import Trace
 from stepscope.trace.model import Device
+from stepscope.trace.protobuf_fields import beginning, double, message, text, whole
 
 _PIECE_BYTES: Final = 2**20
 _MEMORY_BYTES: Final = 64 * 2**20

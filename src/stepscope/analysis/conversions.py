@@ -1,0 +1,271 @@
+"""Copies that change only the number type or the order of dimensions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.module_paths import backward_source
+from stepscope.analysis.work import Shape, elements, shapes_of, types_of
+from stepscope.trace import Trace
+from stepscope.trace.nesting import Rows
+
+FLOATS: Final = {"double": "float64", "float": "float32", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
+"""The profiler's words for floating-point types -> PyTorch's."""
+
+_WRAPPERS: Final = ("aten::to", "aten::_to_copy", "aten::type_as", "aten::_autocast_to_reduced_precision",
+                    "aten::_autocast_to_full_precision")  # fmt: skip
+_SMALLEST: Final = 256
+"""Tensors of fewer numbers are settings, not data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """One conversion.
+
+    Attributes:
+        row: in `operators`, of the outermost operator that does nothing else.
+        source, target: number types, values of FLOATS.
+        is_backward: whether the backward pass converts a gradient.
+    """
+
+    row: int
+    lane: int
+    start_ns: int
+    shape: Shape
+    source: str
+    target: str
+    is_backward: bool
+
+
+def casts(trace: Trace, rows: Rows) -> list[Cast]:
+    """The conversions between floating-point types among these rows of `operators`, in order of time."""
+    operators = trace.operators
+    parent = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    names = operators["name"]
+    copies = operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64)).filter(pl.col("name") == "aten::copy_")
+    found = []
+    columns = ("row", "lane", "start_ns", "input_shapes", "input_types")
+    for row, lane, start, shapes, types in copies.select(columns).iter_rows():
+        shape = next(iter(shapes_of(shapes)), ())
+        target, source = (*types_of(types), "", "")[:2]
+        if source == target or source not in FLOATS or target not in FLOATS or elements(shape) < _SMALLEST:
+            continue
+        outer = row
+        while parent[outer] >= 0 and names[int(parent[outer])] in _WRAPPERS:
+            outer = int(parent[outer])
+        around = int(parent[outer])
+        backward = around >= 0 and names[around] == "ToCopyBackward0"
+        found.append(Cast(outer, lane, start, shape, FLOATS[source], FLOATS[target], backward))
+    return found
+
+
+def there_and_back(found: list[Cast]) -> list[Cast]:
+    """Those conversions of a forward pass that a later one of a tensor of the same shape undoes, and the latter.
+
+    A conversion from one type to another is paired with the next one back of the same shape on the same thread.
+    """
+    waiting: dict[tuple[int, Shape, str, str], list[Cast]] = {}
+    paired: list[Cast] = []
+    for cast in found:
+        if cast.is_backward:
+            continue
+        back = waiting.get((cast.lane, cast.shape, cast.target, cast.source))
+        if back:
+            paired += [back.pop(0), cast]
+        else:
+            waiting.setdefault((cast.lane, cast.shape, cast.source, cast.target), []).append(cast)
+    return sorted(paired, key=lambda cast: cast.start_ns)
+
+
+def wide_operators(trace: Trace, rows: Rows, conversions: list[Cast]) -> Rows:
+    """Rows of the operators, among these, whose numbers are float64 for the most part; conversions are none."""
+    operators = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
+    converting = {cast.row for cast in conversions}
+    candidates = operators.filter(
+        pl.col("input_types").str.contains('"double"', literal=True)
+        & ~pl.col("name").is_in([*_WRAPPERS, "aten::copy_", "ToCopyBackward0"])
+        & ~pl.col("name").str.contains(r"^autograd::engine|^torch::autograd")
+    )
+    found = []
+    for row, shapes, types in candidates.select("row", "input_shapes", "input_types").iter_rows():
+        tensors = [(elements(shape), kind) for shape, kind in zip(shapes_of(shapes), types_of(types), strict=False)
+                   if shape and kind in FLOATS]  # fmt: skip
+        wide = sum(count for count, kind in tensors if kind == "double")
+        if row not in converting and wide >= _SMALLEST and 2 * wide >= sum(count for count, _ in tensors):
+            found.append(row)
+    return np.array(found, np.int64)
+
+
+CONVERTING_KERNEL: Final = (
+    r"(?i)nchw_?to_?nhwc|nhwc_?to_?nchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d|convertTensor_kernel|"
+    r"transpose_(?:nchw|nhwc)|tensorTransformGeneric"
+)
+"""Kernels with which libraries change a convolution's layout."""
+
+_PERMUTES: Final = ("aten::permute", "aten::transpose", "aten::movedim")
+_COPIES: Final = ("aten::contiguous", "aten::clone", "aten::reshape", "aten::flatten")
+_MOVED: Final = frozenset({*_COPIES, "aten::copy_"})
+_HEAVY: Final = r"(?i)mm|conv|linear|matmul|norm|AccumulateGrad"
+_LAYOUTS_SMALLEST: Final = 1024
+_NEAR: Final = 12
+"""Operators between a change of order and its copy, and backward nodes after it that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutCopy:
+    """One change of the order of dimensions that was made real by a copy.
+
+    Attributes:
+        permute, copy: rows of `operators`.
+        before, after: shape of the tensor as it was and as it was copied.
+        order: which dimension of `before` each of `after` is; () where the recording does not tell.
+    """
+
+    lane: int
+    permute: int
+    copy: int
+    before: Shape
+    after: Shape
+    order: tuple[int, ...]
+
+
+def layout_copies(trace: Trace, rows: Rows) -> list[LayoutCopy]:
+    """Copies among these rows of `operators` that follow a change of the order of three dimensions or more."""
+    operators = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
+    copying = _really_copying(trace)
+    columns = ("row", "lane", "name", "input_shapes", "input_values")
+    wanted = operators.filter(pl.col("name").is_in([*_PERMUTES, *_COPIES]))
+    found: list[LayoutCopy] = []
+    last: dict[int, tuple[int, Shape, tuple[int, ...]]] = {}
+    taken = -1
+    ends = (trace.operators["start_ns"] + trace.operators["duration_ns"]).to_numpy()
+    starts = trace.operators["start_ns"].to_numpy()
+    for row, lane, name, text, values in wanted.select(columns).iter_rows():
+        shape = next(iter(shapes_of(text)), ())
+        if name in _PERMUTES:
+            last[lane] = (row, shape, _order(name, values, len(shape)))
+            continue
+        permute, before, order = last.get(lane, (-1, (), ()))
+        if not copying[row] or (taken >= 0 and starts[row] < ends[taken] and lane == trace.operators["lane"][taken]):
+            continue
+        same = sorted(shape) == sorted(before) and len(shape) >= 3 and elements(shape) >= _LAYOUTS_SMALLEST
+        if same and row - permute <= 2 * _NEAR and (not order or tuple(before[place] for place in order) == shape):
+            found.append(LayoutCopy(lane, permute, row, before, shape, order))
+            taken = row
+            last.pop(lane)
+    return found
+
+
+def to_and_fro(found: list[LayoutCopy]) -> list[LayoutCopy]:
+    """Those of the copies that a later one undoes, and the latter.
+
+    The later one's tensor lies as the earlier one's copy does, in all but the last dimension, and gets back the order
+    from before.
+    """
+    waiting: list[LayoutCopy] = []
+    paired: list[LayoutCopy] = []
+    for copy in found:
+        match = next((other for other in reversed(waiting[-_NEAR:]) if _undoes(copy, other)), None)
+        if match is None:
+            waiting.append(copy)
+        else:
+            waiting.remove(match)
+            paired += [match, copy]
+    return sorted(paired, key=lambda copy: copy.copy)
+
+
+def _undoes(copy: LayoutCopy, other: LayoutCopy) -> bool:
+    if copy.lane != other.lane or len(copy.before) != len(other.after) or copy.before[:-1] != other.after[:-1]:
+        return False
+    if copy.order and other.order:
+        return tuple(other.order[place] for place in copy.order) == tuple(range(len(copy.order)))
+    return copy.before != copy.after and copy.after[0] == other.before[0]
+
+
+def backward_work(trace: Trace, copies: list[LayoutCopy]) -> tuple[Rows, dict[int, int]]:
+    """What the changes of order cost in the backward pass.
+
+    A gradient comes in the other order too: what takes it copies it first, or walks through two orders at once.
+
+    Returns:
+        Rows of copies; and by row the nanoseconds that element-wise backward operators take beyond twice their forward
+        operator's.
+    """
+    source = backward_source(trace)
+    operators = trace.operators
+    nodes = operators.with_row_index("row").filter(
+        pl.col("parent").is_null() & pl.col("name").str.starts_with("autograd::engine")
+    )  # fmt: skip
+    rows, lanes, names = nodes["row"].to_numpy().astype(np.int64), nodes["lane"].to_numpy(), nodes["name"].to_list()
+    place_of = {int(source[row]): place for place, row in enumerate(rows.tolist()) if source[row] >= 0}
+    durations = operators["duration_ns"].to_numpy()
+    heavy = nodes["name"].str.contains(_HEAVY).to_numpy()
+    moving: list[int] = []
+    excess: dict[int, int] = {}
+    for copy in copies:
+        place = place_of.get(copy.permute)
+        if place is None:
+            continue
+        for following in range(place + 1, min(place + 1 + _NEAR // 2, len(rows))):
+            if lanes[following] != lanes[place] or "Permute" in names[following] or "Transpose" in names[following]:
+                break
+            inside = _inside(operators, int(rows[following]), rows, following)
+            copied = _copies_of(operators, inside, elements(copy.after))
+            if copied:
+                moving.append(copied[0])
+            elif not heavy[following] and source[rows[following]] >= 0:
+                row = int(rows[following])
+                excess[row] = max(int(durations[row] - 2 * durations[source[row]]), 0)
+            if copied or heavy[following] or durations[rows[following]] > durations[rows[place]]:
+                break
+    return np.unique(np.array(moving, np.int64)), excess
+
+
+def _inside(operators: pl.DataFrame, row: int, nodes: Rows, place: int) -> range:
+    return range(row + 1, int(nodes[place + 1]) if place + 1 < len(nodes) else operators.height)
+
+
+def _copies_of(operators: pl.DataFrame, rows: range, size: int) -> list[int]:
+    """Rows of the operators in a stretch that copy a tensor of that size."""
+    part = operators[rows.start : rows.stop].with_row_index("place")
+    part = part.filter(pl.col("name").is_in(list(_MOVED)))
+    return [rows.start + place for place, text in part.select("place", "input_shapes").iter_rows()
+            if elements(next(iter(shapes_of(text)), ())) == size]  # fmt: skip
+
+
+def _really_copying(trace: Trace) -> list[bool]:
+    """For each operator, whether a copy runs inside it."""
+    operators = trace.operators
+    parent = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    result = np.zeros(operators.height, np.bool_)
+    rows = np.flatnonzero((operators["name"] == "aten::copy_").to_numpy())
+    for _ in range(4):
+        rows = parent[rows]
+        rows = np.unique(rows[rows >= 0])
+        result[rows] = True
+    return list(result.tolist())
+
+
+def _order(name: str, values: str | None, dimensions: int) -> tuple[int, ...]:
+    """Which dimension each of the result is, from the operator's other inputs; () where they do not tell."""
+    try:
+        parsed = [json.loads(value) if value else None for value in json.loads(values or "[]")]
+    except (ValueError, TypeError, RecursionError):
+        return ()
+    if name == "aten::permute" and len(parsed) > 1 and isinstance(parsed[1], list):
+        places = parsed[1]
+    elif name == "aten::transpose" and len(parsed) > 2:
+        places = list(range(dimensions))
+        first, second = (each if isinstance(each, int) else dimensions for each in parsed[1:3])
+        if -dimensions <= min(first, second) and max(first, second) < dimensions:
+            places[first], places[second] = places[second], places[first]
+    else:
+        return ()
+    if len(places) != dimensions or not all(type(each) is int and -dimensions <= each < dimensions for each in places):
+        return ()
+    return tuple(each % dimensions for each in places)

@@ -1,0 +1,444 @@
+"""Computations recognised by their operators: attention, losses over many classes, chains of element-wise operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.work import (
+    ARITHMETIC,
+    PLAIN,
+    REDUCTIONS,
+    VIEWS,
+    Shape,
+    Traffic,
+    base_name,
+    elements,
+    shapes_of,
+    traffic,
+    types_of,
+)
+from stepscope.analysis.work import (
+    TrafficShape,
+)
+from stepscope.trace import Trace
+from stepscope.trace.nesting import Rows, inherit
+
+NUMBER_BYTES: Final = {"double": 8, "float": 4, "c10::Half": 2, "c10::BFloat16": 2}
+
+_SOFTMAX: Final = ("aten::softmax", "aten::_softmax", "aten::_safe_softmax")
+_PRODUCTS: Final = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::addmm")
+_WRAPPERS: Final = frozenset({"aten::matmul", "aten::einsum", "aten::__matmul__", *_PRODUCTS})
+_MASKS: Final = frozenset({"aten::masked_fill", "aten::masked_fill_", "aten::where", "aten::add", "aten::add_"})
+_DROPOUT: Final = frozenset({"aten::dropout", "aten::dropout_", "aten::native_dropout", "aten::bernoulli_"})
+_NEAREST: Final = 4
+"""Matrix products before and after a softmax that are looked at."""
+_FEWEST_KEYS: Final = 16
+"""Scores over fewer keys are those of a gate or a classifier."""
+_MATH: Final = "aten::_scaled_dot_product_attention_math"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenOutAttention:
+    """One computation of attention by operators of its own.
+
+    Attributes:
+        operators: rows of `operators`: both products and what works on the scores between them.
+        softmax: row of the softmax.
+        second_product: row of the product of the weights and the values, innermost.
+        scores: shape of the scores.
+        score_bytes: of one tensor of scores; 0 where their type is unknown.
+        causal: whether one square mask is laid on all scores.
+        masked: whether any mask or bias is.
+        dropout: whether weights are dropped.
+        within: name of the operator around all of it, "" where the program calls the operators itself.
+    """
+
+    operators: Rows
+    softmax: int
+    second_product: int
+    scores: Shape
+    score_bytes: int
+    causal: bool
+    masked: bool
+    dropout: bool
+    within: str
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether the program calls the fused operator, which falls back to this."""
+        return self.within == _MATH
+
+
+def written_out_attention(trace: Trace, rows: Rows) -> list[WrittenOutAttention]:
+    """Every computation of attention among these rows of `operators` whose scores are tensors of their own.
+
+    A softmax over scores (..., queries, keys), with a matrix product (queries, ..) x (.., keys) shortly before it and
+    one of (queries, keys) with something shortly after it, on one thread. Needs input shapes.
+    """
+    operators = trace.operators[rows].select("lane", "name").with_columns(row=pl.Series(rows, dtype=pl.Int64))
+    calls = _Calls(trace)
+    products = operators.filter(pl.col("name").is_in(_PRODUCTS))
+    softmax = operators.filter(pl.col("name").is_in(_SOFTMAX))["row"].to_numpy()
+    by_lane = {lane: mine["row"].to_numpy() for (lane,), mine in products.group_by("lane", maintain_order=True)}
+    found = []
+    for row in calls.outermost_of(softmax).tolist():
+        mine = by_lane.get(calls.lane[row])
+        written = None if mine is None else _around(calls, row, mine)
+        if written is not None:
+            found.append(written)
+    return found
+
+
+class _Calls:
+    """Columns of `operators` for looking calls up one by one."""
+
+    def __init__(self, trace: Trace) -> None:
+        operators = trace.operators
+        self.name = operators["name"].to_list()
+        self.lane = operators["lane"].to_list()
+        self.start: Rows = operators["start_ns"].to_numpy()
+        self.end: Rows = self.start + operators["duration_ns"].to_numpy()
+        self.parent: Rows = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+        self.lanes = operators["lane"].to_numpy()
+        self._shapes = operators["input_shapes"]
+        self._types = operators["input_types"]
+
+    def shapes(self, row: int) -> tuple[Shape, ...]:
+        return shapes_of(self._shapes[row])
+
+    def types(self, row: int) -> tuple[str, ...]:
+        return types_of(self._types[row])
+
+    def outermost_of(self, rows: Rows) -> Rows:
+        """Those of the rows that are inside no other of them."""
+        own = np.full(len(self.parent), -1, np.int64)
+        own[rows] = 1
+        around = inherit(own, self.parent)
+        parent = self.parent[rows]
+        return rows[~((parent >= 0) & (around[np.maximum(parent, 0)] > 0))]
+
+    def wrapped(self, row: int) -> int:
+        """The outermost matrix product around a product, or itself."""
+        while self.parent[row] >= 0 and self.name[self.parent[row]] in _WRAPPERS:
+            row = int(self.parent[row])
+        return row
+
+
+def _around(calls: _Calls, softmax: int, products: Rows) -> WrittenOutAttention | None:
+    """The attention whose softmax this is, None where it is another softmax; `products` of its thread, in order."""
+    scores = next(iter(calls.shapes(softmax)), ())
+    if len(scores) < 2 or scores[-1] < _FEWEST_KEYS:
+        return None
+    position = int(np.searchsorted(calls.start[products], calls.start[softmax]))
+    before = [row for row in products[max(position - _NEAREST, 0) : position].tolist() if _makes(calls, row, scores)]
+    after = [row for row in products[position : position + _NEAREST].tolist() if _takes(calls, row, scores)]
+    if not before or not after:
+        return None
+    first, second = calls.wrapped(before[-1]), calls.wrapped(after[0])
+    within = int(calls.parent[first])
+    name = calls.name[within] if within >= 0 else ""
+    if name.startswith("aten::") and name != _MATH:
+        return None
+    between = _on_scores(calls, first, second, scores)
+    names = {calls.name[row] for row in between.tolist()}
+    masks = [row for row in between.tolist() if calls.name[row] in _MASKS and _mask(calls, row, scores)]
+    types = calls.types(softmax)
+    return WrittenOutAttention(
+        operators=np.concatenate([[first], between, [second]]).astype(np.int64),
+        softmax=softmax,
+        second_product=after[0],
+        scores=scores,
+        score_bytes=elements(scores) * NUMBER_BYTES.get(types[0] if types else "", 0),
+        causal=scores[-1] == scores[-2]
+        and any(elements(_mask(calls, row, scores)) == scores[-1] ** 2 for row in masks),
+        masked=bool(masks),
+        dropout=bool(names & _DROPOUT),
+        within=name,
+    )
+
+
+def _matrices(calls: _Calls, row: int) -> tuple[Shape, Shape] | None:
+    """The shapes of the two factors of a product."""
+    shapes = [shape for shape in calls.shapes(row) if len(shape) >= 2]
+    wanted = shapes[-2:]
+    return (wanted[0], wanted[1]) if len(wanted) == 2 and wanted[0][-1] == wanted[1][-2] else None
+
+
+def _makes(calls: _Calls, row: int, scores: Shape) -> bool:
+    factors = _matrices(calls, row)
+    return factors is not None and (factors[0][-2], factors[1][-1]) == scores[-2:]
+
+
+def _takes(calls: _Calls, row: int, scores: Shape) -> bool:
+    factors = _matrices(calls, row)
+    return factors is not None and factors[0][-2:] == scores[-2:]
+
+
+def _on_scores(calls: _Calls, first: int, second: int, scores: Shape) -> Rows:
+    """The outermost calls between two products of a thread whose first input is as large as the scores."""
+    begin, end = np.searchsorted(calls.start, [calls.end[first], calls.start[second]])
+    rows = np.arange(begin, end)
+    rows = calls.outermost_of(rows[calls.lanes[rows] == calls.lanes[first]])
+    size = elements(scores)
+    return np.array([row for row in rows.tolist() if size in map(elements, calls.shapes(row)[:2])], np.int64)
+
+
+def _mask(calls: _Calls, row: int, scores: Shape) -> Shape:
+    """The shape of what a call lays on the scores; () where it is as large as they are, or a number."""
+    shapes = [shape for shape in calls.shapes(row)[:3] if len(shape) >= 2 and shape[-1] == scores[-1]]
+    return next((shape for shape in shapes if elements(shape) < elements(scores)), ())
+
+
+_LOG_SOFTMAX: Final = "aten::_log_softmax"
+_PROJECTIONS: Final = ("aten::linear", "aten::matmul", "aten::mm", "aten::addmm")
+_TABLES: Final = ("aten::embedding", "aten::embedding_bag")
+_VIEWS: Final = ("aten::index_select", "aten::select", "aten::as_strided")
+_FARTHEST: Final = 200
+"""Operators before a loss among which the projection that made its scores is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsLoss:
+    """One loss over (positions, classes) scores.
+
+    Attributes:
+        positions, classes: of the scores.
+        projection: row of `operators` that computed them, -1 where it was not found.
+        operators: rows of what works on the scores between the projection and the loss, and of the loss, nested or not.
+        log_softmax: row of the normalisation.
+        score_bytes: of one tensor of scores as the loss takes them; 0 where their type is unknown.
+    """
+
+    positions: int
+    classes: int
+    projection: int
+    operators: Rows
+    log_softmax: int
+    score_bytes: int
+
+
+def logits_losses(trace: Trace, rows: Rows, fewest_classes: int) -> list[LogitsLoss]:
+    """The losses among these rows of `operators` that are taken over at least so many classes. Needs input shapes."""
+    calls = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64)).select(
+        "row", "lane", "name", "input_shapes", "input_types"
+    )  # fmt: skip
+    found = []
+    for _, mine in calls.group_by("lane", maintain_order=True):
+        names, shapes = mine["name"].to_list(), mine["input_shapes"].to_list()
+        for place in np.flatnonzero((mine["name"] == _LOG_SOFTMAX).to_numpy()).tolist():
+            scores = next(iter(shapes_of(shapes[place])), ())
+            if len(scores) < 2 or scores[-1] < fewest_classes:
+                continue
+            loss = _loss(mine, names, shapes, place, scores)
+            if loss is not None:
+                found.append(loss)
+    return found
+
+
+def _loss(
+    calls: pl.DataFrame, names: list[str], shapes: list[str | None], place: int, scores: Shape
+) -> LogitsLoss | None:
+    size, classes = elements(scores), scores[-1]
+    first = max(place - _FARTHEST, 0)
+    makers = [number for number in range(first, place) if names[number] in _PROJECTIONS
+              and _made(shapes_of(shapes[number])) == (size // classes, classes)]  # fmt: skip
+    if not makers:
+        return None
+    # Of products inside each other the outermost comes first; of several, the last before the loss made the scores.
+    after = max(makers)
+    outer = [number for number in makers if after - number < 16]
+    mine = [number for number in range(outer[0] + 1, min(place + _FARTHEST, len(names)))
+            if size in map(elements, shapes_of(shapes[number])[:1]) and "Backward" not in names[number]
+            and "backward" not in names[number]]  # fmt: skip
+    around = [number for number in range(outer[0] + 1, place) if names[number] == "aten::cross_entropy_loss"]
+    rows = calls["row"].to_numpy()
+    types = types_of(calls["input_types"][place])
+    return LogitsLoss(
+        positions=size // classes,
+        classes=classes,
+        projection=int(rows[outer[0]]),
+        operators=np.unique(rows[[*mine, *around]]),
+        log_softmax=int(rows[place]),
+        score_bytes=size * NUMBER_BYTES.get(types[0] if types else "", 0),
+    )
+
+
+def _made(shapes: tuple[Shape, ...]) -> tuple[int, int]:
+    """(rows, columns) of what a product of these inputs makes; a linear layer's weights are transposed."""
+    matrices = [shape for shape in shapes if len(shape) >= 2]
+    if len(matrices) < 2:
+        return (0, 0)
+    left, right = matrices[-2], matrices[-1]
+    width = left[-1]
+    columns = right[-1] if right[-2] == width else right[-2]
+    return (elements(left) // max(width, 1), columns)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseTable:
+    """An embedding table whose gradient is a whole table.
+
+    Attributes:
+        shape: (rows, width) of the table.
+        lookups: rows of `operators`.
+        indices: how many rows were looked up in the mean call, repetitions counted.
+        whole: rows of `operators` on tensors of the table's shape that are not the lookups themselves.
+    """
+
+    shape: Shape
+    lookups: Rows
+    indices: float
+    whole: Rows
+
+
+def dense_tables(trace: Trace, rows: Rows, fewest_rows: int) -> list[DenseTable]:
+    """Tables of at least so many rows, of which lookups among these `operators` take some and whose gradient is dense.
+
+    A table that also stands in a matrix product, as tied output weights do, has a dense gradient by nature and is left
+    out. Needs input shapes.
+    """
+    calls = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
+    names, texts, numbers = calls["name"].to_list(), calls["input_shapes"].to_list(), calls["row"].to_numpy()
+    lookups: dict[Shape, list[int]] = {}
+    for place, name in enumerate(names):
+        table = next(iter(shapes_of(texts[place])), ()) if name in _TABLES else ()
+        if len(table) == 2 and table[0] >= fewest_rows:
+            lookups.setdefault(table, []).append(place)
+    if not lookups:
+        return []
+    firsts = [next(iter(shapes_of(text)), ()) for text in texts]
+    found = []
+    for table, places in lookups.items():
+        multiplied = any(
+            name in _PROJECTIONS and any(shape in (table, table[::-1]) for shape in shapes_of(text))
+            for name, text in zip(names, texts, strict=True)
+        )
+        whole = [place for place, shape in enumerate(firsts) if shape == table and "embedding" not in names[place]
+                 and not names[place].startswith(_VIEWS)]  # fmt: skip
+        cleared = any(names[place] in ("aten::zero_", "aten::fill_") for place in whole)
+        indices = [elements(shapes_of(texts[place])[1]) for place in places if len(shapes_of(texts[place])) > 1]
+        if not multiplied and cleared and indices:
+            found.append(DenseTable(table, numbers[places], float(np.mean(indices)), numbers[whole]))
+    return found
+
+
+LONGEST_CHAIN: Final = 24
+"""Operators; a longer stretch is cut, since no single function would hold it."""
+FUSIBLE: Final = PLAIN | ARITHMETIC | REDUCTIONS | {"rand_like", "bernoulli", "softmax", "log_softmax"}
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Operators that one fused kernel could replace.
+
+    Attributes:
+        names: of the operators, as `base_name` gives them; views on the way are left out.
+        in_place: whether each of them overwrites its first input.
+        operators: rows of `operators`, in order.
+        traffic: what each moves.
+        place: file and function of the user's line, or Nones.
+    """
+
+    names: tuple[str, ...]
+    in_place: tuple[bool, ...]
+    operators: tuple[int, ...]
+    traffic: tuple[Traffic, ...]
+    place: tuple[str | None, str | None]
+
+    @property
+    def elements(self) -> int:
+        """Numbers in the largest tensor of the chain."""
+        return max(prod(each.output) for each in self.traffic)
+
+    @property
+    def elements_moved(self) -> int:
+        """Numbers that the operators read and write one by one."""
+        return sum(each.elements for each in self.traffic)
+
+    @property
+    def elements_moved_fused(self) -> int:
+        """Numbers that remain to be read and written: the first input, further inputs of its size, one result.
+
+        Which tensors are the chain's own is told by shapes: of each operator's inputs at most one, of the largest
+        size, comes from outside unless it is the first.
+        """
+        full = self.elements
+        result = prod(self.traffic[-1].output)
+        first = sum(map(prod, self.traffic[0].inputs))
+        extra = sum(
+            prod(shape)
+            for each in self.traffic[1:]
+            for shape in each.inputs
+            if len(each.inputs) > 1 and prod(shape) < full
+        )
+        return min(first + result + min(extra, full), self.elements_moved)
+
+
+def chains(trace: Trace, rows: Rows, shortest: int = 2) -> Iterator[Chain]:
+    """The chains among these operators.
+
+    Args:
+        rows: rows of `operators`: the candidates, outermost ones, in order of time. What lies between two of one
+            thread breaks a chain.
+        shortest: operators that make a chain.
+    """
+    columns = ["lane", "name", "input_shapes", "source_file", "source_function"]
+    table = trace.operators.select(columns)[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
+    for _, mine in table.group_by("lane", maintain_order=True):
+        yield from _of_thread(mine, shortest)
+
+
+def _of_thread(table: pl.DataFrame, shortest: int) -> Iterator[Chain]:
+    current = _Growing((None, None))
+    for _, name, shapes, file, function, row in table.iter_rows():
+        base = base_name(name)
+        if base in VIEWS:
+            current.see(traffic(shapes))
+            continue
+        moved = traffic(shapes, reduces=base in REDUCTIONS) if base in FUSIBLE else None
+        place = (file, function)
+        if not current.takes(moved, place):
+            yield from current.chain(shortest)
+            current = _Growing(place)
+        if moved is not None:
+            current.add(base, name.endswith("_"), row, moved)
+    yield from current.chain(shortest)
+
+
+class _Growing:
+    """A chain while its operators come in."""
+
+    def __init__(self, place: tuple[str | None, str | None]) -> None:
+        self.place = place
+        self._rows: list[tuple[str, bool, int, Traffic]] = []
+        self._shapes: set[TrafficShape] = set()
+
+    def takes(self, moved: Traffic | None, place: tuple[str | None, str | None]) -> bool:
+        """Whether an operator goes on with what the chain made, in the same function."""
+        if moved is None or place != self.place or len(self._rows) >= LONGEST_CHAIN:
+            return False
+        return not self._rows or not self._shapes.isdisjoint(moved.inputs)
+
+    def add(self, name: str, in_place: bool, row: int, moved: Traffic) -> None:
+        self._rows.append((name, in_place, row, moved))
+        self._shapes.update(moved.inputs)
+        self._shapes.add(moved.output)
+        if name in REDUCTIONS:
+            self._shapes.add((*moved.output[:-1], 1))
+            self._shapes.add(moved.output[:-1])
+
+    def see(self, moved: Traffic | None) -> None:
+        """A view of something: the shapes it may have next are unknown, those it had are the chain's."""
+        if moved is not None and self._rows:
+            self._shapes.update(moved.inputs)
+
+    def chain(self, shortest: int) -> Iterator[Chain]:
+        if len(self._rows) >= shortest:
+            names, in_place, rows, moved = zip(*self._rows, strict=True)
+            yield Chain(names, in_place, rows, moved, self.place)

@@ -1,0 +1,345 @@
+"""What the user's lines and modules cost, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.attribution import Attribution, SourcePlace, attribute
+from stepscope.analysis.idle import idle_time
+from stepscope.analysis.module_paths import OTHER, PHASES
+from stepscope.analysis.operators import at, operator_costs
+from stepscope.analysis.steps import step_table
+from stepscope.analysis.where import slice_index
+from stepscope.trace import Trace, Window
+from stepscope.trace.nesting import Rows
+
+PHASE_COLUMNS: Final = tuple(f"{phase}_ns" for phase in PHASES)
+COST_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
+    **dict.fromkeys(PHASE_COLUMNS, pl.Int64),  # device time, or operators' own time where the trace has no device
+    "total_ns": pl.Int64,  # the sum of these
+    "host_ns": pl.Int64,  # operators' own time on the host
+    "idle_ns": pl.Int64,  # device idle time that it caused; null without a device
+    "calls": pl.Int64,
+    "bytes_allocated": pl.Int64,  # null where the recording kept no allocations
+}
+_RECORDS: Final = dict.fromkeys(
+    ("place", "module", "phase", "ns", "host_ns", "idle_ns", "calls", "bytes_allocated"), pl.Int64
+)
+_EVER: Final = Window(-(2**62), 2**62)
+
+
+@dataclass(frozen=True)
+class PlaceCosts:
+    """What happened in a stretch of a trace, by place, module and phase.
+
+    Attributes:
+        basis: "device" where times are those of device work, "host" where they are operators' own time.
+        steps: complete steps that the stretch consists of; 0 where it is everything that was recorded.
+        window: the stretch: what was launched or began in it counts.
+        records: columns place and module (indices into the attribution's, -1 for none), phase (index into PHASES), ns,
+            host_ns, idle_ns, calls, bytes_allocated; one row for each combination.
+    """
+
+    attribution: Attribution
+    basis: Literal["device", "host"]
+    steps: int
+    window: Window
+    records: pl.DataFrame
+
+    @property
+    def total_ns(self) -> int:
+        """All device time, or operators' own time where the trace has no device."""
+        return int(self.records["ns"].sum())
+
+    @property
+    def attributed_ns(self) -> int:
+        """The part of `total_ns` that has a place in the user's code."""
+        return int(self.records.filter(pl.col("place") >= 0)["ns"].sum())
+
+    @property
+    def idle_ns(self) -> int | None:
+        """All idle time of devices; None without a device."""
+        return int(self.records["idle_ns"].sum()) if self.basis == "device" else None
+
+
+def place_costs(
+    trace: Trace,
+    *,
+    attribution: Attribution | None = None,
+    window: Window | None = None,
+    idle: pl.DataFrame | None = None,
+) -> PlaceCosts:
+    """The costs of the complete steps, or of everything where there are none.
+
+    Args:
+        attribution: as `attribute` gives it, if it was computed already.
+        window: another stretch than the steps'.
+        idle: as `idle_time` gives it, likewise.
+    """
+    attribution = attribute(trace) if attribution is None else attribution
+    steps = 0
+    if window is None:
+        complete = step_table(trace).filter(pl.col("complete"))
+        steps = complete.height
+        ends = (complete["start_ns"] + complete["duration_ns"]).to_numpy()
+        starts = complete["start_ns"].to_numpy()
+        window = Window(int(starts.min()), int(ends.max())) if steps else _EVER
+    basis: Literal["device", "host"] = "device" if trace.device_work.height else "host"
+    parts = [pl.DataFrame(schema=dict(_RECORDS)), _operators(trace, attribution, window, count_time=basis == "host")]
+    if basis == "device":
+        pieces = idle_time(trace, activity=attribution.activity) if idle is None else idle
+        parts += [_work(trace, attribution, window), _idle(attribution, window, pieces)]
+    keys = ["place", "module", "phase"]
+    records = pl.concat(parts, how="diagonal").group_by(keys).agg(pl.exclude(keys).sum()).sort(keys)
+    return PlaceCosts(attribution, basis, steps, window, records)
+
+
+def cost_sums(costs: PlaceCosts, by: str) -> pl.DataFrame:
+    """Columns `by` ("place" or "module") and COST_COLUMNS, one row for each value."""
+    phases = [
+        pl.col("ns").filter(pl.col("phase") == number).sum().alias(name) for number, name in enumerate(PHASE_COLUMNS)
+    ]
+    sums = costs.records.group_by(by).agg(
+        *phases, pl.col("ns").sum().alias("total_ns"), pl.col("host_ns", "idle_ns", "calls", "bytes_allocated").sum()
+    )
+    unknown = [] if costs.basis == "device" else [pl.lit(None).alias("idle_ns")]
+    if costs.attribution.trace.memory.is_empty():
+        unknown.append(pl.lit(None).alias("bytes_allocated"))
+    columns = [pl.col(name).cast(dtype) for name, dtype in COST_COLUMNS.items()]
+    return sums.with_columns(unknown).select(by, *columns)
+
+
+def _records(place: Rows, module: Rows, **columns: Rows) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "place": place,
+            "module": module,
+            **{name: values.astype(np.int64) for name, values in columns.items()},
+        }
+    )
+
+
+def _work(trace: Trace, attribution: Attribution, window: Window) -> pl.DataFrame:
+    work = trace.device_work
+    launched = trace.launches["start_ns"].gather(work["launch"])
+    start = pl.select(pl.coalesce(launched, work["start_ns"])).to_series().to_numpy()
+    rows = _records(
+        attribution.work_place,
+        attribution.work_module,
+        phase=attribution.work_phase.astype(np.int64),
+        ns=work["duration_ns"].to_numpy(),
+    )
+    return rows.filter(pl.Series((start >= window.start_ns) & (start < window.end_ns)))
+
+
+def _operators(trace: Trace, attribution: Attribution, window: Window, *, count_time: bool) -> pl.DataFrame:
+    costs = operator_costs(trace)
+    slices = attribution.operator_slices
+    own = costs["host_self_ns"].to_numpy()
+    phase = np.where(slices >= 0, at(attribution.phase.astype(np.int64), slices), OTHER)
+    rows = _records(
+        at(attribution.place, slices),
+        at(attribution.module, slices),
+        phase=phase,
+        ns=own if count_time else np.zeros(len(own), np.int64),
+        host_ns=own,
+        calls=_is_call(trace, attribution),
+        bytes_allocated=costs["bytes_allocated"].to_numpy(),
+    )
+    start = trace.operators["start_ns"].to_numpy()
+    return rows.filter(pl.Series((start >= window.start_ns) & (start < window.end_ns)))
+
+
+def _is_call(trace: Trace, attribution: Attribution) -> Rows:
+    """1 for operators that a line called itself: not inside another one of the same line, nor as its backward."""
+    slices = attribution.operator_slices
+    place = at(attribution.place, slices)
+    parent = trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    caused = (slices >= 0) & (at(attribution.caused.astype(np.int64), slices) > 0)
+    outermost = (parent < 0) | (at(place, parent) != place)
+    result: Rows = (outermost & ~caused).astype(np.int64)
+    return result
+
+
+def _idle(attribution: Attribution, window: Window, pieces: pl.DataFrame) -> pl.DataFrame:
+    """Idle time under the slice that the host was in, else the line it was at, else the launch that ended the gap."""
+    start = pl.col("start_ns").clip(lower_bound=window.start_ns)
+    end = (pl.col("start_ns") + pl.col("duration_ns")).clip(upper_bound=window.end_ns)
+    pieces = pieces.with_columns(ns=end - start).filter(pl.col("ns") > 0)
+    slices = slice_index(attribution.activity, pieces["slice_table"], pieces["slice_row"])
+    launch = pieces["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
+    launching = at(attribution.activity.slices_of("launches"), launch)
+    rows = _records(
+        at(attribution.place, slices),
+        at(attribution.module, slices),
+        phase=np.full(len(slices), OTHER),
+        idle_ns=pieces["ns"].to_numpy(),
+    ).with_columns(
+        line=pl.Series(_lines(attribution, pieces)), launch_place=pl.Series(at(attribution.place, launching))
+    )
+    place, line = pl.col("place"), pl.col("line")
+    found = pl.when(place >= 0).then(place).when(line >= 0).then(line).otherwise(pl.col("launch_place"))
+    return rows.with_columns(place=found).drop("line", "launch_place")
+
+
+def _lines(attribution: Attribution, pieces: pl.DataFrame) -> Rows:
+    """The place of pieces in which the recording's lines tell what the host did, -1 for others."""
+    rows = pl.select(pl.when(pieces["slice_table"] == "lines").then(pieces["slice_row"])).to_series()
+    return at(attribution.line_place, rows.cast(pl.Int64).fill_null(-1).to_numpy())
+
+
+LINE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "file": pl.String,  # null in the one row of what has no place in the user's code
+    "line": pl.Int32,
+    "function": pl.String,
+    "exact_line": pl.Boolean,  # `line` is the statement's; otherwise it stands for the whole function defined there
+    **COST_COLUMNS,
+    "share": pl.Float64,  # of the whole time, 0 to 1
+}
+
+
+def line_table(trace: Trace, *, costs: PlaceCosts | None = None, window: Window | None = None) -> pl.DataFrame:
+    """The lines of the user's code that anything was attributed to, the costliest first.
+
+    Args:
+        costs: as `place_costs` gives them, if they were computed already.
+        window: another stretch than the complete steps.
+
+    Returns:
+        Columns as in LINE_SCHEMA, sums over the steps. The times of all rows add up to all device time, or, where the
+        trace has no device, to the operators' own time. `calls` are the operators that the line called itself.
+    """
+    costs = place_costs(trace, window=window) if costs is None else costs
+    sums = cost_sums(costs, "place")
+    places = pl.DataFrame(
+        [(number, *place) for number, place in enumerate(costs.attribution.places)],
+        schema={"place": pl.Int64, **{name: LINE_SCHEMA[name] for name in SourcePlace._fields}},
+        orient="row",
+    )
+    total = max(costs.total_ns, 1)
+    table = sums.join(places, on="place", how="left").with_columns(share=pl.col("total_ns") / total)
+    if not (table["place"] >= 0).any() and not costs.total_ns:
+        return pl.DataFrame(schema=dict(LINE_SCHEMA))
+    columns = [pl.col(name).cast(dtype) for name, dtype in LINE_SCHEMA.items()]
+    order = ["total_ns", "idle_ns", "host_ns", "file", "line", "function"]
+    return table.select(columns).sort(order, descending=[True, True, True, False, False, False], nulls_last=True)
+
+
+MODULE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "module": pl.String,  # the path; null in the one row of what ran outside of modules
+    "name": pl.String,  # the path behind that of the row above it in the tree
+    "depth": pl.Int64,  # in the tree, from 0
+    **COST_COLUMNS,  # with the modules inside
+    "self_ns": pl.Int64,  # `total_ns` without the modules inside
+    "share": pl.Float64,  # of the whole time, 0 to 1
+}
+_SUMMED: Final = tuple(name for name in COST_COLUMNS if name != "calls")
+
+
+@dataclass(slots=True)
+class _Node:
+    """A module: its own costs, and once summed those of the modules inside as well."""
+
+    path: str
+    name: str
+    costs: dict[str, Any]
+    self_ns: int
+    calls: int | None
+    inside: list[_Node] = field(default_factory=list)
+
+
+def module_table(
+    trace: Trace, *, costs: PlaceCosts | None = None, window: Window | None = None, depth: int | None = None
+) -> pl.DataFrame:
+    """The modules as a tree, row by row from its top, the costliest of each level first.
+
+    A module that costs nothing itself and holds only one other is drawn as one with it.
+
+    Args:
+        costs: as `place_costs` gives them, if they were computed already.
+        window: another stretch than the complete steps.
+        depth: levels to keep, all by default; what is deeper counts in the row around it.
+
+    Returns:
+        Columns as in MODULE_SCHEMA, sums over the steps; `calls` is how often the module was called, null for a module
+        that only holds others. The rows' `self_ns` add up to all device time, or, where the trace has no device, to the
+        operators' own time, unless `depth` leaves rows out.
+    """
+    costs = place_costs(trace, window=window) if costs is None else costs
+    if not costs.attribution.modules:
+        return pl.DataFrame(schema=dict(MODULE_SCHEMA))
+    roots, outside = _tree(trace, costs)
+    rows = [row for root in _in_order(roots) for row in _rows(root, "", 0, depth)]
+    if outside is not None:
+        rows.append({"module": None, "name": None, "depth": 0, **outside, "self_ns": outside["total_ns"]})
+    total = max(costs.total_ns, 1)
+    return pl.DataFrame([{**row, "share": row["total_ns"] / total} for row in rows], schema=dict(MODULE_SCHEMA))
+
+
+def _tree(trace: Trace, costs: PlaceCosts) -> tuple[list[_Node], dict[str, Any] | None]:
+    """The outermost modules, and the costs of what ran in none."""
+    attribution = costs.attribution
+    own = {row.pop("module"): row for row in cost_sums(costs, "module").iter_rows(named=True)}
+    known = next(iter(own.values()), dict.fromkeys(COST_COLUMNS, 0))  # nothing that modules could cost
+    nothing: dict[str, Any] = {name: None if known[name] is None else 0 for name in COST_COLUMNS}
+    calls = _calls(trace, costs)
+    nodes = []
+    for number, path in enumerate(attribution.modules):
+        mine = dict(own.get(number, nothing))
+        nodes.append(_Node(path, path, mine, mine["total_ns"], calls.get(number)))
+    roots = []
+    for number in reversed(range(len(nodes))):  # a module comes after those around it
+        node, around = nodes[number], int(attribution.module_parents[number])
+        if not any(node.costs[name] for name in _SUMMED) and not node.calls:
+            continue
+        if around < 0:
+            roots.append(node)
+            continue
+        nodes[around].inside.append(node)
+        for name in _SUMMED:
+            if node.costs[name] is not None:
+                nodes[around].costs[name] += node.costs[name]
+    return roots, own.get(-1)
+
+
+def _calls(trace: Trace, costs: PlaceCosts) -> dict[int, int]:
+    """How often each module was called in the stretch."""
+    attribution, window = costs.attribution, costs.window
+    begins = pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left")
+    if trace.modules.height:
+        numbers = {path: number for number, path in enumerate(attribution.modules)}
+        counts = trace.modules.filter(begins).group_by("name").len()
+        return {numbers[name]: count for name, count in counts.iter_rows()}
+    slices = attribution.activity.slices_of("frames")
+    frames = trace.frames.select("start_ns", is_call=pl.col("module").is_not_null())
+    called = frames.with_columns(slice=pl.Series(slices)).filter(begins & pl.col("is_call") & (pl.col("slice") >= 0))
+    modules = pl.Series("module", attribution.module[called["slice"].to_numpy()])
+    return dict(modules.value_counts().iter_rows())
+
+
+def _rows(node: _Node, around: str, depth: int, deepest: int | None) -> Iterator[dict[str, Any]]:
+    while len(node.inside) == 1 and node.self_ns == 0 and node.costs["total_ns"] == node.inside[0].costs["total_ns"]:
+        if node.costs != {**node.inside[0].costs, "calls": node.costs["calls"]}:
+            break  # it costs something else, such as idle time
+        node = node.inside[0]
+    name = node.path[len(around) :].removeprefix(".")
+    yield {
+        "module": node.path,
+        "name": name,
+        "depth": depth,
+        **node.costs,
+        "calls": node.calls,
+        "self_ns": node.self_ns,
+    }
+    if deepest is None or depth + 1 < deepest:
+        for inner in _in_order(node.inside):
+            yield from _rows(inner, node.path, depth + 1, deepest)
+
+
+def _in_order(nodes: list[_Node]) -> list[_Node]:
+    return sorted(nodes, key=lambda node: (-node.costs["total_ns"], -(node.costs["idle_ns"] or 0), node.path))

@@ -1,0 +1,278 @@
+"""The inputs of operators' calls, their shapes, and the memory traffic that follows from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+Shape: TypeAlias = tuple[int, ...]
+
+_LONGEST: Final = 100_000
+"""Characters; what is longer describes lists of thousands of tensors and is not read."""
+
+
+@lru_cache(maxsize=65536)
+def shapes_of(text: str | None) -> tuple[Shape, ...]:
+    """The shape of each input, () for one that is no tensor or a list of them; none where `text` is no such JSON."""
+    parsed = _parsed(text)
+    return tuple(_shape(each) for each in parsed) if isinstance(parsed, list) else ()
+
+
+@lru_cache(maxsize=65536)
+def types_of(text: str | None) -> tuple[str, ...]:
+    """The type of each input, such as "float" or "c10::Half", "" where it has none; none where this is no such JSON."""
+    parsed = _parsed(text)
+    return tuple(each if isinstance(each, str) else "" for each in parsed) if isinstance(parsed, list) else ()
+
+
+@lru_cache(maxsize=65536)
+def listed_shapes(text: str | None) -> tuple[Shape, ...]:
+    """The shapes of the tensors in the first input that is a list of tensors."""
+    parsed = _parsed(text)
+    for each in parsed if isinstance(parsed, list) else []:
+        if isinstance(each, list) and each and all(isinstance(inner, list) for inner in each):
+            return tuple(_shape(inner) for inner in each)
+    return ()
+
+
+def elements(shape: Shape) -> int:
+    """How many numbers a tensor of this shape holds; 1 for a scalar."""
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def _parsed(text: str | None) -> Any:
+    if not text or len(text) > _LONGEST:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _shape(value: Any) -> Shape:
+    if not isinstance(value, list) or not all(type(each) is int and each >= 0 for each in value):
+        return ()
+    return tuple(value)
+
+
+ELEMENT_BYTES: Final[Mapping[str, int]] = {
+    "double": 8, "float": 4, "c10::Half": 2, "c10::BFloat16": 2, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
+    "c10::Float8_e4m3fnuz": 1, "c10::Float8_e5m2fnuz": 1, "long": 8, "long int": 8, "int": 4, "short": 2,
+    "short int": 2, "unsigned char": 1, "signed char": 1, "char": 1, "bool": 1, "c10::complex<float>": 8,
+    "c10::complex<double>": 16,
+}  # fmt: skip
+"""Bytes of one element by the name that a trace gives the type."""
+
+NUMBER_TYPES: Final[Mapping[str, str]] = {
+    "double": "fp64", "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16", "c10::Float8_e4m3fn": "fp8",
+    "c10::Float8_e5m2": "fp8", "c10::Float8_e4m3fnuz": "fp8", "c10::Float8_e5m2fnuz": "fp8", "signed char": "int8",
+}  # fmt: skip
+"""Name of the type in a table of peaks."""
+
+LARGEST: Final = 2**62
+
+
+class Work(NamedTuple):
+    """What one call needs.
+
+    Attributes:
+        kind: "matrix", "convolution", "attention", "normalisation", "softmax", "elementwise", "reduction", "embedding"
+            or "copy".
+        flops: floating-point operations; None where shapes do not tell.
+        bytes: least memory traffic; None where shapes or types do not tell.
+        number_type: of the arithmetic, such as "bf16"; None where it is none of `NUMBER_TYPES`.
+    """
+
+    kind: str
+    flops: int | None
+    bytes: int | None
+    number_type: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator's inputs, in order: shape (None for what is no tensor), type, and value as text ("" for a tensor)."""
+
+    shapes: tuple[Shape | None, ...]
+    types: tuple[str, ...]
+    values: tuple[str, ...]
+
+    def shape(self, index: int) -> Shape | None:
+        """Of the input at this place, None where there is no tensor."""
+        if index >= len(self.shapes) or self.type(index) not in ELEMENT_BYTES:
+            return None
+        return self.shapes[index]
+
+    def type(self, index: int) -> str:
+        """Of the input at this place, "" where none is known."""
+        return self.types[index] if index < len(self.types) else ""
+
+    def bytes(self, index: int) -> int:
+        """Of the tensor at this place, 0 where there is none. A number that was made a tensor takes none either."""
+        shape = self.shape(index)
+        return prod(shape) * ELEMENT_BYTES[self.type(index)] if shape else 0
+
+    def integers(self, index: int) -> Shape | None:
+        """The list of integers at this place."""
+        try:
+            found = json.loads(self.values[index]) if index < len(self.values) else None
+        except ValueError:
+            return None
+        is_list = isinstance(found, list) and all(type(one) is int and abs(one) < LARGEST for one in found)
+        return tuple(found) if is_list else None  # type: ignore[arg-type]
+
+    def flag(self, index: int) -> bool | None:
+        """The truth value at this place."""
+        text = self.values[index] if index < len(self.values) else ""
+        return {"True": True, "False": False}.get(text)
+
+    def mask(self, index: int, *, same_length: bool) -> bool | None:
+        """Whether the truth value or kind of mask at this place is causal; kind 2 is so from the other corner."""
+        text = self.values[index] if index < len(self.values) else ""
+        kinds = {"False": False, "True": True, "0": False, "1": True}
+        return kinds.get(text, True if text == "2" and same_length else None)
+
+    def flags(self, index: int) -> tuple[bool, ...] | None:
+        """The list of truth values at this place."""
+        text = self.values[index] if index < len(self.values) else ""
+        words = [word.strip() for word in text.strip("[]").split(",")]
+        return tuple(word == "True" for word in words) if all(word in ("True", "False") for word in words) else None
+
+
+def call_of(shapes: str | None, types: str | None, values: str | None) -> Call | None:
+    """The inputs from the JSON columns of `operators`; None where shapes or types are missing or damaged."""
+    try:
+        dimensions, names = json.loads(shapes or "null"), json.loads(types or "null")
+        texts = json.loads(values or "[]")
+    except (ValueError, RecursionError):
+        return None
+    if not all(isinstance(part, list) for part in (dimensions, names, texts)):
+        return None
+    if not all(isinstance(word, str) for word in (*names, *texts)):
+        return None
+    return Call(tuple(_inputs_shape(one) for one in dimensions), tuple(names), tuple(texts))
+
+
+def _inputs_shape(value: Any) -> Shape | None:
+    is_shape = isinstance(value, list) and all(type(size) is int and 0 <= size < LARGEST for size in value)
+    return tuple(value) if is_shape else None
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape | None:
+    """The shape that these shapes together spread to; None where they do not fit."""
+    result: list[int] = []
+    for place in range(1, max(map(len, shapes), default=0) + 1):
+        sizes = {shape[-place] for shape in shapes if len(shape) >= place} - {1}
+        if len(sizes) > 1:
+            return None
+        result.append(sizes.pop() if sizes else 1)
+    return tuple(reversed(result))
+
+
+TrafficShape = tuple[int, ...]
+
+# fmt: off
+PLAIN: Final = frozenset({
+    "add", "sub", "rsub", "mul", "div", "neg", "abs", "square", "reciprocal", "sqrt", "rsqrt", "clamp", "clamp_min",
+    "clamp_max", "maximum", "minimum", "relu", "where", "masked_fill", "gt", "lt", "ge", "le", "eq", "ne", "addcmul",
+    "addcdiv", "lerp", "_to_copy", "to", "leaky_relu", "threshold", "sign", "floor", "round", "fill", "copy",
+})
+"""Names (without namespace and trailing underscore) of element-wise operators as quick as their memory."""
+ARITHMETIC: Final = frozenset({
+    "exp", "expm1", "log", "log1p", "log2", "tanh", "erf", "erfc", "sigmoid", "sin", "cos", "pow", "silu", "gelu",
+    "softplus", "elu", "mish", "logsigmoid", "hardsigmoid", "hardswish", "atan2",
+})
+"""Element-wise operators that calculate for longer than they wait for memory."""
+REDUCTIONS: Final = frozenset({
+    "mean", "sum", "var", "std", "var_mean", "std_mean", "amax", "amin", "max", "min", "logsumexp",
+    "linalg_vector_norm", "norm",
+})
+"""Operators that a normalisation or a softmax written by hand has among its element-wise ones."""
+VIEWS: Final = frozenset({
+    "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "expand_as", "transpose", "permute", "t",
+    "detach", "alias", "chunk", "split", "type_as", "numpy_T", "flatten", "unflatten", "broadcast_to", "view_as",
+})
+"""Operators that make another view of the same data, which costs nothing on its way."""
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one element-wise operator moves.
+
+    Attributes:
+        inputs: shapes of its tensors, scalars left out.
+        output: shape of its result, if it is that of its broadcast inputs.
+        elements: numbers read and written.
+    """
+
+    inputs: tuple[TrafficShape, ...]
+    output: TrafficShape
+    elements: int
+
+
+def base_name(name: str) -> str:
+    """The operator's name without namespace and in-place mark, such as "mul" of "aten::mul_"."""
+    return name.rpartition("::")[2].rstrip("_") or name
+
+
+@lru_cache(maxsize=65536)
+def traffic_shapes_of(input_shapes: str | None) -> tuple[TrafficShape, ...]:
+    """Shapes of the tensors among an operator's inputs; lists of tensors count as their tensors.
+
+    Args:
+        input_shapes: JSON, as in the table `operators`.
+    """
+    if input_shapes is None:
+        return ()
+    try:
+        value = msgspec.json.decode(input_shapes)
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+    if not isinstance(value, list):
+        return ()
+    return tuple(_tensors(value))
+
+
+def _tensors(value: list[object]) -> list[TrafficShape]:
+    found: list[TrafficShape] = []
+    for item in value:
+        if isinstance(item, list) and item:
+            if all(isinstance(size, int) for size in item):
+                found.append(tuple(item))
+            else:
+                found.extend(
+                    tuple(inner)
+                    for inner in item
+                    if isinstance(inner, list) and inner and all(isinstance(size, int) for size in inner)
+                )
+    return found
+
+
+@lru_cache(maxsize=65536)
+def traffic(input_shapes: str | None, *, reduces: bool = False) -> Traffic | None:
+    """What an element-wise operator of these inputs moves; None where no tensor with a dimension is among them.
+
+    Args:
+        reduces: whether its result is too small to count.
+    """
+    shapes = traffic_shapes_of(input_shapes)
+    if not shapes:
+        return None
+    output = _broadcast(shapes)
+    return Traffic(shapes, output, sum(map(prod, shapes)) + (0 if reduces else prod(output)))
+
+
+def _broadcast(shapes: tuple[TrafficShape, ...]) -> TrafficShape:
+    length = max(map(len, shapes))
+    padded = [(1,) * (length - len(shape)) + shape for shape in shapes]
+    return tuple(max(sizes) for sizes in zip(*padded, strict=True))

@@ -1,0 +1,1 @@
+"""Commands about hardware that the user does not have yet."""

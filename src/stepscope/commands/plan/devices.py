@@ -1,0 +1,214 @@
+"""`stepscope devices`: what accelerators can do, the user's own among them, and measuring one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from stepscope.commands.shared import output
+from stepscope.commands.shared.output import CommandParser
+from stepscope.commands.shared.tables import add_table_options, write_table
+from stepscope.errors import UsageError
+from stepscope.report.tables import printable
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from stepscope.machine.own_devices import DevicePeaks
+
+NAME: Final = "devices"
+HELP: Final = "What accelerators can do: makers' figures, measured ones and their sources; add or measure your own."
+_EXAMPLES: Final = """\
+Rates are dense, without sparsity. Measured ones are what large matrix products and copies really reached.
+Your own devices are kept in the user's configuration folder, or where STEPSCOPE_CONFIG_DIR says; STEPSCOPE_DEVICES
+names a further file for one run. A device of yours takes the place of the one of the same name.
+
+examples:
+  stepscope devices                                          every device that is known
+  stepscope devices H100-SXM                                 one, with the sources of its figures
+  stepscope devices --format csv --output devices.csv        all figures
+  stepscope devices measure --output mine.toml               measure the device of this machine, with your PyTorch
+  stepscope devices --add mine.toml                          keep it for every prediction
+"""
+_MEASURE: Final = "measure"
+
+
+def prepare_parser(parser: CommandParser) -> None:
+    """Add this command's arguments."""
+    parser.epilog = _EXAMPLES
+    parser.late = "name"
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="only this device; or measure: measure one of this machine"
+    )
+    group = parser.add_argument_group("your own devices")
+    group.add_argument("--add", metavar="FILE", help="keep the devices of this TOML file")
+    group.add_argument("--remove", metavar="NAME", help="no longer keep this device of yours")
+    group.add_argument(
+        "--device", metavar="DEVICE", help="with measure: such as cuda:0 or cpu (default: the accelerator, else cpu)"
+    )
+    group.add_argument("--quick", action="store_true", help="with measure: for a first impression; figures are rough")
+    group.add_argument("--called", metavar="NAME", help="with measure: the name of its row, if not the device's own")
+    add_table_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show, keep, remove or measure."""
+    measures = arguments.name == _MEASURE
+    asked = [arguments.name, arguments.add, arguments.remove]
+    if len([one for one in asked if one is not None]) > 1:
+        raise UsageError("name a device, --add a file or --remove a device: one at a time")
+    given = {"--device": arguments.device, "--called": arguments.called, "--quick": arguments.quick or None}
+    for option, value in given.items():
+        if value is not None and not measures:
+            raise UsageError(f"{option} goes with stepscope devices measure")
+    if measures:
+        return _measure(arguments)
+    if arguments.add is not None:
+        return _add(arguments.add)
+    if arguments.remove is not None:
+        return _remove(arguments.remove)
+    if arguments.name is not None:
+        return _show(arguments)
+    if arguments.top is None:
+        arguments.top = 0
+    from stepscope.machine.devices import device_table
+
+    write_table(devices_frame(device_table()), arguments, "devices")
+    return 0
+
+
+def devices_frame(rows: tuple[DevicePeaks, ...]) -> pl.DataFrame:
+    """A row for each device, in the units of its makers' data sheets: GB, GB/s, tera-operations per second, W, us."""
+    import polars as pl
+
+    columns: dict[str, list[str | float | None]] = {
+        "device": [row.name for row in rows],
+        "memory_gb": [_over(row.memory_bytes, 1e9) for row in rows],
+        "gb_per_s": [_over(row.bandwidth_bytes_s, 1e9) for row in rows],
+        **{f"{kind}_tflops": [_over(row.flops_s.get(kind), 1e12) for row in rows] for kind in _kinds()},
+        "power_w": [row.power_w for row in rows],
+        "measured_gb_per_s": [_over(row.sustained_bandwidth_bytes_s, 1e9) for row in rows],
+        **{
+            f"measured_{kind}_tflops": [_over(row.sustained_flops_s.get(kind), 1e12) for row in rows]
+            for kind in _kinds()
+        },
+        "best_bf16_tflops": [_over(row.best_bf16_flops_s, 1e12) for row in rows],
+        "launch_us": [_over(row.launch_ns, 1e3) for row in rows],
+        "idle_w": [row.idle_power_w for row in rows],
+        "host_link_gb_per_s": [_over(row.host_link_bytes_s, 1e9) for row in rows],
+        "peer_link_gb_per_s": [_over(row.peer_link_bytes_s, 1e9) for row in rows],
+        "units": [row.multiprocessors for row in rows],
+        "clock_mhz": [row.clock_mhz for row in rows],
+        "cache_mib": [_over(row.cache_bytes, 2**20) for row in rows],
+        "capability": [row.capability for row in rows],
+        "vendor": [row.vendor or None for row in rows],
+        "architecture": [row.architecture or None for row in rows],
+        "aliases": [", ".join(row.aliases) or None for row in rows],
+        "source": [row.source for row in rows],
+        "measured_source": [row.measured_source or None for row in rows],
+    }
+    texts = ("device", "vendor", "architecture", "capability", "aliases", "source", "measured_source")
+    whole = ("power_w", "units", "clock_mhz")
+    types = {name: pl.String if name in texts else pl.Int64 if name in whole else pl.Float64 for name in columns}
+    return pl.DataFrame(columns, schema=types, strict=False)
+
+
+def _kinds() -> tuple[str, ...]:
+    """Number types, those of deep learning first."""
+    from stepscope.machine.own_devices import NUMBER_TYPES
+
+    return (*NUMBER_TYPES[1:], NUMBER_TYPES[0])
+
+
+def _over(value: float | None, unit: float) -> float | None:
+    return None if value is None else float(f"{value / unit:.9g}")
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from stepscope.machine.devices import named_device
+    from stepscope.report.devices import device_lines
+
+    row = named_device(arguments.name)
+    if arguments.format not in (None, "table") or arguments.output != "-":
+        write_table(devices_frame((row,)), arguments, "devices")
+    else:
+        output.print_text("\n".join(device_lines(row)) + "\n")
+    return 0
+
+
+def _add(file: str) -> int:
+    from stepscope.machine.own_devices import kept_file, plain, read_tables
+
+    if not file or not Path(file).exists():
+        raise UsageError(f"there is no file {file!r}")
+    new, kept = read_tables(Path(file)), kept_file()
+    old = {plain(table["name"]): table for table in read_tables(kept)}
+    replaced = [table["name"] for table in new if plain(table["name"]) in old]
+    _keep(list((old | {plain(table["name"]): table for table in new}).values()))
+    names = ", ".join(table["name"] for table in new)
+    again = f"; {', '.join(replaced)} took the place of an earlier one" if replaced else ""
+    output.print_text(printable(f"Kept {names} in {kept}{again}.") + "\n")
+    return 0
+
+
+def _remove(name: str) -> int:
+    from stepscope.machine.own_devices import kept_file, plain, read_tables
+
+    tables = read_tables(kept_file())
+    left = [table for table in tables if plain(table["name"]) != plain(name)]
+    if len(left) == len(tables):
+        names = ", ".join(table["name"] for table in tables)
+        raise UsageError(f"you keep no device {name!r}; " + (f"you keep {names}" if names else "you keep none"))
+    _keep(left)
+    output.print_text(printable(f"No longer kept: {name}.") + "\n")
+    return 0
+
+
+def _keep(tables: list[dict[str, object]]) -> None:
+    """Write the file of kept devices anew."""
+    from stepscope.machine.devices import forget_devices
+    from stepscope.machine.own_devices import devices_toml, kept_file
+
+    kept = kept_file()
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{kept.parent} cannot be made: {error.strerror}") from error
+    if tables:
+        output.write_atomically(kept, devices_toml(tables, comments=["Written by stepscope devices --add."]))
+    else:
+        kept.unlink(missing_ok=True)
+    forget_devices()
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    from stepscope.machine.measure_device import QUICK, measure_device, measured_lines, measured_row
+    from stepscope.machine.own_devices import devices_toml
+
+    _refuse_table_options(arguments)
+
+    def progress(what: str) -> None:
+        print(f"stepscope: measuring {what}", file=sys.stderr)
+
+    measured = measure_device(arguments.device, effort=QUICK if arguments.quick else None, progress=progress)
+    lines = list(measured_lines(measured))
+    data = devices_toml([measured_row(measured, arguments.called)], comments=lines)
+    if arguments.output != "-":
+        output.print_text("\n".join(map(printable, lines)) + "\n")
+    output.write_output(arguments.output, data)
+    return 0
+
+
+def _refuse_table_options(arguments: argparse.Namespace) -> None:
+    given = {
+        "--sort": arguments.sort is not None,
+        "--ascending": arguments.ascending,
+        "--top": arguments.top is not None,
+        "--format": arguments.format is not None,
+        "--redact": arguments.redact,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise UsageError(f"{option} does not go with stepscope devices measure, which writes TOML")

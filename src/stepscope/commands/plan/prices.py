@@ -1,0 +1,183 @@
+"""`stepscope prices`: what machines with accelerators cost by the hour, and how old each price is."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from stepscope.commands.shared import output
+from stepscope.commands.shared.tables import add_table_options, write_table
+from stepscope.errors import UsageError
+from stepscope.report.tables import count, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.commands.shared.output import CommandParser
+    from stepscope.predict.cost.price_files import ImportedPrices
+    from stepscope.predict.cost.prices import Price, PriceStore
+
+NAME: Final = "prices"
+HELP: Final = "List what machines with accelerators cost, with each price's age; import price lists of others."
+_ACTIONS: Final = ("list", "import", "remove", "reset")
+_MOST_NAMED: Final = 8
+_EXAMPLES: Final = """\
+Imported are SkyPilot's vms.csv, gpuhunt's CSV, DeepView's providers.json, and a CSV with the columns of
+stepscope prices --format csv; told by what is in them. An import takes the place of what was imported of the same
+provider before. docs/plan.md tells where the prices that come along are from.
+
+examples:
+  stepscope prices                                           every price, its age and its source
+  stepscope prices --providers lambda,runpod --sort on_demand_usd_h
+  stepscope prices import aws/vms.csv --provider aws         SkyPilot's list of one cloud
+  stepscope prices import v1.csv --as-of 2026-11-01          the day it was made, where the file's own is another
+  stepscope prices remove aws                                what was imported of AWS
+  stepscope prices reset                                     everything that was imported"""
+
+
+def prepare_parser(parser: CommandParser) -> None:
+    """Add this command's arguments."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument("action", nargs="?", choices=_ACTIONS, default="list", help="default: list")
+    parser.add_argument(
+        "names", metavar="WHAT", nargs="*", help="with import: files; with remove: providers, as the list names them"
+    )
+    group = parser.add_argument_group("importing")
+    group.add_argument("--provider", metavar="NAME", help="whose prices the file holds, where it does not say")
+    group.add_argument(
+        "--as-of", metavar="DAY", type=_day, help="the day the prices are of (default: when the file was last changed)"
+    )
+    parser.add_argument("--providers", metavar="A,B", type=provider_names, help="list only these providers' prices")
+    add_table_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what was asked for and say what came of it."""
+    if arguments.action == "import":
+        _import(arguments)
+        return 0
+    for option, value in (("--provider", arguments.provider), ("--as-of", arguments.as_of)):
+        if value is not None:
+            raise UsageError(f"{option} belongs to stepscope prices import")
+    if arguments.action == "remove":
+        _remove(arguments.names)
+        return 0
+    if arguments.names:
+        raise UsageError(f"stepscope prices {arguments.action} takes no {arguments.names[0]!r}")
+    if arguments.action == "reset":
+        done = "Removed all imported prices." if price_store().reset() else "There are no imported prices."
+        output.print_text(f"{done}\n")
+        return 0
+    _list(arguments)
+    return 0
+
+
+def price_store() -> PriceStore:
+    """The imported prices of this user."""
+    from stepscope.predict.cost.prices import PriceStore
+    from stepscope.record.run_folder import data_folder
+
+    return PriceStore(data_folder())
+
+
+def provider_names(text: str) -> tuple[str, ...]:
+    """Names from the command line, separated by commas; in lower case, each once."""
+    names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",")))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} names no provider between two commas, or none at all")
+    return names
+
+
+def of_providers(prices: Sequence[Price], wanted: tuple[str, ...] | None) -> list[Price]:
+    """The prices of these providers.
+
+    Raises:
+        UsageError: no price is known of one of them.
+    """
+    known = sorted({price.provider for price in prices})
+    for name in wanted or ():
+        if name not in known:
+            raise UsageError(f"no price of {name!r} is known; the providers are {', '.join(known)}")
+    return [price for price in prices if wanted is None or price.provider in wanted]
+
+
+def _day(text: str) -> date:
+    try:
+        day = date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no day: write it as 2026-11-01") from None
+    if day > date.today():
+        raise argparse.ArgumentTypeError(f"{text} lies in the future")
+    return day
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    from stepscope.report.devices import price_table
+
+    prices = of_providers(price_store().known(), arguments.providers)
+    write_table(price_table(prices, date.today()), arguments, "prices")
+
+
+def _import(arguments: argparse.Namespace) -> None:
+    from stepscope.predict.cost.price_files import read_price_file
+
+    if not arguments.names:
+        raise UsageError("name a price list to import: stepscope prices import vms.csv --provider aws")
+    files = [Path(name) for name in arguments.names]
+    found = [
+        read_price_file(path, provider=arguments.provider, as_of=arguments.as_of or _changed(path)) for path in files
+    ]
+    price_store().add([price for each in found for price in each.prices])
+    for path, each in zip(files, found, strict=True):
+        output.print_text("\n".join(_imported(path, each)) + "\n")
+
+
+def _changed(path: Path) -> date:
+    try:
+        return min(date.fromtimestamp(os.stat(path).st_mtime), date.today())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _imported(path: Path, found: ImportedPrices) -> list[str]:
+    """What was kept, what cannot be predicted for, and what was left out with the first line of each reason."""
+    days = sorted({price.as_of for price in found.prices})
+    dated = f"of {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
+    whose = ", ".join(sorted({price.provider for price in found.prices})[:_MOST_NAMED])
+    lines = [
+        f"{printable(str(path))}: {found.format}, "
+        f"{'1 price' if len(found.prices) == 1 else f'{count(len(found.prices))} prices'} of {whose} {dated}, "
+        f"from {_rows(found.rows)}."
+    ]
+    if found.without_gpu:
+        lines.append(f"  Passed over: {_rows(found.without_gpu)} of machines without an accelerator.")
+    where = "entry" if found.format == "DeepView" else "line"
+    lines += [
+        f"  Left out: {_rows(each.count)} with {printable(each.reason)}, the first in {where} {each.first_line}."
+        for each in found.bad
+    ]
+    unknown = found.not_predictable
+    if unknown:
+        named = [f"{printable(gpu)} ({count(many)})" for gpu, many in list(unknown.items())[:_MOST_NAMED]]
+        more = f" and {count(len(unknown) - _MOST_NAMED)} others" if len(unknown) > _MOST_NAMED else ""
+        lines.append(
+            f"  Kept, but nothing can be predicted for them: {', '.join(named)}{more}. The device table lacks them, "
+            "or the list does not say which form it means."
+        )
+    return lines
+
+
+def _rows(number: int) -> str:
+    return "1 row" if number == 1 else f"{count(number)} rows"
+
+
+def _remove(names: Sequence[str]) -> None:
+    if not names:
+        raise UsageError("name the providers whose imported prices to remove: stepscope prices remove aws")
+    removed = price_store().remove({name.strip().lower() for name in names})
+    if not removed:
+        raise UsageError(f"no prices of {', '.join(names)} were imported; those that come along stay")
+    output.print_text(f"Removed {'1 imported price' if removed == 1 else f'{count(removed)} imported prices'}.\n")

@@ -1,0 +1,385 @@
+"""`stepscope diagnose`: why the steps are slow, where in the code, what to change and what it saves."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from stepscope.commands.read.explain import rule_named
+from stepscope.commands.shared import output
+from stepscope.commands.shared.output import suggestion
+from stepscope.commands.shared.reading import (
+    add_evidence_options,
+    add_reading_options,
+    readable_traces,
+    redactor_of,
+    side_files,
+    with_evidence,
+)
+from stepscope.commands.shared.tables import whole_number
+from stepscope.commands.shared.user_code import add_user_code_options, user_code_from
+from stepscope.errors import UsageError
+from stepscope.report.tables import printable, share
+
+if TYPE_CHECKING:
+    from stepscope.analysis.flame import FlameGraph
+    from stepscope.analysis.memory_growth import MemoryPicture
+    from stepscope.analysis.picture import StepPicture
+    from stepscope.analysis.telemetry import TelemetryPicture
+    from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
+    from stepscope.diagnosis.diffs import Diffs
+    from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.ranks import RankRecord
+    from stepscope.diagnosis.view import View
+    from stepscope.predict.cost.energy_parts import TraceEnergy
+    from stepscope.trace import Trace, Window
+
+NAME: Final = "diagnose"
+HELP: Final = "Explain why the steps in a trace are slow, and what to change."
+_EXAMPLES: Final = """\
+examples:
+  stepscope diagnose trace.json.gz
+  stepscope diagnose traces/                                 every rank's trace in a folder
+  stepscope diagnose trace.json --html report.html           a report to share; --redact hides who and where
+  stepscope diagnose trace.json --diff - | git apply         the changes of your own lines that are safe to make
+  stepscope diagnose trace.json --steps 10:20                only these steps
+  stepscope diagnose trace.json --fail-on 10%                in CI: exit 1 where a finding would save 10 % or more
+  stepscope diagnose trace.json --json - | jq .findings      for programs
+  stepscope diagnose trace.json --set input-bound.share=10%
+  stepscope diagnose host.xplane.pb --xla-metrics report.txt     with what else the run left
+"""
+_TEXT_ROWS: Final = 5
+_REPORT_ROWS: Final = 20
+_NOTEWORTHY_SHARE: Final = 0.01
+_SCALES: Final = {
+    "%": 0.01,
+    "ns": 1,
+    "us": 1e3,
+    "ms": 1e6,
+    "s": 1e9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="+", help="a trace file, a folder of them, a run's name, or - for standard input"
+    )
+    reports = parser.add_argument_group("reports, besides the text on the terminal (- writes it there instead)")
+    reports.add_argument("--json", metavar="FILE", type=output.target, help="for programs")
+    reports.add_argument("--markdown", metavar="FILE", type=output.target, help="for an issue or a pull request")
+    reports.add_argument(
+        "--html",
+        metavar="FILE",
+        type=output.target,
+        help="one page that needs nothing else, with a picture of a step",
+    )
+    reports.add_argument(
+        "--diff", metavar="FILE", type=output.target, help="changes of your own files, for git apply or patch -p1"
+    )
+    reports.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
+    what = parser.add_argument_group("what is shown")
+    what.add_argument(
+        "--top", metavar="N", type=whole_number, help=f"operators and kernels, 0 for all (text: {_TEXT_ROWS})"
+    )
+    what.add_argument("--all", action="store_true", help="also findings that save less than 1 %% of the step")
+    rules = parser.add_argument_group("rules")
+    rules.add_argument("--rule", metavar="ID", action="append", help="only this rule; may be repeated")
+    rules.add_argument(
+        "--set", metavar="RULE.THRESHOLD=VALUE", action="append", default=[], help="another threshold; may be repeated"
+    )
+    rules.add_argument(
+        "--fail-on", metavar="SHARE", type=parsed_share, help="exit 1 where a finding saves this much: 10%%"
+    )
+    add_evidence_options(parser)
+    add_user_code_options(parser)
+    add_reading_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Diagnose every trace, write the reports, and judge by --fail-on."""
+    targets = [each for each in (arguments.json, arguments.markdown, arguments.html, arguments.diff) if each == "-"]
+    if len(targets) > 1:
+        raise UsageError("only one report can go to standard output")
+    if arguments.diff and arguments.redact:
+        raise UsageError("a diff is made of your own files, which --redact leaves out: ask for one of them")
+    for name in arguments.rule or []:
+        rule_named(name)
+    from stepscope.commands.shared.user_code import UserSources
+    from stepscope.diagnosis.diffs import Diffs
+
+    settings = dict(parsed_setting(text) for text in arguments.set)
+    unreadable: list[Unreadable] = []
+    files = side_files(arguments)
+    several = len(arguments.paths) > 1 or os.path.isdir(arguments.paths[0])
+    traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
+    diffs = Diffs(UserSources(Path.cwd()).read)
+    results = [_diagnosed(arguments, trace, settings, diffs) for trace in traces]
+    results.sort(key=lambda result: _order(result[0]))
+    diagnoses = _without_answered([result[0] for result in results])
+    pictures, plots = [result[1] for result in results], [result[2] for result in results]
+    flames, memories = [result[3] for result in results], [result[4] for result in results]
+    energies = [result[6] for result in results]
+    across = _across(arguments, [result[5] for result in results if result[5] is not None])
+    without = _redacted(unreadable, arguments)
+    _write_reports(arguments, diagnoses, pictures, plots, flames, memories, across, without, energies)
+    if arguments.diff:
+        _write_diff(arguments.diff, diffs)
+    return _judged(arguments.fail_on, [*across, *(each for diagnosis in diagnoses for each in diagnosis.findings)])
+
+
+def parsed_share(text: str) -> float:
+    """A share from "10%" or "0.1"; 10 alone could mean either and is refused."""
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(%?)\s*", text)
+    value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share of a step: write 10% or 0.1")
+    return value
+
+
+def parsed_setting(text: str) -> tuple[str, float]:
+    """("rule.threshold", value) from "rule.threshold=5%"; the value may carry a unit: %, ns, us, ms, s, KiB, MiB, GiB.
+
+    Raises:
+        UsageError: no such rule or threshold, or no number.
+    """
+    match = re.fullmatch(r"\s*([\w-]+)\.(\w+)\s*=\s*(-?\d{1,15}(?:\.\d{1,9})?(?:e-?\d{1,2})?)\s*([A-Za-z%]*)\s*", text)
+    if match is None or (match[4] and match[4] not in _SCALES):
+        raise UsageError(f"{text!r} sets no threshold: write RULE.THRESHOLD=VALUE, such as input-bound.share=10%")
+    thresholds = rule_named(match[1]).THRESHOLDS
+    if match[2] not in thresholds:
+        guess = suggestion(match[2], thresholds) or f"; it has {', '.join(thresholds) or 'none'}"
+        raise UsageError(f"the rule {match[1]} has no threshold {match[2]!r}{guess}")
+    return f"{match[1]}.{match[2]}", float(match[3]) * _SCALES.get(match[4], 1)
+
+
+def _diagnosed(
+    arguments: argparse.Namespace, trace: Trace, settings: dict[str, float], diffs: Diffs
+) -> tuple[
+    Diagnosis,
+    StepPicture | None,
+    TelemetryPicture | None,
+    FlameGraph | None,
+    tuple[MemoryPicture, ...],
+    RankRecord | None,
+    TraceEnergy | None,
+]:
+    """One trace's diagnosis; for HTML, picture, telemetry, flame graph, memory; what ranks are held against; energy.
+
+    None keeps the trace's tables.
+    """
+    from stepscope.diagnosis import diagnose_view
+    from stepscope.diagnosis.ranks import rank_record
+    from stepscope.diagnosis.view import View
+    from stepscope.record.apply.flags import applied_beside
+    from stepscope.report.json import secrets_in
+
+    view = View(trace, settings, user_code_from(arguments))
+    diagnosis = diagnose_view(
+        view,
+        rules=arguments.rule,
+        top=arguments.top if arguments.top is not None else _REPORT_ROWS,
+        minimum_share=_minimum_share(arguments),
+    )
+    diagnosis = replace(diagnosis, applied=applied_beside(trace.metadata.path))
+    picture = _picture(view, diagnosis) if arguments.html else None
+    plots = _telemetry(trace) if arguments.html else None
+    flame = _flame(view) if arguments.html else None
+    memory = _memory(view) if arguments.html else ()
+    record = rank_record(trace, view) if (trace.metadata.world_size or 1) > 1 else None
+    energy = _energy(view, diagnosis)
+    if arguments.redact:
+        redactor = redactor_of(arguments, *secrets_in(diagnosis))
+        memory = tuple(redactor.redact(each) for each in memory)
+        drawn = redactor.redact(picture), redactor.redact(plots), redactor.redact(flame), memory
+        return redactor.redact(diagnosis), *drawn, redactor.redact(record), redactor.redact(energy)
+    diagnosis = diffs.filled(diagnosis)
+    return diagnosis, picture, plots, flame, memory, record, energy
+
+
+def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -> Sequence[Unreadable]:
+    if not arguments.redact:
+        return unreadable
+    redactor = redactor_of(arguments, paths=[each.path for each in unreadable])
+    return [redactor.redact(each) for each in unreadable]
+
+
+def _across(arguments: argparse.Namespace, records: Sequence[RankRecord]) -> tuple[Finding, ...]:
+    """What the ranks' traces tell together, of the rules that are asked."""
+    from stepscope.diagnosis.ranks import across_ranks
+
+    found = across_ranks(records)
+    return tuple(finding for finding in found if arguments.rule is None or finding.rule in arguments.rule)
+
+
+def _without_answered(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
+    """Several ranks' diagnoses without the questions that their traces answer together."""
+    if len(diagnoses) < 2:
+        return diagnoses
+    from stepscope.diagnosis.ranks import without_answered
+
+    return without_answered(diagnoses)
+
+
+def _memory(view: View) -> tuple[MemoryPicture, ...]:
+    from stepscope.analysis.memory_growth import memory_pictures
+
+    return memory_pictures(view.trace, activity=view.activity)
+
+
+def _flame(view: View) -> FlameGraph:
+    from stepscope.analysis.flame import flame_graph
+
+    return flame_graph(view.trace, view.attribution)
+
+
+def _energy(view: View, diagnosis: Diagnosis) -> TraceEnergy | None:
+    """The energy of the steps, where the run that the trace is of was to measure it."""
+    from stepscope.trace.energy_records import record_beside
+
+    record = record_beside(view.trace.metadata.path)
+    if record is None:
+        return None
+    from stepscope.predict.cost.energy import energy_of_trace
+    from stepscope.predict.cost.energy_parts import PowerSettings
+
+    return energy_of_trace(view, diagnosis.findings, PowerSettings(), record=record)
+
+
+def _minimum_share(arguments: argparse.Namespace) -> float:
+    """The share of the step from which findings are shown; never above the one that --fail-on judges by."""
+    if arguments.all:
+        return 0.0
+    return _NOTEWORTHY_SHARE if arguments.fail_on is None else min(_NOTEWORTHY_SHARE, arguments.fail_on)
+
+
+def _picture(view: View, diagnosis: Diagnosis) -> StepPicture:
+    """A picture of the step that is nearest to the typical one, or of everything where there are no steps."""
+    import polars as pl
+
+    from stepscope.analysis.picture import step_picture
+    from stepscope.trace import Window
+    from stepscope.whatif.critical_path import critical_path
+
+    steps = diagnosis.steps.filter(pl.col("complete")) if diagnosis.steps["complete"].any() else diagnosis.steps
+    if steps.height:
+        distance = (pl.col("duration_ns") - diagnosis.step_ns).abs()
+        start, length = steps.sort(distance).select("start_ns", "duration_ns").row(0)
+        window = Window(start, start + max(length, 1))
+    else:
+        window = _whole(view.trace)
+    return step_picture(view.trace, window, view.idle, path=critical_path(view.experiment))
+
+
+def _telemetry(trace: Trace) -> TelemetryPicture | None:
+    """What the program of a trace in a run's folder logged and sampled."""
+    from stepscope.analysis.telemetry import telemetry_picture
+    from stepscope.trace.telemetry import read_telemetry, telemetry_files
+
+    path = Path(trace.metadata.path)
+    files = [file for file in telemetry_files(path) if file != path]  # an export of Nsight Systems ends like telemetry
+    try:
+        telemetry = read_telemetry(files)
+    except UsageError as error:
+        print(f"stepscope: {printable(str(error))}", file=sys.stderr)
+        return None
+    window, origin = _whole(trace), trace.metadata.origin_unix_ns
+    recorded = None if origin is None else (origin + window.start_ns, origin + window.end_ns)
+    return telemetry_picture(telemetry, recorded)
+
+
+def _whole(trace: Trace) -> Window:
+    """From the first device work, or operator, to the end of the last one."""
+    from stepscope.trace import Window
+
+    for table in (trace.device_work, trace.operators):
+        if table.height:
+            ends = table["start_ns"] + table["duration_ns"]
+            start = int(table["start_ns"].to_numpy().min())
+            return Window(start, max(int(ends.to_numpy().max()), start + 1))
+    return Window(0, 1)
+
+
+def _order(diagnosis: Diagnosis) -> tuple[float, str]:
+    rank = diagnosis.metadata.rank
+    return (float("inf") if rank is None else rank, diagnosis.metadata.path)
+
+
+def _write_reports(
+    arguments: argparse.Namespace,
+    diagnoses: Sequence[Diagnosis],
+    pictures: Sequence[StepPicture | None],
+    plots: Sequence[TelemetryPicture | None],
+    flames: Sequence[FlameGraph | None],
+    memories: Sequence[tuple[MemoryPicture, ...]],
+    across: Sequence[Finding],
+    unreadable: Sequence[Unreadable],
+    energies: Sequence[TraceEnergy | None],
+) -> None:
+    measured = {"energies": energies} if any(energies) else {}
+    top = arguments.top if arguments.top is not None else _TEXT_ROWS
+    if arguments.json:
+        from stepscope.report.json import json_bytes, json_reports
+
+        output.write_output(arguments.json, json_bytes(json_reports(diagnoses, across, unreadable, **measured)))
+    if arguments.markdown:
+        from stepscope.report.markdown import markdown_reports
+
+        text = markdown_reports(diagnoses, top=top, across=across, unreadable=unreadable, **measured)
+        output.write_output(arguments.markdown, text.encode())
+    if arguments.html:
+        from stepscope.report.html.page import html_report
+
+        page = html_report(diagnoses, pictures, plots, flames, memories, across, unreadable, **measured)
+        output.write_output(arguments.html, page)
+    if "-" not in (arguments.json, arguments.markdown, arguments.html, arguments.diff):
+        from stepscope.report.text import text_reports
+
+        width, colour = output.width(), output.colour()
+        every = arguments.verbose
+        text = text_reports(
+            diagnoses,
+            width=width,
+            colour=colour,
+            top=top,
+            every=every,
+            across=across,
+            unreadable=unreadable,
+            **measured,
+        )
+        output.print_text(text)
+    else:
+        for each in unreadable:
+            print(f"stepscope: passed over: {printable(each.reason)}", file=sys.stderr)
+
+
+def _write_diff(target: str, diffs: Diffs) -> None:
+    """Write all changes as one patch, an empty one where there are none, and say what it leaves out."""
+    patch = diffs.patch()
+    for path in diffs.outside():
+        why = "it is not below this folder: call stepscope diagnose in one that it is below"
+        print(f"stepscope: /{printable(path)} is not in the patch: {why}", file=sys.stderr)
+    if not patch and not diffs.outside():
+        print("stepscope: no finding has a change of your files that can be made safely", file=sys.stderr)
+    output.write_output(target, patch)
+
+
+def _judged(limit: float | None, findings: Sequence[Finding]) -> int:
+    """The exit code under --fail-on, with what broke the limit on standard error."""
+    if limit is None:
+        return 0
+    above = [finding for finding in findings if finding.saving_ns_per_step > 0 and finding.saving_share >= limit]
+    for finding in above:
+        saving = share(finding.saving_share)
+        print(f"stepscope: {printable(finding.rule)} would save {saving}, --fail-on {share(limit)}", file=sys.stderr)
+    return 1 if above else 0

@@ -1,0 +1,231 @@
+"""`stepscope query`: SQL over the tables of a trace."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from stepscope.analysis.attribution import ATTRIBUTION_SCHEMA, operator_places, work_places
+from stepscope.analysis.device_time import DEVICE_TIME_SCHEMA, QUEUE_TIME_SCHEMA, device_time, queue_time
+from stepscope.analysis.host import HOST_SCHEMA, host_time
+from stepscope.analysis.idle import IDLE_SCHEMA, idle_time
+from stepscope.analysis.kernels import LAUNCH_SCHEMA, launch_table
+from stepscope.analysis.operators import COST_SCHEMA, operator_costs
+from stepscope.analysis.roofline import (
+    TABLE_SCHEMA as ROOFLINE_SCHEMA,
+)
+from stepscope.analysis.roofline import (
+    TENSOR_CORE_TABLE as TENSOR_CORE_SCHEMA,
+)
+from stepscope.analysis.roofline import (
+    roofline_table,
+    tensor_core_table,
+)
+from stepscope.analysis.steps import STEP_SCHEMA, step_table
+from stepscope.commands.shared import output
+from stepscope.commands.shared.output import CommandParser, suggestion
+from stepscope.commands.shared.reading import add_reading_options, open_from, redactor_of
+from stepscope.commands.shared.tables import add_table_options, write_table
+from stepscope.errors import UsageError
+from stepscope.report.tables import count
+from stepscope.trace import Trace
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from stepscope.report.json import Redactor
+
+
+DEFAULT_TIMEOUT_S: Final = 60.0
+NAME: Final = "query"
+HELP: Final = "Ask the tables of a trace anything, in SQL; without a query, list them."
+_EXAMPLES: Final = """\
+Every table has a column `row`, which other tables' parent, launch and operator columns refer to.
+Times are nanoseconds from the start of the trace. The trace itself is never changed.
+
+examples:
+  stepscope query trace.json
+  stepscope query trace.json "select name, count(*) as calls from operators group by name order by calls desc"
+  stepscope query trace.json "select cause, sum(duration_ns) as ns from idle group by cause order by ns desc"
+  stepscope query trace.json "select w.name, l.name as launch from device_work w join launches l on w.launch = l.row"
+"""
+_STATEMENTS: Final = re.compile(r"[\s(]*(select|with|from|values|show)\b", re.IGNORECASE)
+# Whatever stands between: a query that reads other files is refused, even where it only seems to.
+_TABLE_FUNCTION: Final = re.compile(
+    r"""\b(read_\w+)["`\]]?(?:\s|--[^\n]*\n|\#[^\n]*\n|/\*.*?\*/)*\(""", re.IGNORECASE | re.DOTALL
+)
+_SCAN: Final = re.compile(r"^.*\bSCAN\b.*$", re.MULTILINE)
+
+
+def prepare_parser(parser: CommandParser) -> None:
+    """Add this command's arguments."""
+    parser.epilog = _EXAMPLES
+    parser.late = "sql"
+    parser.add_argument("trace", metavar="TRACE", help="a trace file, or - for standard input")
+    parser.add_argument("sql", metavar="SQL", nargs="?", help="a query; without one, the tables and columns are listed")
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=DEFAULT_TIMEOUT_S,
+        help=f"give the query up after so long, 0 never (default: {DEFAULT_TIMEOUT_S:g})",
+    )
+    add_table_options(parser)
+    add_reading_options(parser)
+
+
+def seconds(text: str) -> float:
+    """A time from the command line."""
+    if not re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,3})?", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return float(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the answer."""
+    trace = open_from(arguments, arguments.trace)
+    if arguments.sql is not None:
+        redactor = redactor_of(arguments) if arguments.redact else None
+        write_table(answer(trace, arguments.sql, arguments.timeout or None, redactor), arguments, "rows")
+    elif arguments.format or arguments.output != "-":
+        write_table(_tables(trace), arguments, "tables")
+    else:
+        output.print_text("\n".join(_listing(_tables(trace), output.width())) + "\n")
+    return 0
+
+
+def answer(trace: Trace, sql: str, timeout_s: float | None = None, redactor: Redactor | None = None) -> pl.DataFrame:
+    """The result of a query over the trace's tables, each with its row numbers as `row`.
+
+    Args:
+        timeout_s: seconds the query may take; None for any.
+        redactor: is done to the tables before the query: an answer's columns do not tell what they hold.
+
+    Raises:
+        UsageError: the query is wrong, takes longer, or is for more than reading these tables.
+    """
+    import polars as pl
+
+    from stepscope.trace.tables import SCHEMAS
+
+    _refuse_more_than_reading(sql)
+    named = {name for name in (*SCHEMAS, *DERIVED) if re.search(rf"\b{name}\b", sql, re.IGNORECASE)}
+    shown = trace if redactor is None else redactor.redact(trace)
+    tables = {name: (shown if name in named else trace).scan(name).with_row_index("row") for name in SCHEMAS}
+    for name, (make, schema) in DERIVED.items():
+        frame = make(trace) if name in named else pl.DataFrame(schema=dict(schema))
+        tables[name] = (frame if redactor is None else redactor.redact(frame)).lazy().with_row_index("row")
+    try:
+        with pl.SQLContext(tables, eager=False) as context:
+            plan = context.execute(sql)
+            _refuse_other_files(plan, tables)
+            return _collected(plan, timeout_s)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise UsageError(f"the query cannot be answered: {_sentence(str(error), tables)}") from error
+
+
+def _collected(plan: pl.LazyFrame, timeout_s: float | None) -> pl.DataFrame:
+    """The plan's rows, collected by a thread that ends with the process: Polars cannot be stopped within one."""
+    done: list[pl.DataFrame] = []
+    failed: list[BaseException] = []
+
+    def collect() -> None:
+        try:
+            done.append(plan.collect())
+        except BaseException as error:  # raised where the query was asked
+            failed.append(error)
+
+    thread = threading.Thread(target=collect, name="stepscope query", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise UsageError(
+            f"the query took longer than {timeout_s:g} s and was given up; --timeout SECONDS gives it more, 0 any time"
+        )
+    return done[0]
+
+
+def _refuse_more_than_reading(sql: str) -> None:
+    if not _STATEMENTS.match(sql):
+        raise UsageError("a query begins with select, with or show; a trace is never changed")
+    function = _TABLE_FUNCTION.search(sql)
+    if function is not None:
+        raise UsageError(f"{function[1]}() reads other files; a query sees only the tables of its trace")
+
+
+def _refuse_other_files(plan: pl.LazyFrame, tables: dict[str, pl.LazyFrame]) -> None:
+    """Refuse a plan that scans what no table of the trace scans: a second line, behind the text of the query."""
+    own = {scan for table in tables.values() for scan in _scans(table)}
+    if not _scans(plan) <= own:
+        raise UsageError("the query reads other files; it may see only the tables of its trace")
+
+
+def _scans(plan: pl.LazyFrame) -> set[str]:
+    return {line.strip() for line in _SCAN.findall(plan.explain(optimized=False))}
+
+
+def _sentence(message: str, tables: dict[str, pl.LazyFrame]) -> str:
+    """The first line of Polars' message, with a guess where a table or column is unknown."""
+    first = message.strip().splitlines()[0] if message.strip() else "no reason given"
+    table = re.search(r"relation '(.+?)' was not found", first)
+    if table is not None:
+        return f"there is no table {table[1]!r}" + (
+            suggestion(table[1], tables) or f"; the tables are {', '.join(tables)}"
+        )
+    column = re.search(r'unable to find column "(.+?)"', first) or re.fullmatch(r'"?([\w.]+)"?', first)
+    if column is not None:
+        known = {name for table in tables.values() for name in table.collect_schema().names()}
+        holders = [name for name, table in tables.items() if column[1] in table.collect_schema().names()]
+        if holders:
+            return f"{column[1]!r} is no column of the tables that the query names, but of {' and '.join(holders)}"
+        return f"there is no column {column[1]!r}{suggestion(column[1], known)}"
+    return first
+
+
+def _listing(tables: pl.DataFrame, width: int) -> Iterator[str]:
+    """The tables for reading: none of their columns is cut."""
+    for name, rows, columns in tables.iter_rows():
+        size = "made when a query names it" if rows is None else f"{count(rows)} {'row' if rows == 1 else 'rows'}"
+        yield f"{name}: {size}"
+        yield textwrap.fill(", ".join(columns), width, initial_indent="    ", subsequent_indent="    ")
+
+
+def _tables(trace: Trace) -> pl.DataFrame:
+    """Columns table, rows, columns; the trace's own tables first, then those that follow from them."""
+    import polars as pl
+
+    from stepscope.trace.tables import SCHEMAS
+
+    rows = [
+        (name, trace.scan(name).select(pl.len()).collect().item(), ["row", *schema]) for name, schema in SCHEMAS.items()
+    ]
+    rows += [(name, None, ["row", *schema]) for name, (_, schema) in DERIVED.items()]  # made when a query names them
+    return pl.DataFrame(rows, schema=["table", "rows", "columns"], orient="row")
+
+
+Schema = Mapping[str, type[pl.DataType]]
+
+DERIVED: Final[dict[str, tuple[Callable[[Trace], pl.DataFrame], Schema]]] = {
+    "steps": (step_table, STEP_SCHEMA),
+    "idle": (idle_time, IDLE_SCHEMA),
+    "host_time": (host_time, HOST_SCHEMA),
+    "device_time": (device_time, DEVICE_TIME_SCHEMA),
+    "queue_time": (queue_time, QUEUE_TIME_SCHEMA),
+    "launch_statistics": (launch_table, LAUNCH_SCHEMA),
+    "operator_costs": (operator_costs, COST_SCHEMA),
+    "roofline": (roofline_table, ROOFLINE_SCHEMA),
+    "tensor_cores": (tensor_core_table, TENSOR_CORE_SCHEMA),
+    "operator_places": (operator_places, ATTRIBUTION_SCHEMA),
+    "work_places": (work_places, ATTRIBUTION_SCHEMA),
+}
+"""Name -> the function that makes the table, and its columns.
+
+`operator_costs` and `operator_places` have the rows of `operators`, `work_places` those of `device_work`."""

@@ -1,0 +1,390 @@
+"""What every command that reads a trace shares: options, opening, progress."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO
+
+from stepscope.errors import NoStepMarksError, TraceError, UsageError
+from stepscope.report.tables import count, printable, share, size
+
+if TYPE_CHECKING:
+    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.record.run_folder import RunFolder
+    from stepscope.report.json import Redactor
+    from stepscope.trace import Trace
+    from stepscope.trace.evidence import Evidence
+    from stepscope.trace.window import StepRange, Window
+
+
+_SECRETS: Final = "secrets_of_traces"
+_QUIET_S: Final = 1.0
+_REDRAW_S: Final = 0.1
+
+
+def add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """--window, --steps, --no-cache, --limit and --verbose."""
+    group = parser.add_argument_group("reading")
+    part = group.add_mutually_exclusive_group()
+    part.add_argument("--window", metavar="START:END", help="only this stretch of the trace, such as 2s:4s or 150ms:")
+    part.add_argument("--steps", metavar="FIRST:LAST", help="only these steps, by the numbers they carry, such as 3:5")
+    group.add_argument("--no-cache", action="store_true", help="read the file anew and keep nothing of it")
+    group.add_argument(
+        "--limit",
+        metavar="NAME=NUMBER",
+        action=_Limit,
+        help="allow a file more than a trace should need: bytes, ratio, rows, values, strings, depth, idle, memory",
+    )
+    group.add_argument("-v", "--verbose", action="store_true", help="say more: what the cache does, every rank")
+
+
+class _Limit(argparse.Action):
+    """Puts a limit into the environment, where readers find it, in the processes of a search too."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        from stepscope.readers.budget import VARIABLE, parse_limits
+
+        parse_limits(str(values))
+        os.environ[VARIABLE] = ",".join(filter(None, [os.environ.get(VARIABLE), str(values)]))
+
+
+def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
+    """Open a trace, or that of a run, as the options say; with progress on a terminal when it takes long."""
+    from stepscope.readers import open_trace
+    from stepscope.trace import Window
+    from stepscope.trace.cache import TraceCache
+    from stepscope.trace.window import StepRange
+
+    path = _one_trace(path)
+    progress = Progress(str(path), sys.stderr)
+    steps = StepRange.parse(arguments.steps) if arguments.steps is not None else None
+    opened = partial(
+        open_trace,
+        path,
+        cache=None if arguments.no_cache else TraceCache(),
+        progress=progress if sys.stderr.isatty() else None,
+    )
+    try:
+        trace = opened(window=Window.parse(arguments.window) if arguments.window is not None else None, steps=steps)
+    except NoStepMarksError:
+        if steps is None or str(path) == "-":
+            raise
+        trace = opened(window=_inferred_steps(opened(), steps))
+        _note_secrets(arguments, trace)
+        return _with_printable_path(trace)
+    finally:
+        progress.clear()
+    _note_secrets(arguments, trace)
+    if arguments.window and _is_empty(trace):
+        raise UsageError(
+            f"nothing was recorded in the window {arguments.window!r} of {path}; times count from the trace's start"
+        )
+    if steps is not None:
+        _say_which_steps(trace, steps)
+    return _with_printable_path(trace)
+
+
+def _inferred_steps(trace: Trace, wanted: StepRange) -> Window:
+    """From the first to the last of these steps, by the numbers that `stepscope steps` gives those it inferred.
+
+    Raises:
+        UsageError: there are none.
+    """
+    from stepscope.analysis.steps import step_table
+    from stepscope.trace.window import Window
+
+    steps = step_table(trace)
+    chosen = steps.filter(steps["index"].is_between(wanted.first, wanted.last))
+    if steps.is_empty():
+        raise UsageError("nothing marks steps in this trace, and nothing repeats: use a window of time instead")
+    if chosen.is_empty():
+        have = f"{steps['index'][0]} to {steps['index'][-1]}"
+        raise UsageError(f"no step of the trace is in the range asked for: what repeats gives steps {have}")
+    end = int((chosen["start_ns"] + chosen["duration_ns"]).to_numpy().max())
+    return Window(int(chosen["start_ns"].to_numpy().min()), end)
+
+
+def readable_traces(
+    arguments: argparse.Namespace, paths: Sequence[str], unreadable: list[Unreadable]
+) -> Iterator[Trace]:
+    """Open every trace that the paths stand for, one after the other, each file once.
+
+    Args:
+        unreadable: takes the files of folders and runs that cannot be read; what a path itself names must be readable.
+
+    Raises:
+        UsageError: no file can be read.
+    """
+    from stepscope.diagnosis.diagnosis import Unreadable
+
+    seen: set[str] = set()
+    opened = False
+    for path in paths:
+        for file in trace_paths(path):
+            place = "-" if str(file) == "-" else os.path.realpath(file)
+            if place in seen:
+                print(f"stepscope: passed over: {printable(str(file))} was named before", file=sys.stderr)
+                continue
+            seen.add(place)
+            try:
+                trace = open_from(arguments, file)
+            except TraceError as error:
+                if os.path.abspath(file) == os.path.abspath(path):
+                    raise
+                unreadable.append(Unreadable(encodable(str(file)), encodable(str(error))))
+                continue
+            opened = True
+            yield trace
+    if unreadable and not opened:
+        first = unreadable[0].reason
+        count_of = "the only file" if len(unreadable) == 1 else f"none of the {count(len(unreadable))} files"
+        verb = "cannot" if len(unreadable) == 1 else "can"
+        raise UsageError(f"{count_of} in {', '.join(paths)} {verb} be read: {first}")
+
+
+def _say_which_steps(trace: Trace, wanted: StepRange) -> None:
+    """Tell where fewer steps were recorded than were asked for."""
+    steps = trace.annotations["step"].drop_nulls().unique().sort().to_list()
+    if steps and wanted.last < 2**62 and len(steps) < wanted.last - wanted.first + 1:
+        found = f"step {steps[0]}" if len(steps) == 1 else f"{count(len(steps))} steps, {steps[0]} to {steps[-1]},"
+        print(f"stepscope: of the steps {wanted.first}:{wanted.last} only {found} was recorded", file=sys.stderr)
+
+
+def trace_paths(path: str | Path) -> list[Path]:
+    """The trace files that a word stands for: of a run, by name or folder, each rank's latest; else what lies there.
+
+    Raises:
+        UsageError: a run without traces, or whose folder is gone.
+        UnreadableTraceError: a folder without trace files.
+    """
+    from stepscope.readers import trace_files
+
+    folder = _run_at(path)
+    if folder is None:
+        inside = _inside_run(path)
+        if inside is None and str(path) != "-" and not os.path.exists(path) and not Path(path).suffix:
+            raise UsageError(f"there is no file, folder or run {str(path)!r}; stepscope runs lists the runs")
+        return trace_files(inside or path)
+    found = folder.latest_traces()
+    if not found:
+        raise UsageError(f"the run {folder.name} holds no trace; stepscope runs show {folder.name} tells more")
+    earlier = [f"{folder.name}/{trace.parent.name}/{trace.name}" for trace in folder.traces() if trace not in found]
+    if earlier:
+        print(f"stepscope: this run holds earlier traces too: {', '.join(earlier)}", file=sys.stderr)
+    return found
+
+
+def place_of(path: str | Path) -> Path:
+    """What a word stands for: the folder of a run, by name too, or something in it; else the path that it is."""
+    folder = _run_at(path)
+    return folder.path if folder is not None else _inside_run(path) or Path(path)
+
+
+def _one_trace(path: str | Path) -> str | Path:
+    """The trace to open where only one can be: a run's first rank, which is said."""
+    folder = _run_at(path)
+    inside = _inside_run(path)
+    if folder is None and inside is not None and inside.is_dir():
+        return trace_paths(inside)[-1]
+    found = trace_paths(path)
+    if len(found) > 1:
+        name, first, second = (
+            (folder.name, found[0].parent.name, f"{folder.name}/{found[1].parent.name}")
+            if folder is not None
+            else (printable(str(path)), found[0].name, found[1])
+        )
+        print(
+            f"stepscope: {name} has {count(len(found))} {'ranks' if folder is not None else 'traces'}; "
+            f"this is {printable(first)}, {printable(str(second))} is the next",
+            file=sys.stderr,
+        )
+    return found[0]
+
+
+def _run_at(path: str | Path) -> RunFolder | None:
+    """The run that a word names: a run folder's path, or the name of a run where nothing has that path."""
+    from stepscope.record.run_folder import RunFolder, is_run_folder
+
+    if is_run_folder(path):
+        return RunFolder.open(path)
+    text = str(path)
+    if text == "-" or os.path.exists(path) or os.sep in text:
+        return None
+    from stepscope.record.runs import run_named
+
+    return run_named(text)
+
+
+def _inside_run(path: str | Path) -> Path | None:
+    """What RUN/rank1, or RUN/rank1/trace-2.json.gz, stands for."""
+    name, slash, rest = str(path).partition("/")
+    if not slash or not name or os.path.exists(path):
+        return None
+    folder = _run_at(name)
+    inside = folder.path / rest if folder is not None else None
+    return inside if inside is not None and inside.exists() else None
+
+
+def _is_empty(trace: Trace) -> bool:
+    from stepscope.trace.tables import SCHEMAS
+
+    return all(trace.scan(name).head(1).collect().is_empty() for name in SCHEMAS if name != "lanes")
+
+
+def _with_printable_path(trace: Trace) -> Trace:
+    """The trace with a path that can be encoded: a file's name may be any bytes, a report is UTF-8."""
+    path = encodable(trace.metadata.path)
+    return trace if path == trace.metadata.path else replace(trace, metadata=replace(trace.metadata, path=path))
+
+
+def encodable(text: str) -> str:
+    """The text with what UTF-8 has no bytes for written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class Progress:
+    """One line that is rewritten, from the second second on."""
+
+    def __init__(self, name: str, stream: TextIO) -> None:
+        self._name = printable(name)
+        self._stream = stream
+        self._begun = time.monotonic()
+        self._drawn = 0.0
+        self._shown = False
+
+    def __call__(self, done: int, total: int | None) -> None:
+        """Show that `done` of `total` bytes were read."""
+        now = time.monotonic()
+        if now - self._begun < _QUIET_S or now - self._drawn < _REDRAW_S:
+            return
+        self._drawn = now
+        self._shown = True
+        how_far = f"{share(done / total)} of {size(total)}" if total else size(done)
+        self._stream.write(f"\r\x1b[Kreading {self._name}: {how_far}")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def redactor_of(arguments: argparse.Namespace, names: Sequence[str] = (), paths: Sequence[str] = ()) -> Redactor:
+    """What --redact takes out: this user's and this machine's names, those in the traces opened, and what is given."""
+    from stepscope.report.json import Redactor
+
+    of_traces, found = getattr(arguments, _SECRETS, ((), ()))
+    return Redactor([*local_names(), *of_traces, *names], [*found, *paths])
+
+
+def _note_secrets(arguments: argparse.Namespace, trace: Trace) -> None:
+    """Keep for `redactor_of` what only the trace tells."""
+    if getattr(arguments, "redact", False):
+        from stepscope.report.json import secrets_of
+
+        known = getattr(arguments, _SECRETS, ((), ()))
+        setattr(arguments, _SECRETS, tuple([*old, *new] for old, new in zip(known, secrets_of(trace), strict=True)))
+
+
+def local_names() -> list[str]:
+    """This user's and this machine's names."""
+    import getpass
+    import platform
+
+    node = platform.node()
+    names = [node, node.split(".")[0], Path.home().name]
+    with contextlib.suppress(OSError, KeyError, ImportError):  # a process without a user, as in some containers
+        names.append(getpass.getuser())
+    return [name for name in names if name]
+
+
+@dataclass(frozen=True, slots=True)
+class SideFile:
+    """What one file says.
+
+    Attributes:
+        rank: that it is about, by its name; None where it is about all of the run.
+    """
+
+    path: str
+    rank: int | None
+    evidence: Evidence
+
+
+def add_evidence_options(parser: argparse.ArgumentParser) -> None:
+    """--xla-metrics, --xla-debug-log, --gaudi-metrics and --fallback-log, each as often as wanted."""
+    group = parser.add_argument_group("other files of the run, whose counts join the findings")
+    for option, what in (
+        ("--xla-metrics", "a metrics report of PyTorch/XLA, also inside other output"),
+        ("--xla-debug-log", "what PyTorch/XLA printed under PT_XLA_DEBUG_LEVEL"),
+        ("--gaudi-metrics", "Intel Gaudi's PT_HPU_METRICS_FILE; one named ...-rank3.json is rank 3's"),
+        ("--fallback-log", "Intel Gaudi's log of operators on the CPU (LOG_LEVEL_PT_FALLBACK=1)"),
+    ):
+        group.add_argument(option, metavar="FILE", action="append", default=[], help=what)
+
+
+def side_files(arguments: argparse.Namespace) -> list[SideFile]:
+    """What the given files say.
+
+    Raises:
+        UsageError: one of them is something else.
+        TraceError: one cannot be read.
+    """
+    from stepscope.readers import side_files as readers
+
+    found = []
+    for paths, read in (
+        (arguments.xla_metrics, readers.read_xla_metrics),
+        (arguments.xla_debug_log, readers.read_xla_debug_log),
+        (arguments.gaudi_metrics, readers.read_gaudi_metrics),
+        (arguments.fallback_log, readers.read_fallback_log),
+    ):
+        found += [SideFile(path, readers.rank_in_name(path), read(path)) for path in paths]
+    return found
+
+
+def with_evidence(traces: Iterable[Trace], files: list[SideFile], *, several: bool) -> Iterator[Trace]:
+    """The traces with what the files say of each, and a word on standard error about files that belong to none.
+
+    Args:
+        several: whether there is more than one trace, which a rank's file then has to name.
+    """
+    used: set[str] = set()
+    for trace in traces:
+        mine = [file for file in files if _belongs(file, trace, several=several)]
+        used |= {file.path for file in mine}
+        yield _with(trace, [file.evidence for file in mine]) if mine else trace
+    for file in files:
+        if file.path not in used:
+            print(
+                f"stepscope: passed over: {printable(file.path)} is of rank {file.rank}, of which there is no trace",
+                file=sys.stderr,
+            )
+
+
+def _belongs(file: SideFile, trace: Trace, *, several: bool) -> bool:
+    rank = trace.metadata.rank
+    return file.rank is None or file.rank == rank or (rank is None and not several)
+
+
+def _with(trace: Trace, parts: list[Evidence]) -> Trace:
+    from stepscope.trace.evidence import joined
+
+    evidence = joined(parts)
+    sources = tuple(encodable(path) for path in evidence.sources)
+    return replace(trace, metadata=replace(trace.metadata, evidence=replace(evidence, sources=sources)))

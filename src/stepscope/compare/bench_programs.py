@@ -1,0 +1,298 @@
+"""Programs that `stepscope bench` starts: with their output in a log, and gone with all they started when they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from stepscope.errors import UsageError
+from stepscope.files import private_file, readable, say_changed
+from stepscope.record.bench_steps import PREFIX
+from stepscope.record.bootstrap import RUN
+from stepscope.record.launch import command_of
+from stepscope.record.manifest import without_secrets
+from stepscope.record.run_folder import RunFolder
+
+TAIL_LINES: Final = 12
+_TAIL_BYTES: Final = 64 * 1024
+_POLL_S: Final = 1.0
+"""How often to look whether the steps are taken; seldom, so that looking does not disturb them."""
+_ENDED_POLL_S: Final = 0.02
+_LEAVING_S: Final = 1.0
+"""How long what a program started may outlive it before it is ended."""
+GRACE_S: Final = 30.0
+"""How long a program whose steps are all taken may need to end."""
+_ENDING: Final = (("SIGINT", 5.0), ("SIGTERM", 10.0), ("SIGKILL", 10.0))
+"""Signals that end a program, and the seconds each is given; a launcher passes the first two on to its workers."""
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchCommand:
+    """One of the commands that are compared.
+
+    Attributes:
+        label: "A", "B" and so on.
+        text: as the user wrote it.
+        words: what is started.
+        variables: set for it, as "OMP_NUM_THREADS=1 python train.py" does.
+        apply: remedies to apply to it; see `stepscope.record.apply`.
+    """
+
+    label: str
+    text: str
+    words: tuple[str, ...]
+    variables: Mapping[str, str]
+    apply: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, label: str, text: str) -> BenchCommand:
+        """Split a command as a shell would, which is not asked: it may begin with variables, and has no pipes.
+
+        Raises:
+            UsageError: the quotes do not match, or there is no such program.
+        """
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise UsageError(f"command {label}, {text}: {str(error).lower()}") from error
+        count = next((number for number, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words))
+        if count == len(words):
+            raise UsageError(f"command {label} is empty: give each command as one quoted argument, 'python train.py'")
+        variables = dict(word.split("=", 1) for word in words[:count])
+        try:
+            return cls(label, text, tuple(command_of(words[count:])), variables)
+        except UsageError as error:
+            raise UsageError(f"command {label}, {text}: {error}") from error
+
+    @property
+    def shown(self) -> str:
+        """The command with *** in place of what may be a secret, and what is applied to it."""
+        words = shlex.split(self.text)
+        shown = without_secrets(words)
+        text = self.text
+        if shown != words:
+            text = " ".join(word if "***" in word else shlex.quote(word) for word in shown)
+        return f"{text}  (applied: {', '.join(self.apply)})" if self.apply else text
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEnd:
+    """How a program ended.
+
+    Attributes:
+        exit_code: 128 + N where signal N ended it.
+        seconds: from its start to its end.
+        was_ended: stepscope ended it: it took too long, or did not end by itself after its steps.
+    """
+
+    exit_code: int
+    seconds: float
+    was_ended: bool
+
+
+def run_logged(
+    words: tuple[str, ...],
+    environment: Mapping[str, str],
+    log: Path | None,
+    *,
+    limit_s: float,
+    is_done: Callable[[], bool],
+) -> ProgramEnd:
+    """Run a program to its end and end whatever it started; also when an exception such as Ctrl-C comes meanwhile.
+
+    Args:
+        environment: with the run folder in STEPSCOPE_RUN, by which all that the program started is found.
+        log: where its output goes; None for standard error. It has no input.
+        limit_s: seconds after which it is ended.
+        is_done: whether it has taken its steps, so that it is to end within `GRACE_S`; asked now and then.
+
+    Raises:
+        UsageError: it cannot be started, or the log cannot be written.
+    """
+    begun = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        try:
+            output = stack.enter_context(private_file(log).open("wb")) if log is not None else sys.stderr.fileno()
+            child = subprocess.Popen(
+                words,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if log is not None else output,
+                start_new_session=True,  # Ctrl-C comes to stepscope alone, which ends the program in its own way
+            )
+        except OSError as error:
+            raise UsageError(f"{words[0]} cannot be started: {error.strerror}") from error
+        try:
+            was_ended = not _ends_by_itself(child, begun + limit_s, is_done)
+        finally:
+            end_programs(child, environment[RUN])
+    code = child.wait()
+    return ProgramEnd(128 - code if code < 0 else code, time.monotonic() - begun, was_ended)
+
+
+def _ends_by_itself(child: subprocess.Popen[bytes], deadline_s: float, is_done: Callable[[], bool]) -> bool:
+    """Wait for the end of the program, or for the time after which it is to be ended."""
+    done = False
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=min(_POLL_S, left_s))
+            return True
+        if not done and is_done():
+            done, deadline_s = True, min(deadline_s, time.monotonic() + GRACE_S)
+    return False
+
+
+def end_programs(child: subprocess.Popen[bytes], run: str) -> None:
+    """End a program and every process that carries its run folder in its environment; returns when they are gone."""
+    with _signals_held_back():
+        if child.poll() is not None and _are_gone(child, run, _LEAVING_S):
+            return
+        for name, patience_s in _ENDING:
+            for process in _alive(child, run):
+                with contextlib.suppress(OSError):
+                    os.kill(process, getattr(signal, name, signal.SIGTERM))
+            if _are_gone(child, run, patience_s):
+                return
+
+
+def end_leftovers(root: Path) -> None:
+    """End the processes of runs whose folders are below `root`; for when whoever started them was killed.
+
+    Does nothing where the system does not show environments.
+    """
+    for process in _processes_with(os.fsencode(f"{RUN}={root}{os.sep}")):
+        with contextlib.suppress(OSError):
+            os.kill(process, getattr(signal, "SIGKILL", signal.SIGTERM))
+
+
+def _are_gone(child: subprocess.Popen[bytes], run: str, patience_s: float) -> bool:
+    """Whether all of them are gone before the patience ends."""
+    until = time.monotonic() + patience_s
+    while _alive(child, run):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_ENDED_POLL_S)
+    return True
+
+
+def _alive(child: subprocess.Popen[bytes], run: str) -> list[int]:
+    own = [child.pid] if child.poll() is None else []
+    return own + [process for process in _processes_of(run) if process != child.pid]
+
+
+def _processes_of(run: str) -> Iterator[int]:
+    """The processes in whose environment this run folder stands; none where the system does not show environments."""
+    return _processes_with(os.fsencode(f"{RUN}={run}") + b"\0")
+
+
+def _processes_with(sign: bytes) -> Iterator[int]:
+    """The processes with a variable that begins so."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir("/proc"):
+            if entry.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    if b"\0" + sign in b"\0" + Path(entry.path, "environ").read_bytes() + b"\0":
+                        yield int(entry.name)
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Hold further Ctrl-C back, so that an impatient second one leaves no process behind."""
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:  # not on the main thread, to which no signal comes
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
+def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
+    """The last lines of a program's output that are not empty; at most 200 characters of each."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+        return [line.rstrip()[:200] for line in lines if line.strip()][-count:]
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Of one process; see `stepscope.record.bench_steps`."""
+
+    rank: int
+    world_size: int
+    machine: str
+    source: str
+    clock: str
+    complete: bool
+    ends_ns: tuple[int, ...]
+    own_profiler: bool
+    said: tuple[str, ...]
+    losses: tuple[float, ...] = ()
+
+
+def read_records(folder: RunFolder) -> list[Record]:
+    """One for each rank on the machine of the first, by rank: that of the process that took most steps.
+
+    Clocks of several machines cannot be compared; all ranks take the same steps.
+    """
+    found: list[Record] = []
+    for rank in folder.ranks():
+        of_rank = [record for path in _paths(folder, rank) if (record := _record(path, rank)) is not None]
+        if of_rank:
+            found.append(max(of_rank, key=lambda record: len(record.ends_ns)))
+    return [record for record in found if record.machine == found[0].machine]
+
+
+def job_ends_ns(records: Sequence[Record]) -> list[int]:
+    """When each step had ended on every rank; as many steps as every rank took."""
+    return [max(ends) for ends in zip(*(record.ends_ns for record in records), strict=False)]
+
+
+def _paths(folder: RunFolder, rank: int) -> list[Path]:
+    return sorted((folder.path / f"rank{rank}").glob(f"{PREFIX}*.json"))
+
+
+def _record(path: Path, rank: int) -> Record | None:
+    content = readable(path)
+    if not content:
+        return None
+    try:
+        return Record(
+            rank=rank,
+            world_size=int(content["world_size"]),
+            machine=str(content["machine"]),
+            source=str(content["source"]),
+            clock=str(content["clock"]),
+            complete=bool(content["complete"]),
+            ends_ns=tuple(map(int, content["ends_ns"])),
+            own_profiler=bool(content["own_profiler"]),
+            said=tuple(map(str, content["said"])),
+            losses=tuple(map(float, content.get("losses", ()))),
+        )
+    except (ValueError, TypeError, KeyError, OverflowError):
+        say_changed(path)
+        return None

@@ -1,0 +1,343 @@
+"""The step times that run folders hold, and what each run ran with: what `stepscope history` reads.
+
+Cheapest first: `run.json` has the times of the steps around a recording, and of the recorded ones; a folder of
+`stepscope bench` has a file of times; only the traces of `stepscope.profile` must be read for theirs, once: they are
+kept beside them.
+
+    <root>/<name>/trace-steps.json    times of the steps in the traces, by the traces' sizes and dates
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope.compare import Comparison, Side, compare_sides
+from stepscope.compare.bench import LOG, Bench
+from stepscope.compare.bench_programs import BenchCommand, run_logged
+from stepscope.compare.history import Source, TimedRun
+from stepscope.compare.statistics import warm_up
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.files import readable, with_checksum
+from stepscope.record.apply import applied_outcomes
+from stepscope.record.bootstrap_plan import RunOptions
+from stepscope.record.launch import NAME as BATCH_SIZES
+from stepscope.record.launch import environment_of
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder, write_json
+from stepscope.record.runs import RunRecord
+from stepscope.record.step_times import Stretch, are_durations
+from stepscope.trace import Trace
+
+KEPT: Final = "trace-steps.json"
+FEWEST_STEPS: Final = 3
+"""A run of which fewer steps were timed does not count."""
+_BENCH_FILES: Final = "steps-*.json"
+_NUMBER: Final = re.compile(r"[-_.+=@]([0-9]+|(?=[a-f]*[0-9])[0-9a-f]{7,40})$", re.ASCII)
+"""What tells the runs of a series apart: a number, a date and time, or a commit at the end of the name."""
+
+
+def series_of(name: str) -> str:
+    """The name without the numbers, dates and commits at its end: "train" of "train-20260102-120000" and "train-7"."""
+    while found := _NUMBER.search(name):
+        if not found.start():
+            break
+        name = name[: found.start()]
+    return name
+
+
+def timed_run(record: RunRecord, *, by_command: bool = False) -> TimedRun:
+    """What a run's folder tells; where it cannot be read, the problem says why.
+
+    Args:
+        by_command: make the command the name of the series, instead of the run's name without its number.
+    """
+    try:
+        return _timed_run(record, by_command=by_command)
+    except StepscopeError as error:
+        series = record.command if by_command else series_of(record.name)
+        return TimedRun(record.name, series, "", record.started_unix_s, {}, {}, str(error))
+
+
+def _timed_run(record: RunRecord, *, by_command: bool) -> TimedRun:
+    if record.is_gone:
+        raise UsageError("its folder is gone; stepscope runs remove takes it out of the list")
+    folder = RunFolder.open(record.path)
+    manifest = folder.manifest()
+    steps: Mapping[Source, list[float]] = {}
+    problem: str | None = None
+    try:
+        steps = _step_times(folder, manifest)
+        problem = None if any(steps.values()) else _why_none(folder, manifest)
+    except StepscopeError as error:
+        problem = str(error)
+    return TimedRun(
+        name=record.name,
+        series=manifest.command_line if by_command else series_of(record.name),
+        place=str(manifest.folder or ""),
+        started_unix_s=record.started_unix_s,
+        steps_ns=steps,
+        settings=settings_of(manifest),
+        problem=problem,
+    )
+
+
+def settings_of(manifest: RunManifest) -> dict[str, str]:
+    """What a run ran with and on, each setting as text: the command, the commit, versions, variables, devices."""
+    git = manifest.git if isinstance(manifest.git, dict) else {}
+    commit = str(git.get("commit") or "")
+    found = {
+        "command": manifest.command_line,
+        "git commit": commit[:12] + (" with changes" if commit and git.get("dirty") else ""),
+        "device": ", ".join(_counted(manifest.devices)) or "none",
+        "processes": str(max([1, *_world_sizes(manifest.recordings)])),
+        "machine": str(manifest.host or ""),
+    }
+    for group, values in (
+        ("version of", manifest.versions),
+        ("variable", manifest.environment),
+        ("system", manifest.system),
+        ("option", _flat(manifest.options)),
+    ):
+        if isinstance(values, Mapping):
+            found.update({f"{group} {name}": str(value) for name, value in sorted(values.items())})
+    return {name: value for name, value in found.items() if value}
+
+
+def _world_sizes(recordings: Iterable[object]) -> Iterator[int]:
+    for one in recordings:
+        size = one.get("world_size") if isinstance(one, Mapping) else None
+        if type(size) is int:
+            yield size
+
+
+def _counted(names: tuple[str, ...]) -> Iterator[str]:
+    for name in dict.fromkeys(map(str, names)):
+        number = sum(str(each) == name for each in names)
+        yield f"{number} x {name}" if number > 1 else name
+
+
+def _flat(options: object) -> dict[str, Any]:
+    """Options of the recording, those of what is recorded among them, without those that were left alone."""
+    if not isinstance(options, Mapping):
+        return {}
+    inner = options.get("record")
+    flat = {**options, **(inner if isinstance(inner, Mapping) else {})}
+    return {name: value for name, value in flat.items() if name != "record" and value is not None}
+
+
+def _step_times(folder: RunFolder, manifest: RunManifest) -> dict[Source, list[float]]:
+    """Of the first rank that has any."""
+    if (folder.path / BATCH_SIZES).exists():
+        raise UsageError("it ran its program once for each of several batch sizes")
+    recordings = manifest.recordings or tuple(folder.recordings())
+    stretches = _stretches_of_first_rank(recordings)
+    found: dict[Source, list[float]] = {"unprofiled": [], "profiled": []}
+    for stretch in stretches:
+        found["profiled" if stretch.recorded else "unprofiled"] += stretch.durations_ns
+    if not found["unprofiled"]:
+        found["unprofiled"] = _bench_times(folder)
+    if not any(found.values()):
+        found["profiled"] = _times_in_traces(folder)
+    return {source: times for source, times in found.items() if len(times) >= FEWEST_STEPS}
+
+
+def _stretches_of_first_rank(recordings: tuple[Any, ...]) -> list[Stretch]:
+    """Of the first rank's process that has most steps: one that only evaluates, say, has fewer."""
+    by_rank: dict[int, list[list[Stretch]]] = {}
+    for one in recordings:
+        if not isinstance(one, Mapping):
+            continue
+        times = one.get("step_times")
+        parts = [part for each in times if (part := Stretch.from_json(each))] if isinstance(times, list) else []
+        if parts:
+            rank = one.get("rank")
+            by_rank.setdefault(rank if type(rank) is int else 0, []).append(parts)
+    if not by_rank:
+        return []
+    return max(by_rank[min(by_rank)], key=lambda parts: sum(len(part.durations_ns) for part in parts))
+
+
+def _bench_times(folder: RunFolder) -> list[float]:
+    """What `stepscope bench` noted in the first rank's folder."""
+    for rank in folder.ranks():
+        times = [_between_ends(path) for path in sorted((folder.path / f"rank{rank}").glob(_BENCH_FILES))]
+        longest = max(times, key=len, default=[])
+        if longest:
+            return longest
+    return []
+
+
+def _between_ends(path: Path) -> list[float]:
+    content = readable(path)
+    ends = content.get("ends_ns")
+    if not isinstance(ends, list) or not all(type(each) is int and abs(each) < 2**63 for each in ends):
+        return []
+    return [float(second - first) for first, second in pairwise(ends) if second >= first]
+
+
+def _times_in_traces(folder: RunFolder) -> list[float]:
+    """Of the complete steps in the first rank's traces; read once, then kept."""
+    rank = next((rank for rank in folder.ranks() if folder.traces_of(rank)), None)
+    if rank is None:
+        return []
+    traces = folder.traces_of(rank)
+    state = [[path.name, (status := path.stat()).st_size, status.st_mtime_ns] for path in traces]
+    kept = readable(folder.path / KEPT, only_whole=True)
+    times = kept.get("ns")
+    if kept.get("traces") == state and are_durations(times):
+        return [float(each) for each in times]
+    read = [ns for path in traces for ns in _steps_in(path)]
+    with contextlib.suppress(UsageError):  # a folder that cannot be written is read anew each time
+        write_json(folder.path / KEPT, with_checksum({"traces": state, "ns": read}))
+    return [float(each) for each in read]
+
+
+def _steps_in(path: Path) -> list[int]:
+    import polars as pl
+
+    from stepscope.analysis.steps import step_table
+    from stepscope.readers import open_trace
+    from stepscope.trace.cache import TraceCache
+
+    steps = step_table(open_trace(path, cache=TraceCache()))
+    return [int(each) for each in steps.filter(pl.col("complete"))["duration_ns"]]
+
+
+def _why_none(folder: RunFolder, manifest: RunManifest) -> str:
+    said = (one.get("problem") for one in manifest.recordings if isinstance(one, Mapping))
+    problem = next(filter(None, said), None)
+    if problem is not None:
+        return str(problem)
+    if manifest.ended_unix_s is None:
+        return "it is still running, or was cut off before it left any step times"
+    if manifest.exit_code:
+        return f"its program ended with exit code {manifest.exit_code} before any step was timed"
+    return f"fewer than {FEWEST_STEPS} steps of it were timed" + ("" if folder.traces() else ", and it has no trace")
+
+
+def settings_of_run(manifest: RunManifest) -> dict[str, str]:
+    """What a run ran with and on, by name; the command's options each by itself, and what was not committed."""
+    found = settings_of(manifest)
+    found.pop("command", None)
+    git = manifest.git if isinstance(manifest.git, dict) else {}
+    changes = git.get("changes")
+    if isinstance(changes, str) and changes:
+        found["git changes"] = changes
+    return {**options_of(manifest.command), **found}
+
+
+def options_of(command: Sequence[str]) -> dict[str, str]:
+    """A command's words by the option they belong to; the program and what belongs to none as "command".
+
+    A word after an option is taken for its value unless it looks like an option itself.
+    """
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in command:
+        if word.startswith("-") and word.lstrip("-")[:1].isalpha():
+            option, equals, value = word.partition("=")
+            found.setdefault(f"option {option}", []).append(value if equals else "given")
+            name = "" if equals else f"option {option}"
+            continue
+        if name:
+            found[name][-1] = word
+            name = ""
+        else:
+            found.setdefault("command", []).append(word)
+    return {option: " ".join(words) for option, words in found.items()}
+
+
+def unprofiled_steps(folder: RunFolder) -> list[list[float]]:
+    """The steady steps that were timed around the recording, nanoseconds each, as of one run; none where none were."""
+    manifest = folder.manifest()
+    record = RunRecord(folder.path, folder.name, manifest.command_line, manifest.started_unix_s, None, None, 0)
+    steps = list(timed_run(record).steps_ns.get("unprofiled", ()))
+    steady = steps[warm_up(steps).dropped :]
+    return [steady] if steady else []
+
+
+def profile_commands(bench: Bench, say: Callable[[str], None]) -> dict[str, RunFolder]:
+    """Record a few steps of each command, by its label; one of which nothing could be recorded is left out.
+
+    Args:
+        say: is told what begins, and what went wrong, a sentence each.
+
+    Raises:
+        UsageError: a program cannot be started.
+    """
+    folders = {}
+    for command in bench.commands:
+        say(f"profiling {command.label}")
+        folder, exit_code = _profile(bench, command)
+        if folder.traces():
+            folders[command.label] = folder
+            continue
+        problem = next((one["problem"] for one in folder.recordings() if one.get("problem")), None)
+        say(f"{command.label} was not profiled: {problem or f'the program ended with exit code {exit_code}'}")
+    return folders
+
+
+def _profile(bench: Bench, command: BenchCommand) -> tuple[RunFolder, int]:
+    settings = bench.settings
+    options = RunOptions(
+        exit_after=True, telemetry=False, quiet=settings.quiet, seed=settings.seed, apply=command.apply
+    )
+    manifest = RunManifest.begin(command.words, time.time(), options=options.to_json(), redact=False)
+    folder = RunFolder.create(bench.folder, f"{command.label}-profile", manifest)
+    end = run_logged(
+        command.words,
+        environment_of(folder, options, {**os.environ, **command.variables}),
+        None if settings.show_output else folder.path / LOG,
+        limit_s=settings.budget_s,
+        is_done=lambda: _all_recorded(folder),
+    )
+    applied = [outcome.to_json() for outcome in applied_outcomes(options.apply, folder)]
+    folder.write_manifest(manifest.ended(time.time(), end.exit_code, folder.recordings(), applied))
+    return folder, end.exit_code
+
+
+def _all_recorded(folder: RunFolder) -> bool:
+    done = [one for one in folder.recordings() if one.get("trace")]
+    return bool(done) and len(done) >= int(done[0].get("world_size", 1))
+
+
+def explanations(
+    bench: Bench, folders: Mapping[str, RunFolder], open_trace: Callable[[str], Trace]
+) -> list[Comparison]:
+    """Each profiled command against the first, by the steps that the bench timed and the times of the profiles.
+
+    Args:
+        folders: from `profile_commands`.
+        open_trace: opens the trace at a path.
+
+    Raises:
+        TraceError: a trace cannot be read.
+    """
+    sides = [
+        _side(bench, command, folders[command.label], open_trace)
+        for command in bench.commands
+        if command.label in folders
+    ]
+    if len(sides) < 2 or bench.commands[0].label not in folders:
+        return []
+    return compare_sides(sides[0], sides[1:], confidence=bench.settings.confidence(len(bench.commands)))
+
+
+def _side(bench: Bench, command: BenchCommand, folder: RunFolder, open_trace: Callable[[str], Trace]) -> Side:
+    def traces() -> Iterator[Trace]:
+        for path in folder.latest_traces():
+            yield open_trace(str(path))
+
+    return Side(
+        name=command.label,
+        traces=traces(),
+        settings={**command.variables, **settings_of_run(folder.manifest())},
+        unprofiled=[run.steady_ns for run in bench.runs_of(command.label)],
+    )

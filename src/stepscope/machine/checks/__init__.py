@@ -1,0 +1,1 @@
+"""Checks of one part of the machine each."""

@@ -1,0 +1,270 @@
+"""Checks of accelerators: which NUMA node they hang on, who else uses them, what slows their clocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+from stepscope.machine.checks.memory import gib
+from stepscope.machine.observed import Machine, Observation, cpu_list_text
+
+_VENDORS: Final = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel", "0x1da3": "Habana"}
+_CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
+"""PCI classes of display controllers, 3D controllers and processing accelerators."""
+_NONE_FOUND: Final = f"/sys/bus/pci/devices: none of {', '.join(_VENDORS.values())}"
+_BUSY_SHARE: Final = 0.05
+_SLOWDOWNS: Final = {
+    0x8: "a hardware slowdown",
+    0x20: "temperature (software)",
+    0x40: "temperature (hardware)",
+    0x80: "the external power brake",
+    0x4: "the power limit",
+}
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons (NVIDIA's NVML reference) that mean a lower clock under load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A device on the PCI bus.
+
+    Attributes:
+        address: such as "0000:17:00.0".
+        vendor: its maker's name.
+        node: the NUMA node it hangs on; None where the machine does not say.
+    """
+
+    address: str
+    vendor: str
+    node: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """What a driver says of a device now; None for what it does not say.
+
+    Attributes:
+        utilization: share of the last sample period in which it worked, 0 to 1.
+        others: processes that use it besides ours: (process, bytes or None).
+        slowdowns: why its clock is lowered, in words.
+        persistence: whether the driver keeps it initialised between processes.
+        power_limit_w, default_power_limit_w: in watts.
+    """
+
+    index: int
+    name: str
+    utilization: float | None = None
+    others: tuple[tuple[int, int | None], ...] | None = None
+    slowdowns: tuple[str, ...] | None = None
+    persistence: bool | None = None
+    power_limit_w: float | None = None
+    default_power_limit_w: float | None = None
+
+
+def accelerators(machine: Machine) -> list[Accelerator] | None:
+    """The accelerators on the PCI bus, by address; None where the bus cannot be read."""
+    if not (machine.root / "sys/bus/pci/devices").is_dir():
+        return None
+    found = []
+    for path in machine.matching("sys/bus/pci/devices", "*"):
+        folder = f"sys/bus/pci/devices/{path.name}"
+        kind, vendor = machine.read(f"{folder}/class") or "", machine.read(f"{folder}/vendor") or ""
+        if kind[:6] in _CLASSES and vendor in _VENDORS:
+            node = machine.number(f"{folder}/numa_node")
+            found.append(Accelerator(path.name, _VENDORS[vendor], node if node is not None and node >= 0 else None))
+    return found
+
+
+def numa_affinity(machine: Machine) -> Observation:
+    """Whether the process may run far from its device."""
+    check, found = "device-affinity", accelerators(machine)
+    if found is None or not machine.nodes or machine.affinity is None:
+        missing = (
+            "/sys/bus/pci/devices"
+            if found is None
+            else "/sys/devices/system/node"
+            if not machine.nodes
+            else "allowed cores"
+        )
+        return Observation(check, "unknown", "The device's NUMA node cannot be read", f"{missing} cannot be read")
+    if not found:
+        return Observation(check, "fine", "No device has a NUMA node that cores could be far from", _NONE_FOUND)
+    if len(machine.nodes) == 1:
+        return Observation(check, "fine", "All cores are on one NUMA node", "/sys/devices/system/node")
+    read = "; ".join(
+        f"{device.vendor} {device.address}: node {'unknown' if device.node is None else device.node}"
+        for device in found
+    )
+    near = {device.node for device in found}
+    if None in near:
+        return Observation(check, "unknown", "The device's NUMA node is not told", read)
+    mine = {node for node, cores in machine.nodes.items() if cores & machine.affinity}
+    read += f"; allowed cores {cpu_list_text(machine.affinity)} on nodes {', '.join(map(str, sorted(mine)))}"
+    if len(mine) == 1 and mine <= near:
+        return Observation(check, "fine", "The process runs on its device's NUMA node", read)
+    cores = machine.nodes.get(found[0].node if found[0].node is not None else -1, frozenset())
+    return Observation(
+        check,
+        "problem" if not mine & near else "note",
+        "The process runs on another NUMA node than its device"
+        if not mine & near
+        else f"The process may run on any of {len(mine)} NUMA nodes",
+        read,
+        "Launches and copies from another node cross the link between the processors: later, slower and less steady.",
+        "stepscope run --quiet-machine pins each rank; by hand, for the first device: "
+        f"taskset -c {cpu_list_text(cores)}.",
+    )
+
+
+def numa_balancing(machine: Machine) -> Observation:
+    """Whether the kernel moves memory between nodes while programs run."""
+    check, path = "numa-balancing", "proc/sys/kernel/numa_balancing"
+    value = machine.number(path)
+    if len(machine.nodes) == 1:
+        return Observation(check, "fine", "There is one NUMA node, nothing to balance", "/sys/devices/system/node")
+    if value is None:
+        return Observation(check, "unknown", "NUMA balancing cannot be read", f"/{path} is not there")
+    if value == 0:
+        return Observation(check, "fine", "The kernel does not move memory between NUMA nodes", f"/{path}: 0")
+    return Observation(
+        check,
+        "note",
+        "The kernel moves memory between NUMA nodes",
+        f"/{path}: {value}",
+        "It takes pages away now and then to see who uses them; touching one again costs a fault.",
+        "For processes that are pinned anyway, as root: sysctl kernel.numa_balancing=0.",
+    )
+
+
+def device_state(machine: Machine) -> list[Observation]:
+    """Who else uses the devices, and what slows them."""
+    try:
+        return [observation for state in nvidia_states(machine.process) for observation in judged(state)]
+    except (ImportError, OSError) as error:
+        why = str(error)
+    found, title = accelerators(machine), "Load on the devices cannot be read"
+    if found is None:
+        return [Observation("device-load", "unknown", title, f"{why}; /sys/bus/pci/devices is not there")]
+    if not found:
+        return [Observation("device-load", "fine", "There is no accelerator", _NONE_FOUND)]
+    vendors = ", ".join(sorted({device.vendor for device in found}))
+    return [Observation("device-load", "unknown", title, f"devices of {vendors}; {why}")]
+
+
+def judged(state: DeviceState) -> list[Observation]:
+    """What a device's state means for timings."""
+    name = f"device {state.index} ({state.name})"
+    return [_load(state, name), _clocks(state, name), *_settings(state, name)]
+
+
+def nvidia_states(process: int | None = None) -> list[DeviceState]:
+    """The state of every NVIDIA device, through nvidia-ml-py.
+
+    Raises:
+        ImportError: nvidia-ml-py is not installed.
+        OSError: there is no driver to ask.
+    """
+    try:
+        pynvml: Any = import_module("pynvml")
+    except ImportError as error:
+        raise ImportError("nvidia-ml-py is not installed: pip install nvidia-ml-py") from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise OSError(f"the NVIDIA driver does not answer: {error}") from error
+    try:
+        return [_nvidia_state(pynvml, index, process) for index in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _nvidia_state(nvml: Any, index: int, process: int | None) -> DeviceState:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def asked(question: str) -> Any:
+        """What NVML says, None where this device does not support the question."""
+        try:
+            return getattr(nvml, question)(handle)
+        except nvml.NVMLError:
+            return None
+
+    name = asked("nvmlDeviceGetName")
+    rates, running = asked("nvmlDeviceGetUtilizationRates"), asked("nvmlDeviceGetComputeRunningProcesses")
+    reasons, persistence = asked("nvmlDeviceGetCurrentClocksThrottleReasons"), asked("nvmlDeviceGetPersistenceMode")
+    limit, default = asked("nvmlDeviceGetPowerManagementLimit"), asked("nvmlDeviceGetPowerManagementDefaultLimit")
+    return DeviceState(
+        index,
+        name.decode() if isinstance(name, bytes) else str(name),
+        utilization=None if rates is None else rates.gpu / 100,
+        others=None
+        if running is None
+        else tuple((entry.pid, entry.usedGpuMemory) for entry in running if entry.pid != process),
+        slowdowns=None if reasons is None else tuple(why for bit, why in _SLOWDOWNS.items() if reasons & bit),
+        persistence=None if persistence is None else bool(persistence),
+        power_limit_w=None if limit is None else limit / 1000,
+        default_power_limit_w=None if default is None else default / 1000,
+    )
+
+
+def _load(state: DeviceState, name: str) -> Observation:
+    if state.utilization is None and state.others is None:
+        return Observation("device-load", "unknown", f"Load on {name} cannot be read", "NVML does not say")
+    used = "unknown" if state.utilization is None else f"{state.utilization:.0%}"
+    processes = ", ".join(
+        f"process {process}" + ("" if used_bytes is None else f" ({gib(used_bytes)})")
+        for process, used_bytes in state.others or ()
+    )
+    read = f"NVML: utilization {used}; " + (processes or "no other process")
+    if not state.others and (state.utilization or 0) <= _BUSY_SHARE:
+        return Observation("device-load", "fine", f"Nobody else uses {name}", read)
+    return Observation(
+        "device-load",
+        "problem",
+        f"Others use {name}: {used} busy",
+        read,
+        "Kernels of several processes take turns on the device, and its memory and clocks are shared.",
+        "Stop the other processes or choose another device with CUDA_VISIBLE_DEVICES.",
+    )
+
+
+def _clocks(state: DeviceState, name: str) -> Observation:
+    if state.slowdowns is None:
+        return Observation("device-clocks", "unknown", f"What slows {name} cannot be read", "NVML does not say")
+    if not state.slowdowns:
+        return Observation("device-clocks", "fine", f"Nothing lowers the clock of {name}", "NVML: no reason")
+    return Observation(
+        "device-clocks",
+        "problem",
+        f"The clock of {name} is lowered by {' and '.join(state.slowdowns)}",
+        "NVML: current reasons",
+        "A lower clock makes every kernel slower, and it changes with temperature and load.",
+        "Improve cooling or raise the power limit; to compare runs, lock the clocks: nvidia-smi --lock-gpu-clocks.",
+    )
+
+
+def _settings(state: DeviceState, name: str) -> list[Observation]:
+    found = []
+    if state.persistence is False:
+        found.append(
+            Observation(
+                "device-persistence",
+                "note",
+                f"The driver lets go of {name} between processes",
+                "NVML: persistence mode off",
+                "Each process then waits a second or more for the device to be initialised; steps are not affected.",
+                "As root: nvidia-smi --persistence-mode=1.",
+            )
+        )
+    if state.power_limit_w and state.default_power_limit_w and state.power_limit_w < state.default_power_limit_w:
+        found.append(
+            Observation(
+                "device-power",
+                "note",
+                f"The power limit of {name} is {state.power_limit_w:.0f} W, by default "
+                f"{state.default_power_limit_w:.0f} W",
+                "NVML: power management limit",
+                "Under full load the clock is lowered to stay below it.",
+                "As root: nvidia-smi --power-limit, if the cooling allows it.",
+            )
+        )
+    return found

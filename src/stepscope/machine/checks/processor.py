@@ -1,0 +1,309 @@
+"""Checks of the processor: clock, cores against threads, quota, other load."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from stepscope.machine.observed import Machine, Observation, cpu_list_text
+
+_CPU: Final = "sys/devices/system/cpu"
+_SAMPLE_S: Final = 0.5
+_LOAD_CORES: Final = 0.5
+"""Cores that others may keep busy before it is called a problem."""
+_NOTICEABLE_SHARE: Final = 0.01
+
+
+def governor(machine: Machine) -> Observation:
+    """Who decides the cores' clock."""
+    check, where = "cpu-governor", f"/{_CPU}/cpu*/cpufreq/scaling_governor"
+    paths = machine.matching(_CPU, "cpu[0-9]*/cpufreq/scaling_governor")
+    found = Counter(filter(None, (machine.read(str(path.relative_to(machine.root))) for path in paths)))
+    if not found:
+        return Observation(
+            check, "unknown", "The CPU governor cannot be read", f"{where} is not there; virtual machines hide it"
+        )
+    read = f"{where}: " + ", ".join(f"{name} on {count}" for name, count in found.most_common())
+    driver = machine.read(f"{_CPU}/cpu0/cpufreq/scaling_driver") or ""
+    if set(found) == {"performance"}:
+        return Observation(check, "fine", "The CPU governor is performance", read)
+    name = ", ".join(sorted(set(found) - {"performance"}))
+    cores = sum(count for name, count in found.items() if name != "performance")
+    scales = driver in ("intel_pstate", "amd-pstate-epp")
+    return Observation(
+        check,
+        "note" if scales else "problem",
+        f"The CPU governor is {name} on {cores} of {sum(found.values())} cores",
+        read + (f"; driver {driver}" if driver else ""),
+        "The clock follows the load with a delay: a core that slept or a thread that moved to another core runs slower "
+        "at first, and steps that the CPU limits vary."
+        + (f" With {driver}, {name} still reaches the full clock, only later." if scales else ""),
+        "As root: cpupower frequency-set -g performance. Without root, keep the process on few cores: "
+        "stepscope run --quiet-machine, or taskset.",
+    )
+
+
+def turbo(machine: Machine) -> Observation:
+    """Whether the clock may rise above its base."""
+    check, why = (
+        "cpu-turbo",
+        "The highest clock depends on temperature and on how many cores work, so timings drift.",
+    )
+    intel, other = machine.number(f"{_CPU}/intel_pstate/no_turbo"), machine.number(f"{_CPU}/cpufreq/boost")
+    if intel is None and other is None:
+        return Observation(
+            check,
+            "unknown",
+            "Whether the clock is boosted cannot be read",
+            f"neither /{_CPU}/intel_pstate/no_turbo nor /{_CPU}/cpufreq/boost is there",
+        )
+    on = intel == 0 if intel is not None else other == 1
+    read = f"/{_CPU}/intel_pstate/no_turbo: {intel}" if intel is not None else f"/{_CPU}/cpufreq/boost: {other}"
+    if not on:
+        return Observation(check, "fine", "The clock is not boosted, so it is steady", read)
+    return Observation(
+        check,
+        "note",
+        "The clock is boosted above its base",
+        read,
+        why,
+        "Leave it on for training; to compare small differences, warm up first and repeat the runs in turns.",
+    )
+
+
+def thermal_throttling(machine: Machine) -> Observation:
+    """Whether the processor has slowed down because it was too hot."""
+    check, where = "cpu-throttling", f"/{_CPU}/cpu*/thermal_throttle/core_throttle_count"
+    paths = machine.matching(_CPU, "cpu[0-9]*/thermal_throttle/core_throttle_count")
+    counts = [machine.number(str(path.relative_to(machine.root))) for path in paths]
+    known = [count for count in counts if count is not None]
+    if not known:
+        return Observation(check, "unknown", "Thermal throttling cannot be read", f"{where} is not there")
+    if not any(known):
+        return Observation(check, "fine", "No core has been throttled by heat", f"{where}: 0 on all {len(known)} cores")
+    return Observation(
+        check,
+        "note",
+        f"Heat has throttled {sum(count > 0 for count in known)} of {len(known)} cores since the machine began",
+        f"{where}: {max(known):,} times on the most affected core",
+        "A core that gets too hot lowers its clock, and steps take longer until it has cooled down.",
+        "Look whether the count rises during a run; if it does, improve the cooling or lower the load.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Logical cores that a process can use.
+
+    Attributes:
+        allowed: cores it may run on; None where unknown.
+        quota: cores' worth of time that its control groups grant; None for no limit.
+        throttled: (periods in which the quota ran out, periods in all); None where unknown or without a quota.
+        read: where that was read.
+    """
+
+    allowed: int | None
+    quota: float | None
+    throttled: tuple[int, int] | None
+    read: str
+
+    @property
+    def usable(self) -> int | None:
+        """Whole cores that can be kept busy."""
+        if self.allowed is None:
+            return None
+        return max(1, min(self.allowed, int(self.quota) if self.quota is not None else self.allowed))
+
+
+def usable_cores(machine: Machine) -> Cores:
+    """How many cores the process can keep busy, by its affinity and its control groups' quota."""
+    quota, folder = None, ""
+    for group in machine.cgroup_folders("cpu"):
+        granted = _quota(machine, group)
+        if granted is not None and (quota is None or granted < quota):
+            quota, folder = granted, group
+    throttled = None
+    if quota is not None:
+        counters = machine.fields(f"{folder}/cpu.stat")
+        if "nr_periods" in counters:
+            throttled = int(counters.get("nr_throttled", 0)), int(counters["nr_periods"])
+    allowed = len(machine.affinity) if machine.affinity is not None else None
+    read = (
+        f"allowed cores {cpu_list_text(machine.affinity)}" if machine.affinity is not None else "allowed cores unknown"
+    )
+    read += f"; quota of {quota:g} cores in /{folder}" if quota is not None else ""
+    return Cores(allowed, quota, throttled, read)
+
+
+def cpu_quota(machine: Machine) -> Observation:
+    """Whether a container's quota stops the process now and then."""
+    check, cores = "cpu-quota", usable_cores(machine)
+    if machine.read(f"{machine.proc}/cgroup") is None:
+        return Observation(check, "unknown", "A CPU quota cannot be read", f"/{machine.proc}/cgroup is not there")
+    if cores.quota is None:
+        return Observation(check, "fine", "No CPU quota limits the process", "no limit in its control groups")
+    why = (
+        "A control group that has used up its quota stops all its threads until the next period, up to 100 ms later: "
+        "single steps take far longer than the rest."
+    )
+    change = f"Use no more than {max(1, int(cores.quota))} threads (loader workers among them), or raise the quota."
+    ran_out, periods = cores.throttled or (0, 0)
+    if ran_out > _NOTICEABLE_SHARE * periods:
+        title = f"The CPU quota of {cores.quota:g} cores ran out in {ran_out:,} of {periods:,} periods"
+        return Observation(check, "problem", title, cores.read, why, change)
+    return Observation(check, "note", f"A CPU quota of {cores.quota:g} cores is set", cores.read, why, change)
+
+
+def threads(machine: Machine) -> Observation:
+    """Threads that one operator uses, against the cores there are for them."""
+    check, cores = "threads", usable_cores(machine)
+    count, source = _threads(machine)
+    ranks = max(1, _whole(machine.variable("LOCAL_WORLD_SIZE")) or 1)
+    if count is None or cores.usable is None:
+        missing = machine.runtime.torch_why_not or "neither PyTorch nor OMP_NUM_THREADS says how many threads are used"
+        missing = missing if count is None else cores.read
+        return Observation(check, "unknown", "Threads cannot be compared with cores", missing)
+    read = f"{source}; {cores.read}" + (f"; {ranks} ranks on this machine" if ranks > 1 else "")
+    fit = max(1, cores.usable // ranks)
+    if count * ranks > cores.usable:
+        what = f"{ranks} ranks of {count} threads" if ranks > 1 else f"{count} threads"
+        return Observation(
+            check,
+            "problem",
+            f"{what} compute on {cores.usable} usable cores",
+            read,
+            "Threads that share a core wait for each other: every operator on the CPU ends when the last one has run.",
+            f"Set OMP_NUM_THREADS={fit} (or torch.set_num_threads({fit})) in each process.",
+        )
+    if count == 1 and fit > 1:
+        return Observation(
+            check,
+            "note",
+            f"Operators on the CPU use 1 of {fit} cores",
+            read,
+            "torchrun sets OMP_NUM_THREADS=1 unless told otherwise; work on the CPU, such as a model or an optimizer "
+            "held there, runs on one core.",
+            f"If the CPU computes, set OMP_NUM_THREADS up to {fit}.",
+        )
+    return Observation(check, "fine", f"{count} threads for {cores.usable} usable cores", read)
+
+
+def other_load(machine: Machine) -> list[Observation]:
+    """How busy others keep the cores, and how much a hypervisor takes; read twice, half a second apart."""
+    before = _Sample.read(machine)
+    if before is None:
+        missing = "/proc/stat is not there"
+        return [
+            Observation("cpu-load", "unknown", "Other load on the CPU cannot be read", missing),
+            Observation("stolen-time", "unknown", "Time that a hypervisor takes cannot be read", missing),
+        ]
+    machine.sleep(_SAMPLE_S)
+    after = _Sample.read(machine)
+    if after is None or after.total <= before.total:
+        missing = "the counters in /proc/stat do not move"
+        return [
+            Observation("cpu-load", "unknown", "Other load on the CPU cannot be read", missing),
+            Observation("stolen-time", "unknown", "Time that a hypervisor takes cannot be read", missing),
+        ]
+    return [_load(before, after, machine), _stolen(before, after)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Counters of the whole machine and its processes, in clock ticks."""
+
+    total: int
+    busy: int
+    stolen: int
+    cores: int
+    processes: dict[int, tuple[str, int]]
+
+    @classmethod
+    def read(cls, machine: Machine) -> _Sample | None:
+        lines = (machine.read("proc/stat") or "").splitlines()
+        if not lines or not lines[0].startswith("cpu "):
+            return None
+        ticks = [int(word) for word in lines[0].split()[1:9]]
+        cores = sum(line.startswith("cpu") for line in lines) - 1
+        user, nice, system, _, _, irq, soft, stolen = ticks + [0] * (8 - len(ticks))
+        return cls(sum(ticks), user + nice + system + irq + soft, stolen, max(cores, 1), _processes(machine))
+
+
+def _load(before: _Sample, after: _Sample, machine: Machine) -> Observation:
+    elapsed = (after.total - before.total) / after.cores
+    used = {
+        pid: (name, (ticks - before.processes.get(pid, (name, ticks))[1]) / elapsed)
+        for pid, (name, ticks) in after.processes.items()
+    }
+    own = {os.getpid(), machine.process}
+    mine = sum(cores for pid, (_, cores) in used.items() if pid in own)
+    others = max(0.0, (after.busy - before.busy) / elapsed - mine)
+    busiest = sorted((item for item in used.items() if item[0] not in own), key=lambda item: -item[1][1])[:3]
+    names = ", ".join(f"{name} (process {pid}) {cores:.1f}" for pid, (name, cores) in busiest if cores >= 0.05)
+    read = f"/proc/stat over {_SAMPLE_S:g} s: others used {others:.1f} of {after.cores} cores"
+    read += f"; {names}" if names else ""
+    title = f"Other processes keep {others:.1f} of {after.cores} cores busy"
+    if others < _LOAD_CORES:
+        return Observation("cpu-load", "fine", title, read)
+    return Observation(
+        "cpu-load",
+        "problem",
+        title,
+        read,
+        "They take cores, caches and memory bandwidth from the step, and a different share each time.",
+        "Stop them, or measure when they are gone. Processes of other containers may not be listed.",
+    )
+
+
+def _stolen(before: _Sample, after: _Sample) -> Observation:
+    stolen = (after.stolen - before.stolen) / (after.total - before.total)
+    read = f"/proc/stat, steal over {_SAMPLE_S:g} s: {stolen:.1%}"
+    if stolen < _NOTICEABLE_SHARE:
+        return Observation("stolen-time", "fine", "No hypervisor takes time from the cores", read)
+    return Observation(
+        "stolen-time",
+        "problem",
+        f"The hypervisor takes {stolen:.1%} of the cores' time",
+        read,
+        "The cores are shared with other virtual machines; the guest stands still meanwhile and cannot see when.",
+        "Use a machine with dedicated cores for measuring.",
+    )
+
+
+def _processes(machine: Machine) -> dict[int, tuple[str, int]]:
+    """Name and clock ticks of every process that can be seen."""
+    found = {}
+    for path in machine.matching("proc", "[0-9]*/stat"):
+        text = machine.read(str(path.relative_to(machine.root))) or ""  # a process may have ended meanwhile
+        before, _, after = text.rpartition(")")
+        number, _, name = before.partition(" (")
+        words = after.split()
+        if number.isdecimal() and len(words) > 12:
+            found[int(number)] = name, int(words[11]) + int(words[12])
+    return found
+
+
+def _quota(machine: Machine, group: str) -> float | None:
+    """Cores' worth of time that one control group grants; None for no limit."""
+    words = (machine.read(f"{group}/cpu.max") or "").split()
+    if not words:
+        words = [machine.read(f"{group}/cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
+    if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]) > 0:
+        return int(words[0]) / int(words[1])
+    return None
+
+
+def _threads(machine: Machine) -> tuple[int | None, str]:
+    if machine.runtime.torch_threads is not None:
+        return machine.runtime.torch_threads, f"torch.get_num_threads(): {machine.runtime.torch_threads}"
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        count = _whole(machine.variable(name).split(",")[0])
+        if count:
+            return count, f"{name}={count}"
+    return None, ""
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,403 @@
+"""Where the energy of a step goes: by device, by cause of idle time, by kind of work, and what each finding would save.
+
+A device draws one power while it works and another while it does not, so that an idle nanosecond costs idle power and
+a busy one busy power, whatever runs. Measured energy is divided by these, estimated energy follows from them.
+docs/energy.md derives the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.analysis.device_time import device_time
+from stepscope.analysis.idle import idle_time
+from stepscope.analysis.roofline import device_peaks, roofline_table
+from stepscope.diagnosis.finding import Finding
+from stepscope.diagnosis.view import View
+from stepscope.predict.cost.energy_parts import (
+    J_PER_NJ,
+    KINDS,
+    NO_OPERATOR,
+    DeviceEnergy,
+    EnergyPart,
+    FindingEnergy,
+    HostEnergy,
+    Pair,
+    PowerRange,
+    Powers,
+    PowerSettings,
+    SampledEnergy,
+    TraceEnergy,
+    power_range,
+    shared,
+)
+from stepscope.trace import Window
+from stepscope.trace.energy_records import Counter, EnergyRecord
+from stepscope.trace.nesting import Rows
+from stepscope.trace.telemetry import Telemetry
+from stepscope.trace.window import union
+from stepscope.whatif.graph import Replay
+
+
+def savings_of(
+    view: View, findings: Sequence[Finding], powers: Sequence[Powers], host_w: float
+) -> tuple[FindingEnergy, ...]:
+    """Of each finding that saves time.
+
+    Args:
+        powers: of `view.device`, every pair that is possible; empty where none is known.
+        host_w: of processors and memory, which a shorter step keeps busy for less time.
+    """
+    return tuple(_savings(view, findings, powers, host_w)) if powers or host_w else ()
+
+
+def _savings(
+    view: View, findings: Sequence[Finding], powers: Sequence[Powers], host_w: float
+) -> Iterator[FindingEnergy]:
+    for finding in findings:
+        if finding.saving_ns_per_step > 0:
+            busy = _busy_ns(view, finding) if powers else (0, 0)
+            saved = [
+                each.idle_w * finding.saving_ns_per_step + (each.busy_w - each.idle_w) * work
+                for each in powers
+                for work in busy
+            ]
+            host = host_w * finding.saving_ns_per_step
+            least, most = (min(saved), max(saved)) if saved else (0.0, 0.0)
+            yield FindingEnergy(
+                finding.rule, finding.title, finding.saving_ns_per_step, busy, (round(least + host), round(most + host))
+            )
+
+
+def _busy_ns(view: View, finding: Finding) -> tuple[int, int]:
+    """How much less of a step the device works without the cause: the least and the most."""
+    saving = finding.saving_ns_per_step
+    if finding.change is None:
+        return 0, saving
+    experiment = view.experiment
+    before = _working_ns(experiment.measured, experiment.works)
+    after = _working_ns(experiment.run(finding.change(experiment, experiment.graph)).replay, experiment.works)
+    less = max(before - after, 0) // experiment.step_count
+    return less, less
+
+
+def _working_ns(replay: Replay, works: Rows) -> int:
+    return union(replay.work_start[works], replay.work_end[works]).total_ns
+
+
+_METHODS: Final = {"counter": "the device's counter of energy", "power samples": "samples of the device's power"}
+
+
+def energy_of_trace(
+    view: View,
+    findings: Sequence[Finding],
+    settings: PowerSettings,
+    *,
+    record: EnergyRecord | None = None,
+    sampled: Sequence[SampledEnergy] = (),
+) -> TraceEnergy:
+    """The energy of a trace's steps: as its run measured it, else from samples, else estimated.
+
+    Args:
+        findings: whose savings are told in energy.
+        record: what counters measured in the run that the trace is of.
+        sampled: what its telemetry tells of devices.
+    """
+    names = view.trace.working_devices
+    window = _span(view)
+    devices = tuple(_device(view, name, window, settings, record, sampled) for name in names)
+    hosts = tuple(_hosts(view, settings, record))
+    powers = next((one.powers for one in devices if one.device == view.device), None)
+    host_w = sum(host.nanojoules / host.step_ns for host in hosts)
+    return TraceEnergy(
+        path=view.trace.metadata.path,
+        format=view.trace.metadata.format,
+        rank=view.trace.metadata.rank,
+        step_ns=view.step_ns,
+        step_count=view.step_count,
+        stepped=view.complete_steps.height > 0,
+        devices=devices,
+        hosts=hosts,
+        missing=() if record is None else tuple(dict.fromkeys(record.missing)),
+        findings=savings_of(view, findings, powers or (), host_w),
+        warnings=view.trace.warnings,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """A device's time in the steps, nanoseconds: idle by cause and busy by kind; together they are the span."""
+
+    idle: dict[str, int]
+    busy: dict[str, int]
+
+    def of_a_step(self, step_ns: int) -> tuple[int, int]:
+        """Idle and busy time of a step of this length."""
+        idle, busy = sum(self.idle.values()), sum(self.busy.values())
+        idle_ns = step_ns * idle // max(idle + busy, 1)
+        return idle_ns, step_ns - idle_ns if busy else 0
+
+
+def _span(view: View) -> Window:
+    """The steps, as long as `view.length_ns` says, up to the end of what a device did for them."""
+    end = view.device_span.end_ns
+    return Window(end - view.length_ns, end)
+
+
+def _device(
+    view: View,
+    name: str,
+    window: Window,
+    settings: PowerSettings,
+    record: EnergyRecord | None,
+    sampled: Sequence[SampledEnergy],
+) -> DeviceEnergy:
+    """One device: its time by cause and kind, and the energy that belongs to them."""
+    called = next((one.name for one in view.trace.metadata.devices if one.device == name), None)
+    time = _times(view, name, window)
+    power = power_range(
+        device_peaks(view.trace, name),
+        device_watts=settings.device_watts,
+        idle_watts=settings.idle_watts,
+        least_activity=_least_activity(view, name, window, time),
+    )
+    found = next((one for one in sampled if one.device == name), None)
+    energy = _measured(record, _counter_of(record, name, view), name, called)
+    if energy is None and found is not None and found.step_joules is not None:
+        total = round(found.step_joules / J_PER_NJ)
+        energy = DeviceEnergy(name, called, "sampled", found.how, view.step_ns, (total, total))
+    if energy is None:
+        energy = _to_estimate(name, called, view.step_ns, power, found)
+    if energy.nanojoules is None:
+        return energy
+    powers = _estimated_powers(power) if energy.basis == "estimate" and power else _divided(time, energy, power)
+    return _with_parts(view, energy, time, powers)
+
+
+def _measured(
+    record: EnergyRecord | None, counter: Counter | None, name: str, called: str | None
+) -> DeviceEnergy | None:
+    if record is None or counter is None:
+        return None
+    step_joules, step_ns = record.step_joules(counter.key), record.step_ns
+    if step_joules is None or step_ns is None:
+        return None
+    total = round(step_joules / J_PER_NJ)
+    how = f"{_METHODS[counter.method]}, over {record.steps} steps outside of the profiler"
+    windows = tuple(record.window_joules(counter.key))
+    return DeviceEnergy(
+        name,
+        called or counter.name,
+        "measured",
+        how,
+        round(step_ns),
+        (total, total),
+        window_joules=windows,
+        identity=counter.identity,
+    )
+
+
+def _to_estimate(
+    name: str, called: str | None, step_ns: int, power: PowerRange | None, sampled: SampledEnergy | None
+) -> DeviceEnergy:
+    """A device whose energy is to be estimated, or of which nothing can be said."""
+    unsampled = f"; {sampled.how}" if sampled is not None else ""
+    if power is not None:
+        return DeviceEnergy(name, called, "estimate", f"{power.formula} ({power.source}){unsampled}", step_ns, (0, 0))
+    why = f"the power limit of {called} is not known" if called else "the trace does not say what device it is"
+    return DeviceEnergy(name, called, None, f"{why}; --device-watts gives its power limit{unsampled}", step_ns)
+
+
+def _times(view: View, device: str, window: Window) -> _Times:
+    pieces = idle_time(view.trace, window=window, activity=view.activity).filter(pl.col("device") == device)
+    sums = pieces.group_by("cause").agg(pl.col("duration_ns").sum())
+    sums = sums.sort(["duration_ns", "cause"], descending=[True, False])
+    row = device_time(view.trace, window=window).row(by_predicate=pl.col("device") == device, named=True)
+    # A copy beside communication, where nothing is computed, is exposed as both: it counts as communication.
+    communication = row["exposed_communication_ns"]
+    copies = min(row["exposed_copy_ns"], row["busy_ns"] - communication)
+    busy = dict(zip(KINDS, (row["busy_ns"] - communication - copies, communication, copies), strict=True))
+    return _Times(dict(sums.iter_rows()), {kind: ns for kind, ns in busy.items() if ns})
+
+
+def _least_activity(view: View, device: str, window: Window, time: _Times) -> float:
+    """The share of the device's peak that its work is known to reach over its busy time, 0 to 1.
+
+    Each operator counts with what limits it, arithmetic or traffic; what is not known counts as nothing.
+    """
+    busy_ns = sum(time.busy.values())
+    table = roofline_table(view.trace, window=window).filter(
+        (pl.col("device") == device) & pl.col("share").is_not_null() & pl.col("limit").is_in(["compute", "memory"])
+    )
+    reached = (table["device_ns"] * table["share"].clip(0, 1)).sum()
+    return min(float(reached or 0.0) / busy_ns, 1.0) if busy_ns else 0.0
+
+
+def _estimated_powers(power: PowerRange) -> tuple[Powers, Powers]:
+    return Powers(power.idle_low_w, power.busy_low_w), Powers(power.idle_high_w, power.full_w)
+
+
+def _divided(time: _Times, energy: DeviceEnergy, power: PowerRange | None) -> tuple[Powers, Powers]:
+    """Of measured energy: idle time at idle power, or at the mean where that is less; the rest is the work's."""
+    assert energy.nanojoules is not None
+    total = energy.nanojoules[0]
+    idle_ns, busy_ns = time.of_a_step(energy.step_ns)
+    mean_w = total / max(energy.step_ns, 1)
+    known = power is not None and power.is_idle_known
+    idle = [power.idle_low_w, power.idle_high_w] if power is not None and known else [0.0, mean_w]
+    least, most = (min(watts, mean_w) if busy_ns else mean_w for watts in idle)
+    return (
+        Powers(least, (total - least * idle_ns) / busy_ns if busy_ns else 0.0),
+        Powers(most, (total - most * idle_ns) / busy_ns if busy_ns else 0.0),
+    )
+
+
+def _with_parts(view: View, energy: DeviceEnergy, time: _Times, powers: tuple[Powers, Powers]) -> DeviceEnergy:
+    """With idle time by cause and work by kind; of an estimate their sum is the total, a measured total is divided."""
+    idle_ns, busy_ns = time.of_a_step(energy.step_ns)
+    idle = round(powers[0].idle_w * idle_ns), round(powers[1].idle_w * idle_ns)
+    busy = round(powers[0].busy_w * busy_ns), round(powers[1].busy_w * busy_ns)
+    if energy.basis != "estimate" and energy.nanojoules is not None:
+        total = energy.nanojoules[0]
+        idle = (min(idle[0], total), min(idle[1], total)) if busy_ns else (total, total)
+        busy = (total - idle[0], total - idle[1])
+    parts = (*_parts("idle", time.idle, idle_ns, idle), *_parts("busy", time.busy, busy_ns, busy))
+    operators: tuple[EnergyPart, ...] = ()
+    if energy.device == view.device:
+        operators = tuple(_parts("operator", _operators(view), busy_ns, busy))
+    total_pair = idle[0] + busy[0], idle[1] + busy[1]
+    how = energy.how if energy.basis == "estimate" else f"{energy.how}; {_division(powers)}"
+    return replace(energy, how=how, nanojoules=total_pair, parts=parts, operators=operators, powers=powers)
+
+
+def _division(powers: tuple[Powers, Powers]) -> str:
+    if powers[0].idle_w == powers[1].idle_w:
+        return f"idle time counts {powers[0].idle_w:.4g} W, the rest is the work's"
+    return "what it draws without work is not known (--idle-watts gives it): idle time's part lies between bounds"
+
+
+def _parts(kind: str, weights: dict[str, int], ns: int, nanojoules: Pair) -> Iterator[EnergyPart]:
+    sizes = list(weights.values())
+    rows = zip(shared(ns, sizes), shared(nanojoules[0], sizes), shared(nanojoules[1], sizes), strict=True)
+    for name, (length, first, second) in zip(weights, rows, strict=True):
+        yield EnergyPart(kind, name, length, (first, second))
+
+
+def _operators(view: View) -> dict[str, int]:
+    """The durations of the device's work in the steps by the operators that launched it, the longest first."""
+    launching = view.trace.launches.select("operator").with_row_index("launch")
+    named = view.trace.operators.select(operator_name="name").with_row_index("operator")
+    work = view.work.join(launching, on="launch", how="left").join(named, on="operator", how="left")
+    sums = (
+        work.group_by(pl.col("operator_name").fill_null(NO_OPERATOR))
+        .agg(pl.col("duration_ns").sum())
+        .filter(pl.col("duration_ns") > 0)
+        .sort(["duration_ns", "operator_name"], descending=[True, False])
+    )
+    return dict(sums.iter_rows())
+
+
+def _counter_of(record: EnergyRecord | None, device: str, view: View) -> Counter | None:
+    """The counter of a trace's device; where there is one of each, they are the same whatever their numbers."""
+    gpus = [counter for counter in record.counters if counter.kind == "gpu"] if record is not None else []
+    alone = len(gpus) == 1 and view.trace.device_work["device"].n_unique() == 1
+    return next((counter for counter in gpus if counter.device == device or alone), None)
+
+
+def _hosts(view: View, settings: PowerSettings, record: EnergyRecord | None) -> Iterator[HostEnergy]:
+    """Processors and memory: as measured, else by the power that the user gives."""
+    measured = list(_measured_hosts(view, record)) if record is not None else []
+    yield from measured
+    if settings.cpu_watts is not None and not any(host.kind == "cpu" for host in measured):
+        total = round(settings.cpu_watts * view.step_ns)
+        how = f"{settings.cpu_watts:g} W, as given, for the whole step"
+        parts = tuple(_host_parts(view, view.step_ns, total))
+        yield HostEnergy("cpu", "all", "given", how, view.step_ns, total, parts, identity="given")
+
+
+def _measured_hosts(view: View, record: EnergyRecord) -> Iterator[HostEnergy]:
+    step_ns = record.step_ns
+    for counter in record.counters:
+        step_joules = record.step_joules(counter.key)
+        if counter.kind != "gpu" and step_ns is not None and step_joules is not None:
+            total = round(step_joules / J_PER_NJ)
+            yield HostEnergy(
+                counter.kind,
+                counter.device,
+                "measured",
+                f"RAPL's counter, over {record.steps} steps outside of the profiler; of the whole machine",
+                round(step_ns),
+                total,
+                tuple(_host_parts(view, round(step_ns), total)) if counter.kind == "cpu" else (),
+                tuple(record.window_joules(counter.key)),
+                f"{record.machine} {counter.key}" if record.machine else None,
+            )
+
+
+def _host_parts(view: View, step_ns: int, total: int) -> Iterator[EnergyPart]:
+    """The main thread's time by cause, where no accelerator explains the step; all of it at one power."""
+    if view.device is None:
+        pieces = view.host_pieces.group_by("cause").agg(pl.col("duration_ns").sum())
+        pieces = pieces.filter(pl.col("duration_ns") > 0).sort(["duration_ns", "cause"], descending=[True, False])
+        yield from _parts("host", dict(pieces.iter_rows()), step_ns, (total, total))
+
+
+FEWEST_SAMPLES: Final = 3
+"""Samples inside the steps below which they tell nothing of them."""
+_SERIES: Final = {"energy_j": "its counter of energy, sampled", "power_w": "its power, sampled"}
+
+
+def sampled_energy(
+    telemetry: Telemetry, origin_unix_ns: int | None, window: Window, step_count: int
+) -> tuple[SampledEnergy, ...]:
+    """Joules per step of every device whose power or energy was sampled; or why its samples do not tell.
+
+    Args:
+        origin_unix_ns: the wall clock at the trace's time 0.
+        window: from the first step's start to the last one's end.
+        step_count: steps in it.
+    """
+    wanted = pl.col("name").is_in(list(_SERIES)) & (pl.col("source") == "device") & pl.col("value").is_finite()
+    samples = telemetry.samples.filter(wanted & pl.col("device").is_not_null())
+    if origin_unix_ns is None or samples.is_empty():
+        return ()
+    start, end = origin_unix_ns + window.start_ns, origin_unix_ns + window.end_ns
+    return tuple(_devices(samples, start, end, step_count))
+
+
+def _devices(samples: pl.DataFrame, start: int, end: int, step_count: int) -> Iterator[SampledEnergy]:
+    for (device,), rows in samples.sort("unix_ns").group_by("device", maintain_order=True):
+        found = [_integrated(rows.filter(pl.col("name") == name), name, start, end) for name in _SERIES]
+        told = next((each for each in found if each is not None), None)
+        if told is None:
+            inside = rows.filter(pl.col("unix_ns").is_between(start, end))["unix_ns"].n_unique()
+            seconds = (end - start) / 1e9
+            few = f"its power was sampled {inside} times in the {seconds:.3g} s of the steps, which tells too little"
+            yield SampledEnergy(str(device), None, few)
+        else:
+            joules, number, name = told
+            yield SampledEnergy(str(device), joules / step_count, f"{_SERIES[name]} {number} times during the steps")
+
+
+def _integrated(rows: pl.DataFrame, name: str, start: int, end: int) -> tuple[float, int, str] | None:
+    """Joules between two moments, and how many samples tell; None where too few do, or none lies on either side."""
+    rows = rows.unique("unix_ns", keep="last", maintain_order=True)
+    times, values = rows["unix_ns"].to_numpy(), rows["value"].to_numpy()
+    inside = (times >= start) & (times <= end)
+    if inside.sum() < FEWEST_SAMPLES or times[0] > start or times[-1] < end:
+        return None
+    first, last = np.interp([start, end], times, values)
+    if name == "energy_j":
+        return (float(last - first), int(inside.sum()), name) if last > first else None
+    joules = _trapezoid(np.r_[start, times[inside], end], np.r_[first, values[inside], last])
+    return (joules, int(inside.sum()), name) if joules > 0 else None
+
+
+def _trapezoid(times: npt.NDArray[Any], watts: npt.NDArray[Any]) -> float:
+    return float(np.sum(np.diff(times) / 1e9 * (watts[1:] + watts[:-1]) / 2))

@@ -1,0 +1,425 @@
+"""What is said of the energy of a step: of devices, processors and memory, and the parts that it is made of.
+
+Energies are whole nanojoules (a watt for a nanosecond), so that parts add up exactly. Where a power is known only
+between bounds, an energy is a pair: all firsts belong to one bound and add up, and so do all seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol, TypeAlias, TypeVar
+
+from stepscope.errors import UsageError
+from stepscope.machine.own_devices import DevicePeaks
+from stepscope.predict.cost.carbon import Equivalence, Grid, emitted_kg, equivalences
+from stepscope.trace import TraceWarning
+from stepscope.trace.energy_records import MissingCounter
+
+_SHOWN: Final = 0.005
+"""A least activity below this reads like none."""
+FORMULA: Final = "P = idle + (full - idle) x activity"
+J_PER_NJ: Final = 1e-9
+"""A watt for a nanosecond is a nanojoule."""
+
+
+class Predicted(Protocol):
+    """Anything that names the device that it is about, such as a `StepPrediction`."""
+
+    @property
+    def device(self) -> DevicePeaks: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PowerRange:
+    """What a device draws, watts.
+
+    Attributes:
+        device: its name.
+        full_w: its power limit.
+        idle_low_w, idle_high_w: without work; the same where it is known, else 0 and the power limit.
+        least_activity: the least that it can be doing while it works, 0 to 1.
+        source: where the figures come from, in words.
+    """
+
+    device: str
+    full_w: float
+    idle_low_w: float
+    idle_high_w: float
+    least_activity: float
+    source: str
+
+    @property
+    def is_idle_known(self) -> bool:
+        """Whether one figure is known of what it draws without work."""
+        return self.idle_low_w == self.idle_high_w
+
+    @property
+    def busy_low_w(self) -> float:
+        """The least that it can draw while it works."""
+        return self.idle_low_w + (self.full_w - self.idle_low_w) * self.least_activity
+
+    @property
+    def formula(self) -> str:
+        """The formula with its figures."""
+        idle = f"{self.idle_low_w:g}" if self.is_idle_known else f"{self.idle_low_w:g} to {self.idle_high_w:g}"
+        reached = (
+            ""
+            if self.least_activity < _SHOWN
+            else ", at least the share of its peaks that its operators reach (docs/energy.md),"
+        )
+        return (
+            f"{FORMULA}, with full = {self.full_w:g} W, idle = {idle} W, "
+            f"activity {self.least_activity:.2g} to 1 while it works{reached} and 0 else"
+        )
+
+    def joules(self, busy_ns: float, idle_ns: float) -> tuple[float, float]:
+        """The least and the most energy of so much work and so much rest."""
+        least = self.busy_low_w * busy_ns + self.idle_low_w * idle_ns
+        most = self.full_w * busy_ns + self.idle_high_w * idle_ns
+        return least * J_PER_NJ, most * J_PER_NJ
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyEstimate:
+    """An estimate of the energy of one step, joules.
+
+    Attributes:
+        low_j, high_j: bounds.
+        formula: how it was estimated, with the figures.
+        source: where the figures come from.
+    """
+
+    low_j: float
+    high_j: float
+    formula: str
+    source: str
+
+
+def power_range(
+    peaks: DevicePeaks | None,
+    *,
+    device_watts: float | None = None,
+    idle_watts: float | None = None,
+    least_activity: float = 0.0,
+) -> PowerRange | None:
+    """What this device draws; None where neither the table nor the user tells its power limit.
+
+    Args:
+        peaks: its row of the table.
+        device_watts, idle_watts: the user's figures, in place of the table's.
+        least_activity: what its work is known to reach at least, 0 to 1.
+
+    Raises:
+        UsageError: it would draw more without work than with it.
+    """
+    full = device_watts if device_watts is not None else None if peaks is None else peaks.power_w
+    if full is None:
+        return None
+    idle = idle_watts if idle_watts is not None else None if peaks is None else peaks.idle_power_w
+    if idle is not None and idle > full:
+        raise UsageError(f"a device cannot draw more without work ({idle:g} W) than with it ({full:g} W)")
+    name = "the device" if peaks is None else peaks.name
+    told = [("full", "the user" if device_watts is not None else "the device table")]
+    told += [("idle", "the user" if idle_watts is not None else "the device table")] if idle is not None else []
+    source = ", ".join(f"{what} from {who}" for what, who in told)
+    if idle is None:
+        source += "; what it draws without work is not known, so anything up to its limit counts"
+    low, high = (0.0, float(full)) if idle is None else (float(idle), float(idle))
+    return PowerRange(name, float(full), low, high, min(max(least_activity, 0.0), 1.0), source)
+
+
+def step_energy(
+    device: DevicePeaks | Predicted, step_ns: float | None, busy_ns: float | None, *, least_activity: float = 0.0
+) -> EnergyEstimate | None:
+    """Estimate the energy that one device uses in one step.
+
+    Args:
+        device: the device, or a prediction for it.
+        step_ns: how long the step takes.
+        busy_ns: how long of it the device works; None where that is not known: anything is possible then.
+        least_activity: what its work is known to reach at least of the device's peaks, 0 to 1.
+
+    Returns:
+        None where the step's time or the device's power limit is not known.
+    """
+    peaks = device if isinstance(device, DevicePeaks) else device.device
+    power = power_range(peaks, least_activity=least_activity)
+    if power is None or step_ns is None or not math.isfinite(step_ns) or step_ns < 0:
+        return None
+    known = busy_ns is not None and math.isfinite(busy_ns)
+    busy = min(max(busy_ns or 0.0, 0.0), step_ns) if known else 0.0
+    low, high = power.joules(busy, step_ns - busy)
+    if not known:
+        high = power.full_w * step_ns * J_PER_NJ
+    return EnergyEstimate(low, high, power.formula, power.source)
+
+
+Basis: TypeAlias = Literal["measured", "sampled", "estimate", "given"]
+"""By a counter; from samples that telemetry took; by a formula; by a power that the user gave."""
+Pair: TypeAlias = tuple[int, int]
+
+NO_OPERATOR: Final = "(no operator)"
+KINDS: Final = ("computation", "communication", "copies")
+
+
+@dataclass(frozen=True, slots=True)
+class PowerSettings:
+    """What the user says of the hardware; None where nothing is said.
+
+    Attributes:
+        device_watts, idle_watts: of each device, while it works at full power and without work.
+        cpu_watts: of the processors together, whichever rank they work for.
+    """
+
+    device_watts: float | None = None
+    idle_watts: float | None = None
+    cpu_watts: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyPart:
+    """A part of a step's energy.
+
+    Attributes:
+        kind: "idle" (by cause), "busy" (by kind of work), "operator" (busy again, by operator) or "host" (by cause).
+        name: the cause, kind or operator.
+        ns: how long it takes of a step.
+        nanojoules: of a step; see the module.
+    """
+
+    kind: str
+    name: str
+    ns: int
+    nanojoules: Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Powers:
+    """What a device draws without work and with it, watts."""
+
+    idle_w: float
+    busy_w: float
+
+
+@dataclass(frozen=True, slots=True)
+class FindingEnergy:
+    """A finding's saving in energy.
+
+    Attributes:
+        saving_ns: of a step.
+        busy_ns: the device's work that would go, of a step: the least and the most.
+        nanojoules: of a step, the least and the most.
+    """
+
+    rule: str
+    title: str
+    saving_ns: int
+    busy_ns: Pair
+    nanojoules: Pair
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEnergy:
+    """What one device uses in a step.
+
+    Attributes:
+        device, name: as in the trace.
+        basis: how the total was had; None where it could not be.
+        how: the counter or formula, and where its figures come from; or why there is no number.
+        step_ns: how long the step took that the energy is of.
+        nanojoules: of a step; None where there is no number.
+        parts: idle by cause and busy by kind; add up to `nanojoules`, first to first and second to second.
+        operators: the busy parts again, by operator, the costliest first.
+        window_joules: of measured energy, joules per step of each window.
+        identity: the same for the same hardware, whichever rank it is seen from; None where nothing tells.
+        powers: what it draws, in the order of the pairs; None where there is no number.
+    """
+
+    device: str
+    name: str | None
+    basis: Basis | None
+    how: str
+    step_ns: int
+    nanojoules: Pair | None = None
+    parts: tuple[EnergyPart, ...] = ()
+    operators: tuple[EnergyPart, ...] = ()
+    window_joules: tuple[float, ...] = ()
+    identity: str | None = None
+    powers: tuple[Powers, Powers] | None = None
+
+    def of_kind(self, kind: str) -> Pair:
+        """The sum of the parts of this kind."""
+        mine = [part.nanojoules for part in self.parts if part.kind == kind]
+        return sum(pair[0] for pair in mine), sum(pair[1] for pair in mine)
+
+    @property
+    def idle_share(self) -> tuple[float, float] | None:
+        """The least and the most that idle time can be of the device's energy, 0 to 1; None without a number."""
+        if self.nanojoules is None or self.powers is None or not all(self.nanojoules):
+            return None
+        idle = self.of_kind("idle")
+        if self.basis != "estimate":
+            shares = [part / whole for part, whole in zip(idle, self.nanojoules, strict=True)]
+            return min(shares), max(shares)
+        busy_ns = sum(part.ns for part in self.parts if part.kind == "busy")
+        least, most = self.powers
+        # The work draws the most in the one extreme, the least in the other, but never less than the rest.
+        slow = max(least.busy_w, most.idle_w) * busy_ns
+        return idle[0] / max(idle[0] + most.busy_w * busy_ns, 1), idle[1] / max(idle[1] + slow, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class HostEnergy:
+    """What processors or memory use in a step: the whole machine's, whatever else ran on it.
+
+    Attributes:
+        kind: "cpu" or "dram".
+        device: number of the package, or "all".
+        parts: on a machine without an accelerator the main thread's time by cause; adds up to `nanojoules`.
+    """
+
+    kind: str
+    device: str
+    basis: Basis
+    how: str
+    step_ns: int
+    nanojoules: int
+    parts: tuple[EnergyPart, ...] = ()
+    window_joules: tuple[float, ...] = ()
+    identity: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEnergy:
+    """The energy of one trace's steps.
+
+    Attributes:
+        step_ns: the mean step in the trace, recorded with the profiler.
+        stepped: whether there are steps; otherwise the whole recording counts as one.
+        missing: counters that gave no number, and why.
+        findings: what each finding's saving is in energy, in the order of the findings.
+    """
+
+    path: str
+    format: str
+    rank: int | None
+    step_ns: int
+    step_count: int
+    stepped: bool
+    devices: tuple[DeviceEnergy, ...]
+    hosts: tuple[HostEnergy, ...]
+    missing: tuple[MissingCounter, ...] = ()
+    findings: tuple[FindingEnergy, ...] = ()
+    warnings: tuple[TraceWarning, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledEnergy:
+    """Energy of a device's steps from samples that were taken anyway: joules per step, or why there are none."""
+
+    device: str
+    step_joules: float | None
+    how: str
+
+
+def joules(nanojoules: Pair) -> tuple[float, float]:
+    """A pair as the least and the most joules."""
+    return min(nanojoules) * J_PER_NJ, max(nanojoules) * J_PER_NJ
+
+
+def shared(total: int, weights: Sequence[int]) -> list[int]:
+    """A total divided by weights into whole parts that add up to it; nothing where there are no weights."""
+    whole = sum(weights)
+    if not whole:
+        return [0] * len(weights)
+    ends = [total * sum_so_far // whole for sum_so_far in itertools.accumulate(weights)]
+    return [end - begin for begin, end in itertools.pairwise([0, *ends])]
+
+
+_Part = TypeVar("_Part", DeviceEnergy, HostEnergy)
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyAnswer:
+    """The energy of one trace, or of several ranks that take the same steps.
+
+    Attributes:
+        traces: by rank.
+        iterations: steps that the user asks about; None for those that were recorded.
+        pue: what the data centre draws for each watt of its computers.
+        grid: where the electricity comes from; None where the user did not say.
+    """
+
+    traces: tuple[TraceEnergy, ...]
+    iterations: int | None = None
+    pue: float = 1.0
+    grid: Grid | None = None
+
+    @property
+    def step_nanojoules(self) -> Pair | None:
+        """Of a step on all devices, processors and memory that have a number, each once; None where none has."""
+        pairs = [each.nanojoules for each in counted_devices(self.traces) if each.nanojoules is not None]
+        pairs += [(each.nanojoules, each.nanojoules) for each in counted_hosts(self.traces)]
+        if not pairs:
+            return None
+        ordered = [(min(pair), max(pair)) for pair in pairs]
+        return sum(pair[0] for pair in ordered), sum(pair[1] for pair in ordered)
+
+    @property
+    def unknown_devices(self) -> tuple[DeviceEnergy, ...]:
+        """Devices that have no number, and are missing from every sum."""
+        return tuple(each for each in counted_devices(self.traces) if each.nanojoules is None)
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether any of it was not measured."""
+        bases = {each.basis for each in counted_devices(self.traces)} | {
+            each.basis for each in counted_hosts(self.traces)
+        }
+        return bool(bases & {"estimate", "given"})
+
+    @property
+    def steps(self) -> int:
+        """How many steps `of_run` is about."""
+        return self.iterations if self.iterations is not None else self.traces[0].step_count
+
+    def of_run(self, step_nanojoules: Pair) -> tuple[float, float]:
+        """The least and the most joules of an amount per step over all steps, with the data centre's share."""
+        low, high = joules(step_nanojoules)
+        return low * self.steps * self.pue, high * self.steps * self.pue
+
+    def kilograms(self, run_joules: tuple[float, float]) -> tuple[float, float] | None:
+        """Of CO2 equivalents; None where no grid is chosen."""
+        if self.grid is None:
+            return None
+        return emitted_kg(run_joules[0], self.grid), emitted_kg(run_joules[1], self.grid)
+
+
+def alike(kilograms: tuple[float, float]) -> Iterator[tuple[Equivalence, Equivalence]]:
+    """The least and the most of an amount of CO2 as something else, for each thing that it is compared with."""
+    yield from zip(equivalences(kilograms[0]), equivalences(kilograms[1]), strict=True)
+
+
+def counted_devices(traces: Sequence[TraceEnergy]) -> list[DeviceEnergy]:
+    """Every device once: one that several ranks measured counts with the first of them."""
+    return _once([each for trace in traces for each in trace.devices])
+
+
+def counted_hosts(traces: Sequence[TraceEnergy]) -> list[HostEnergy]:
+    """Every processor and memory once; a power that the user gave counts where no rank's processors were measured."""
+    found = _once([each for trace in traces for each in trace.hosts])
+    measured = any(each.kind == "cpu" and each.basis == "measured" for each in found)
+    return [each for each in found if not measured or each.kind != "cpu" or each.basis == "measured"]
+
+
+def _once(parts: list[_Part]) -> list[_Part]:
+    seen: set[str] = set()
+    kept = []
+    for part in parts:
+        if part.identity is None or part.identity not in seen:
+            kept.append(part)
+        seen |= {part.identity} if part.identity is not None else set()
+    return kept

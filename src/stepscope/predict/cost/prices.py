@@ -1,0 +1,385 @@
+"""What machines with accelerators cost by the hour: data/prices.csv, and what the user imported.
+
+A price is what someone published on a day, with the address it was read at; none is ever derived from another, and
+where a provider names none it is absent. They change: whoever uses one says how old it is.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from stepscope.errors import UsageError
+from stepscope.files import say_changed, whole_file
+from stepscope.machine.devices import device_table
+
+_MEMORY_TOLERANCE: Final = 0.1
+_MAKERS: Final = re.compile(r"\b(?:nvidia|amd|intel|google|habana|tesla|geforce|quadro|instinct|radeon|cloud)\b")
+_FORMS: Final = {"sxm": "sxm", "sxm2": "sxm", "sxm3": "sxm", "sxm4": "sxm", "sxm5": "sxm", "sxm6": "sxm", "hgx": "sxm"}
+_FORMS_OF_CARDS: Final = {"pcie": "pcie", "pci": "pcie", "nvl": "nvl"}
+_ALIASES: Final = {"h100mega": "h100"}
+_MEMORY: Final = re.compile(r"(\d{1,4})(?:g|gb|gib)")
+_TPU: Final = re.compile(r"(?:tpu-?)?(v5litepod|v5lite|v5e|v5p|v4|v6e)(?:-(\d{1,6}))?")
+_TPUS: Final = {"v4": "TPU v4", "v5p": "TPU v5p", "v6e": "TPU v6e"}
+_CORES_A_CHIP: Final = 2
+"""Names such as v4-8 count cores, of which each chip of v4 and v5p has two; those of v5e and v6e count chips."""
+_COUNTED_BY_CORE: Final = ("v4", "v5p")
+
+# Machines that come with one form of a GPU alone, by their makers' descriptions:
+#   https://aws.amazon.com/ec2/instance-types/accelerated-computing/
+#   https://cloud.google.com/compute/docs/gpus
+#   https://learn.microsoft.com/azure/virtual-machines/sizes/overview
+_MACHINES: Final = (
+    (re.compile(r"p3\.(?:2|8|16)xlarge"), "v100", "V100-SXM2-16GB"),
+    (re.compile(r"p3dn\.24xlarge"), "v100", "V100-SXM2-32GB"),
+    (re.compile(r"p4d\.24xlarge"), "a100", "A100-SXM4-40GB"),
+    (re.compile(r"p4de\.24xlarge"), "a100", "A100-SXM4-80GB"),
+    (re.compile(r"p5\.(?:4|48)xlarge"), "h100", "H100-SXM"),
+    (re.compile(r"n1-\w+-\d+"), "v100", "V100-SXM2-16GB"),
+    (re.compile(r"n1-\w+-\d+"), "p100", "P100-PCIe-16GB"),
+    (re.compile(r"a2-(?:high|mega)gpu-\d+g"), "a100", "A100-SXM4-40GB"),
+    (re.compile(r"a2-ultragpu-\d+g"), "a100", "A100-SXM4-80GB"),
+    (re.compile(r"a3-(?:high|mega)gpu-\d+g"), "h100", "H100-SXM"),
+    (re.compile(r"(?:standard_)?nc\d+r?s_v2"), "p100", "P100-PCIe-16GB"),
+    (re.compile(r"(?:standard_)?nc\d+r?s_v3"), "v100", "V100-PCIe-16GB"),
+    (re.compile(r"(?:standard_)?nc\d+ads_a100_v4"), "a100", "A100-PCIe-80GB"),
+    (re.compile(r"(?:standard_)?nd96am?sr_(?:a100_)?v4"), "a100", None),
+    (re.compile(r"(?:standard_)?nd96is?r_h100_v5"), "h100", "H100-SXM"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    model: str
+    form: str | None
+    memory_gb: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedGpu:
+    """What a price list's name for a GPU means.
+
+    Attributes:
+        device: the row's name; None where there is none, or several could be meant.
+        count: how many the name itself stands for: 8 for "tpu-v5litepod-8", else 1.
+        candidates: the rows that could be meant where there are several.
+    """
+
+    device: str | None
+    count: int = 1
+    candidates: tuple[str, ...] = ()
+
+
+def named_gpu(name: str, *, memory_gb: float | None = None, instance: str = "") -> NamedGpu:
+    """The device that a price list means.
+
+    Args:
+        memory_gb: of one GPU, where the list says; GB or GiB.
+        instance: the machine, which may tell what the name leaves open.
+    """
+    machine = re.sub(r"\s+", "_", instance.strip().lower())
+    return _named(name.strip().lower(), None if memory_gb is None else round(memory_gb, 3), machine)
+
+
+@lru_cache(maxsize=4096)
+def _named(name: str, memory_gb: float | None, instance: str) -> NamedGpu:
+    tpu = _TPU.fullmatch(name)
+    if tpu is not None:
+        return _tpu(tpu[1], tpu[2])
+    wanted = _parsed(name)
+    found = [row for row, parsed in _rows() if _means(wanted, memory_gb, parsed)]
+    if len(found) > 1:
+        found = list(_of_machine(instance, wanted, found)) or found
+    return NamedGpu(found[0]) if len(found) == 1 else NamedGpu(None, candidates=tuple(found))
+
+
+def _tpu(generation: str, number: str | None) -> NamedGpu:
+    device = _TPUS.get(generation, "TPU v5e")
+    count = int(number or 1)
+    if generation in _COUNTED_BY_CORE and number:
+        count = max(count // _CORES_A_CHIP, 1)
+    return NamedGpu(device if count else None, max(count, 1))
+
+
+@lru_cache(maxsize=1)
+def _rows() -> tuple[tuple[str, _Name], ...]:
+    # A row for one of two dies is no accelerator that anyone rents.
+    return tuple(
+        (row.name, _Name(parsed.model, parsed.form, None if row.memory_bytes is None else row.memory_bytes / 1e9))
+        for row in device_table()
+        if "(" not in row.name
+        for parsed in (_parsed(row.name.lower()),)
+    )
+
+
+def _parsed(name: str) -> _Name:
+    words = re.findall(r"[a-z0-9]+", _MAKERS.sub(" ", name))
+    model, form, memory = [], None, None
+    for word in words:
+        amount = _MEMORY.fullmatch(word)
+        if word in _FORMS or word in _FORMS_OF_CARDS:
+            form = _FORMS.get(word) or _FORMS_OF_CARDS[word]
+        elif amount is not None:
+            memory = float(amount[1])
+        else:
+            model.append(word)
+    together = "".join(model)
+    return _Name(_ALIASES.get(together, together), form, memory)
+
+
+def _means(wanted: _Name, memory_gb: float | None, row: _Name) -> bool:
+    if not wanted.model or row.model not in (wanted.model, f"rtx{wanted.model}"):
+        return False
+    if wanted.form is not None and row.form is not None and wanted.form != row.form:
+        return False
+    if wanted.form == "nvl" and row.form != "nvl":
+        return False
+    asked = wanted.memory_gb if wanted.memory_gb is not None else memory_gb
+    if asked is None or row.memory_gb is None:
+        return True
+    return abs(asked / row.memory_gb - 1) <= _MEMORY_TOLERANCE
+
+
+def _of_machine(instance: str, wanted: _Name, found: list[str]) -> Iterator[str]:
+    """Those that the machine's name leaves: by what is known of the machine, else by a form that its name says."""
+    for pattern, model, device in _MACHINES:
+        if model == wanted.model and pattern.fullmatch(instance):
+            yield from (row for row in found if row == device or (device is None and "SXM" in row))
+            return
+    form = _parsed(instance.replace("_", " ")).form
+    if form is not None:
+        yield from (row for row in found if _parsed(row.lower()).form == form)
+
+
+COLUMNS: Final = (
+    "provider", "instance", "gpu", "gpu_memory_gb", "count", "vcpus", "memory_gib", "link", "region", "on_demand_usd_h",
+    "spot_usd_h", "as_of", "source", "page",
+)  # fmt: skip
+OLD_DAYS: Final = 90
+"""A price that is older is marked as old: providers change theirs a few times a year, spot prices daily."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """One machine of a provider, in US dollars an hour without taxes, disks and traffic.
+
+    Attributes:
+        provider: in lower case, such as "aws".
+        instance: what the provider calls the machine.
+        gpu: what the source calls its accelerator.
+        gpu_memory_gb: of one accelerator, where the source says.
+        device: the row of `stepscope.machine.devices` that it is; None where there is none, or several could be meant.
+        count: accelerators in the machine.
+        vcpus, memory_gib: of the machine.
+        link: "NVLink" or "PCIe" between its accelerators, where the source says.
+        region: None where the source names none.
+        on_demand_usd_h: as long as it is wanted.
+        spot_usd_h: for as long as nobody else wants it.
+        as_of: the day on which this was the price.
+        source: the address that it was read at, or the file it was imported from.
+        page: the provider's own page, where the source names one.
+    """
+
+    provider: str
+    instance: str
+    gpu: str
+    gpu_memory_gb: float | None
+    device: str | None
+    count: int
+    vcpus: float | None
+    memory_gib: float | None
+    link: str | None
+    region: str | None
+    on_demand_usd_h: float | None
+    spot_usd_h: float | None
+    as_of: date
+    source: str
+    page: str | None = None
+
+    def age_days(self, today: date) -> int:
+        """Whole days since the price was seen; negative where it is dated in the future."""
+        return (today - self.as_of).days
+
+    def is_old(self, today: date) -> bool:
+        """Whether it is older than OLD_DAYS."""
+        return self.age_days(today) > OLD_DAYS
+
+    def usd_h(self, *, spot: bool) -> float | None:
+        """The one price or the other."""
+        return self.spot_usd_h if spot else self.on_demand_usd_h
+
+
+@lru_cache(maxsize=1)
+def shipped_prices() -> tuple[Price, ...]:
+    """The small table that comes with the package."""
+    text = files("stepscope").joinpath("data/prices.csv").read_text(encoding="utf-8")
+    return tuple(price_of(row) for row in csv.DictReader(text.splitlines()))
+
+
+def price_of(row: Mapping[str, str | None]) -> Price:
+    """A row of a file with the columns COLUMNS.
+
+    Raises:
+        ValueError, KeyError: it is no such row.
+    """
+    cells = {name: cell for name, cell in row.items() if isinstance(cell, str)}
+    if len(cells) < len(row):  # what csv.DictReader makes of a row that is too short or too long
+        raise ValueError("a row has more or fewer cells than columns")
+    memory = _number(cells["gpu_memory_gb"])
+    return Price(
+        provider=cells["provider"],
+        instance=cells["instance"],
+        gpu=cells["gpu"],
+        gpu_memory_gb=memory,
+        device=named_gpu(cells["gpu"], memory_gb=memory, instance=cells["instance"]).device,
+        count=int(cells["count"]),
+        vcpus=_number(cells["vcpus"]),
+        memory_gib=_number(cells["memory_gib"]),
+        link=cells["link"] or None,
+        region=cells["region"] or None,
+        on_demand_usd_h=_number(cells["on_demand_usd_h"]),
+        spot_usd_h=_number(cells["spot_usd_h"]),
+        as_of=date.fromisoformat(cells["as_of"]),
+        source=cells["source"],
+        page=cells["page"] or None,
+    )
+
+
+def row_of(price: Price) -> list[str]:
+    """The same price as the cells of COLUMNS."""
+    values = [getattr(price, name) for name in COLUMNS]
+    return ["" if value is None else repr(value) if isinstance(value, float) else str(value) for value in values]
+
+
+def newest(prices: Iterable[Price]) -> list[Price]:
+    """Of each machine in each region the price seen last; of two of one day the later one in `prices`."""
+    best: dict[tuple[object, ...], Price] = {}
+    for price in prices:
+        key = (price.provider, price.instance, price.device or price.gpu, price.count, price.region)
+        if key not in best or price.as_of >= best[key].as_of:
+            best[key] = price
+    return list(best.values())
+
+
+def unpriced_devices(prices: Sequence[Price], names: Iterable[str]) -> list[str]:
+    """Those of these devices that no price is known of, in their order."""
+    priced = {price.device for price in prices}
+    return [name for name in names if name not in priced]
+
+
+def _number(text: str) -> float | None:
+    number = float(text) if text else None
+    if number is not None and not 0 <= number < math.inf:
+        raise ValueError(f"{text} is no amount")
+    return number
+
+
+_FILE: Final = "prices.csv"
+_CHECKSUM: Final = "# checksum "
+"""Begins the last line; a file of an older stepscope has none."""
+
+
+class PriceStore:
+    """Imported prices; an import takes the place of what was imported of the same providers before.
+
+    Args:
+        folder: where stepscope keeps its data.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / _FILE
+
+    def imported(self) -> list[Price]:
+        """What was imported; nothing where nothing was.
+
+        Raises:
+            UsageError: the file cannot be read.
+        """
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._unreadable() from error
+        rows, _, checksum = text.rpartition(_CHECKSUM)
+        is_whole = not rows or checksum.strip() == _checksum(rows)
+        try:
+            reader = csv.DictReader(io.StringIO(rows or text, newline=""))
+            if not set(COLUMNS) <= set(reader.fieldnames or ()):
+                raise self._unreadable()
+            prices = [price_of(row) for row in reader]
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            raise self._unreadable() from error
+        if not is_whole:
+            say_changed(self.path)
+        return prices
+
+    def known(self) -> list[Price]:
+        """The shipped prices and the imported ones: of each machine in each region the one seen last."""
+        return newest([*shipped_prices(), *self.imported()])
+
+    def add(self, prices: Collection[Price]) -> None:
+        """Keep these instead of what was imported of their providers.
+
+        Raises:
+            UsageError: what was imported before cannot be read, or the file not be written.
+        """
+        providers = {price.provider for price in prices}
+        self._write([*(price for price in self.imported() if price.provider not in providers), *prices])
+
+    def remove(self, providers: Collection[str]) -> int:
+        """Forget what was imported of these providers; returns how many prices that were.
+
+        Raises:
+            UsageError: as `add`.
+        """
+        before = self.imported()
+        kept = [price for price in before if price.provider not in providers]
+        if len(kept) < len(before):
+            self._write(kept)
+        return len(before) - len(kept)
+
+    def reset(self) -> bool:
+        """Forget everything that was imported, readable or not; returns whether there was something.
+
+        Raises:
+            UsageError: the file cannot be removed.
+        """
+        try:
+            self.path.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be removed: {error.strerror}") from error
+        return True
+
+    def _write(self, prices: Iterable[Price]) -> None:
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(map(row_of, prices))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(self.path) as file:
+                file.write(f"{text.getvalue()}{_CHECKSUM}{_checksum(text.getvalue())}\n".encode())
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be written: {error.strerror}") from error
+
+    def _unreadable(self) -> UsageError:
+        return UsageError(
+            f"the imported prices in {self.path} cannot be read; stepscope prices reset removes them, to import anew"
+        )
+
+
+def _checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"

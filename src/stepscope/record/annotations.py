@@ -1,0 +1,421 @@
+"""`stepscope.step` and `stepscope.annotate`: names in the trace of whichever profiler runs.
+
+An annotation costs a fraction of a microsecond while no profiler runs. Nothing is imported for it: a profiler is told
+only where the program has imported its package.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import wraps
+from importlib import import_module
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeVar
+
+from stepscope import guard
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_Context = AbstractContextManager[Any]
+
+STEP_NAME: Final = "stepscope.step#{} {}"
+"""What a step's annotation is called; `readers.names.step_number` knows it."""
+
+_UNDER_NSIGHT: Final = any(name in os.environ for name in ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH"))
+_WITH_SCOPES: Final = any(os.environ.get(name, "0") != "0" for name in ("XLA_IR_DEBUG", "XLA_HLO_DEBUG"))
+"""PyTorch/XLA puts annotations into the names of its operations. A program may not synchronise inside one then, so only
+where that was asked for."""
+_BY_DAEMON: Final = "KINETO_USE_DAEMON" in os.environ
+"""Kineto's daemon starts profiles behind torch's back."""
+
+
+_IN_RUN: Final = "STEPSCOPE_RUN" in os.environ
+"""Whether `stepscope run` or `stepscope bench` started the program."""
+_modules: Final = sys.modules
+
+
+class _Opened(threading.local):
+    """The annotations that are open on a thread, the innermost last, each with what was opened for it."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[annotate, list[_Context]]] = []
+
+
+_opened = _Opened()
+
+
+class annotate:
+    """Name what happens in a block or in a function, in the trace of whichever profiler runs:
+
+        with stepscope.annotate("forward"):
+            output = model(batch)
+
+        @stepscope.annotate("evaluate")
+        def evaluate(): ...
+
+    May be entered again while it is open, and on several threads.
+
+    Args:
+        name: what the profiler shows.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> annotate:
+        if _may_be_seen():
+            _open(self, self.name, None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if _opened.stack:
+            _close(self)
+
+    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Decorate a function, also one that is awaited."""
+        from inspect import iscoroutinefunction
+
+        if iscoroutinefunction(function):
+
+            @wraps(function)
+            async def awaited(*arguments: _P.args, **named: _P.kwargs) -> Any:
+                with self:
+                    return await function(*arguments, **named)
+
+            return awaited  # type: ignore[return-value]
+
+        @wraps(function)
+        def annotated(*arguments: _P.args, **named: _P.kwargs) -> _R:
+            with self:
+                return function(*arguments, **named)
+
+        return annotated
+
+
+class step(annotate):
+    """Mark a step, in the trace of whichever profiler runs, and let captures on demand begin and end after it:
+
+        for number, batch in enumerate(loader):
+            with stepscope.step(number=number):
+                train(batch)
+
+    Args:
+        name: what kind of step, such as "train" or "evaluate".
+        number: the step's number; None counts the steps of each name from 0.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, name: str = "train", number: int | None = None) -> None:
+        super().__init__(name)
+        self.number = number
+
+    def __enter__(self) -> step:
+        number = _next_number(self.name) if self.number is None else self.number
+        if _may_be_seen():
+            _open(self, self.name, number)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if _opened.stack:
+            _close(self)
+        tell_controller()
+
+
+_numbers: dict[str, int] = {}
+_numbers_lock = threading.Lock()
+
+
+def _next_number(name: str) -> int:
+    with _numbers_lock:
+        number = _numbers.get(name, 0)
+        _numbers[name] = number + 1
+        return number
+
+
+@guard.entry
+def tell_controller() -> None:
+    """Say that a step has ended, so that captures on demand begin and end between steps."""
+    module = sys.modules.get("stepscope.record.controller")
+    if module is None and _IN_RUN:
+        import_module("stepscope.record.bootstrap").steps_are_marked()
+        module = sys.modules.get("stepscope.record.controller")
+    found = module.controller() if module is not None else None
+    if found is not None:
+        found.step_boundary()
+
+
+def _may_be_seen() -> bool:
+    """Whether a profiler may be looking; False in a fraction of a microsecond."""
+    torch_profiler = _modules.get("torch.autograd.profiler")
+    if getattr(torch_profiler, "_is_profiler_enabled", False):
+        return True
+    return _UNDER_NSIGHT or _BY_DAEMON or "jax" in _modules or "torch_xla" in _modules
+
+
+@guard.entry
+def _open(annotation: annotate, name: str, number: int | None) -> None:
+    _opened.stack.append((annotation, _contexts(name, number)))
+
+
+def _contexts(name: str, number: int | None) -> list[_Context]:
+    """An open context for each profiler that may be looking; one that fails is left out."""
+    contexts: list[_Context] = []
+    for make in (_of_torch, _of_xla, _of_jax, _of_nvtx):
+        with guard.attempt():
+            context = make(name, number)
+            if context is not None:
+                context.__enter__()
+                contexts.append(context)
+    return contexts
+
+
+@guard.entry
+def _close(annotation: annotate) -> None:
+    stack = _opened.stack
+    for index in range(len(stack) - 1, -1, -1):
+        if stack[index][0] is annotation:
+            _, contexts = stack.pop(index)
+            for context in reversed(contexts):
+                with guard.attempt():
+                    context.__exit__(None, None, None)
+            return
+
+
+def _full_name(name: str, number: int | None) -> str:
+    return name if number is None else STEP_NAME.format(number, name)
+
+
+def _of_torch(name: str, number: int | None) -> _Context | None:
+    module: Any = sys.modules.get("torch.autograd.profiler")
+    if module is None or not (module._is_profiler_enabled or _BY_DAEMON):
+        return None
+    context: _Context = module.record_function(_full_name(name, number))
+    return context
+
+
+def _of_xla(name: str, number: int | None) -> _Context | None:
+    if "torch_xla" not in sys.modules:
+        return None
+    if number is None and _WITH_SCOPES:
+        context: _Context = import_module("torch_xla.debug.profiler").Trace(name)
+    else:
+        event = import_module("stepscope.record.xla_profilers").torch_xla_event
+        context = event(name) if number is None else event(name, _r=1, step_num=number)
+    return context
+
+
+def _of_jax(name: str, number: int | None) -> _Context | None:
+    module: Any = sys.modules.get("jax")
+    if module is None:
+        return None
+    profiler = module.profiler
+    context: _Context = (
+        profiler.TraceAnnotation(name) if number is None else profiler.StepTraceAnnotation(name, step_num=number)
+    )
+    return context
+
+
+def _of_nvtx(name: str, number: int | None) -> _Context | None:
+    if not _UNDER_NSIGHT:
+        return None
+    nvtx: Any = sys.modules.get("nvtx")
+    if nvtx is not None:
+        context: _Context = nvtx.annotate(_full_name(name, number))
+        return context
+    torch: Any = sys.modules.get("torch")
+    return None if torch is None else _TorchRange(torch.cuda.nvtx, _full_name(name, number))
+
+
+class _TorchRange:
+    """A range of NVTX by PyTorch's binding."""
+
+    __slots__ = ("_name", "_nvtx")
+
+    def __init__(self, nvtx: Any, name: str) -> None:
+        self._nvtx = nvtx
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._nvtx.range_push(self._name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._nvtx.range_pop()
+
+
+PREFIX: Final = "stepscope.logging#"
+LOADER_START: Final = "DataLoader.__iter__"
+
+_METHODS: Final[tuple[tuple[str, str, str, str], ...]] = (
+    ("logging", "Logger", "handle", PREFIX + "logging"),
+    ("tqdm.std", "tqdm", "refresh", PREFIX + "tqdm"),
+    ("tqdm.std", "tqdm", "set_postfix", PREFIX + "tqdm"),
+    ("tqdm.std", "tqdm", "set_description", PREFIX + "tqdm"),
+    ("rich.console", "Console", "print", PREFIX + "rich"),
+    ("rich.live", "Live", "refresh", PREFIX + "rich"),
+    ("rich.progress", "Progress", "update", PREFIX + "rich"),
+    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", PREFIX + "tensorboard"),
+    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalars", PREFIX + "tensorboard"),
+    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_histogram", PREFIX + "tensorboard"),
+    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_image", PREFIX + "tensorboard"),
+    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_images", PREFIX + "tensorboard"),
+    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_figure", PREFIX + "tensorboard"),
+    ("torch.utils.tensorboard.writer", "SummaryWriter", "flush", PREFIX + "tensorboard"),
+    ("wandb.sdk.wandb_run", "Run", "log", PREFIX + "wandb"),
+    ("mlflow.tracking.client", "MlflowClient", "log_metric", PREFIX + "mlflow"),
+    ("mlflow.tracking.client", "MlflowClient", "log_batch", PREFIX + "mlflow"),
+    ("torchmetrics.metric", "Metric", "forward", PREFIX + "torchmetrics"),
+    ("torch.utils.data.dataloader", "DataLoader", "__iter__", LOADER_START),
+)
+"""Module, class, method, and what its calls are called in the trace; only modules that the program imported count."""
+
+
+class LoggingCalls:
+    """Names calls from `start` to `stop`; neither raises."""
+
+    def __init__(self) -> None:
+        self._restore: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Begin; what cannot be named is left alone."""
+        with guard.attempt():
+            mark = recorded_mark()
+            for module, kind, method, name in _METHODS:
+                owner = getattr(sys.modules.get(module), kind, None)
+                if owner is not None and method in vars(owner):
+                    self._wrap(owner, method, name, mark)
+            self._wrap(os, "fsync", PREFIX + "file", mark)
+            if not _has_compiled():  # code that was compiled with a print in it would be compiled anew
+                self._wrap(builtins, "print", PREFIX + "print", mark)
+
+    def stop(self) -> None:
+        """Give the functions back."""
+        while self._restore:
+            with guard.attempt():
+                self._restore.pop()()
+
+    def _wrap(self, owner: Any, attribute: str, name: str, mark: Callable[[str], Any]) -> None:
+        original = vars(owner)[attribute]
+
+        if not callable(original):
+            return
+        named = marked(original, mark, name)
+
+        def restore() -> None:
+            if vars(owner).get(attribute) is named:
+                setattr(owner, attribute, original)
+
+        setattr(owner, attribute, named)
+        self._restore.append(restore)
+
+
+def marked(original: Any, mark: Callable[[str], Any], name: str, after: Callable[..., None] | None = None) -> Any:
+    """A function in whose place each call stands in the trace by a name; `after`, an entry, is given its arguments."""
+
+    def ended(context: Any, result: Any, *positional: Any, **named: Any) -> None:
+        _mark_ends(context)
+        if after is not None:
+            after(*positional, **named)
+
+    return guard.around(original, functools.partial(_mark_begins, mark, name), ended, also_after_errors=True)
+
+
+@guard.entry
+def _mark_begins(mark: Callable[[str], Any], name: str, /, *_: Any, **__: Any) -> Any:
+    context = mark(name)
+    context.__enter__()
+    return context
+
+
+@guard.entry
+def _mark_ends(context: Any) -> None:
+    if context is not None:
+        context.__exit__(None, None, None)
+
+
+def recorded_mark() -> Callable[[str], Any]:
+    """What makes a context of that name in the trace; torch's fast one where there is one."""
+    import torch
+
+    fast: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None)
+    made: Callable[[str], Any] = fast or torch.autograd.profiler.record_function
+    return made
+
+
+def _has_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    utilities: Any = sys.modules.get("torch._dynamo.utils")
+    return bool(utilities is not None and utilities.counters["frames"])
+
+
+CHECKPOINT_PREFIX: Final = "stepscope.checkpoint#"
+
+_FUNCTIONS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("torch", "save", "torch.save"),
+    ("torch.serialization", "save", "torch.save"),
+    ("torch", "load", "torch.load"),
+    ("torch.serialization", "load", "torch.load"),
+    ("safetensors.torch", "serialize_file", "safetensors.save_file"),  # what its save_file calls, however imported
+    ("torch.distributed.checkpoint", "save", "torch.distributed.checkpoint.save"),
+    ("torch.distributed.checkpoint", "load", "torch.distributed.checkpoint.load"),
+    ("torch.distributed.checkpoint", "async_save", "torch.distributed.checkpoint.async_save"),
+)
+"""Module, function, and what its calls are called in the trace; only modules that the program imported count."""
+
+
+class CheckpointCalls:
+    """Names calls from `start` to `stop`; neither raises.
+
+    Attributes:
+        saved_bytes: what the files that were saved hold, as far as their names were given.
+    """
+
+    def __init__(self) -> None:
+        self.saved_bytes = 0
+        self._restore: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Begin; what cannot be named is left alone."""
+        with guard.attempt():
+            mark = recorded_mark()
+            for module, function, name in _FUNCTIONS:
+                owner = sys.modules.get(module)
+                original = getattr(owner, function, None)
+                if callable(original):
+                    self._wrap(owner, function, original, CHECKPOINT_PREFIX + name, mark)
+
+    def stop(self) -> None:
+        """Give the functions back."""
+        while self._restore:
+            self._restore.pop()()
+
+    @guard.entry
+    def _saved(self, *positional: Any, **_: Any) -> None:
+        if len(positional) > 1:
+            with contextlib.suppress(OSError, TypeError, ValueError):
+                self.saved_bytes += os.stat(positional[1]).st_size
+
+    def _wrap(self, owner: Any, attribute: str, original: Any, name: str, mark: Callable[[str], Any]) -> None:
+        named = marked(original, mark, name, self._saved if name.endswith("save") else None)
+
+        def restore() -> None:
+            if getattr(owner, attribute, None) is named:
+                setattr(owner, attribute, original)
+
+        setattr(owner, attribute, named)
+        self._restore.append(restore)

@@ -1,0 +1,263 @@
+"""What a flag of `stepscope run --apply` is, and how a list of them is read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope.errors import UsageError
+from stepscope.files import readable, say_changed, say_passed_over
+from stepscope.record.run_folder import MANIFEST, RunFolder, is_run_folder
+
+LONGEST_NUMBER: Final = 9
+"""Digits that a value may have; all that is counted here is far below."""
+
+MOST_PROCESSES: Final = 1024
+"""Workers, or threads: more than any machine has processors for, and few enough to be started by mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What may stand behind a flag's `=`.
+
+    Attributes:
+        shown: for people, such as "N" or "jemalloc|tcmalloc".
+        least: the smallest whole number; None where it is one of the choices.
+        most: the largest whole number.
+        choices: the words it may be.
+        default: what counts where nothing stands there; None where something must.
+    """
+
+    shown: str
+    least: int | None = None
+    most: int = 10**9
+    choices: tuple[str, ...] = ()
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One word that `--apply` takes.
+
+    Attributes:
+        name: the word.
+        help: what it changes, in one line that completes "it ...".
+        unseen: why nothing came of it in a program that never did what it changes.
+        limits: when it cannot be applied, or what it then does otherwise; for the page.
+        value: what may follow it; None where nothing may.
+        against: flags that cannot be asked for together with it.
+    """
+
+    name: str
+    help: str
+    unseen: str
+    limits: str
+    value: Value | None = None
+    against: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """The flag as it is written, such as "workers=N" or "compile[=default|reduce-overhead]"."""
+        if self.value is None:
+            return self.name
+        behind = f"={self.value.shown}"
+        return f"{self.name}[{behind}]" if self.value.default is not None else self.name + behind
+
+
+def words_of(text: str, flags: Iterable[Flag]) -> tuple[str, ...]:
+    """The flags in a list such as "fuse-optimizer,workers=4", each once, in their order.
+
+    Raises:
+        UsageError: something in it is no flag, or has a wrong value, or two of them contradict each other.
+    """
+    known = {flag.name: flag for flag in flags}
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        if name not in known:
+            raise UsageError(_unknown(part.strip(), name, list(known)))
+        flag = known[name]
+        value = _checked(flag, value.strip(), bool(equals))
+        if found.setdefault(name, value) != value:
+            raise UsageError(f"{name} is to be applied twice, as {found[name]} and as {value}")
+    _refuse_contradictions(found, known)
+    return tuple(name if value in ("", _default(known[name])) else f"{name}={value}" for name, value in found.items())
+
+
+def flag_rows(flags: Iterable[Flag]) -> str:
+    """The flags as rows of a Markdown table, for the page about them."""
+    cells = ([f"`{flag.shown}`", flag.help, flag.limits] for flag in flags)
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in cells)
+
+
+def values_of(words: Iterable[str], flags: Iterable[Flag]) -> dict[str, str]:
+    """The value of each flag in such words, "" where it has none; a word that no flag has is passed over."""
+    known = {flag.name: flag for flag in flags}
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in known:
+            found[name] = value if equals else _default(known[name])
+    return found
+
+
+def _default(flag: Flag) -> str:
+    return (flag.value.default or "") if flag.value is not None else ""
+
+
+def _unknown(part: str, name: str, known: Sequence[str]) -> str:
+    if not name:
+        return "the list of what to apply has an empty place: write it as fuse-optimizer,workers=4"
+    close = difflib.get_close_matches(name, known, n=1)
+    guess = f"; did you mean {close[0]}?" if close else ""
+    return f"there is no {part!r} to apply{guess} (stepscope run --apply list shows all)"
+
+
+def _checked(flag: Flag, value: str, is_given: bool) -> str:
+    """The value as it is kept: a number without leading zeros, a choice as it stands.
+
+    Raises:
+        UsageError: the flag cannot have it.
+    """
+    allowed = flag.value
+    if allowed is None:
+        if is_given:
+            raise UsageError(f"{flag.name} takes no value, and {value!r} stands behind it")
+        return ""
+    if not is_given:
+        if allowed.default is None:
+            raise UsageError(f"{flag.name} needs a value: {flag.shown}")
+        return allowed.default
+    if allowed.least is None:
+        if value in allowed.choices:
+            return value
+        raise UsageError(f"{flag.name} is one of {', '.join(allowed.choices)}, not {value!r}")
+    is_number = value.isascii() and value.isdecimal() and len(value) <= LONGEST_NUMBER
+    if not is_number or int(value) < allowed.least:
+        raise UsageError(f"{flag.name} is a whole number from {allowed.least} on, not {value!r}")
+    if int(value) > allowed.most:
+        raise UsageError(f"{flag.name} is at most {allowed.most:,}, not {value}")
+    return str(int(value))
+
+
+def _refuse_contradictions(found: dict[str, str], known: dict[str, Flag]) -> None:
+    for name in found:
+        for other in known[name].against:
+            if other in found:
+                raise UsageError(f"{name} and {other} cannot be applied together")
+    for name in ("prefetch", "persistent-workers"):
+        if name in found and found.get("workers") == "0":
+            raise UsageError(f"{name} takes workers, and workers=0 leaves none")
+
+
+PREFIX: Final = "applied-"
+"""Files of a rank's folder that begin so hold what one process applied."""
+MOST_SENTENCES: Final = 20
+"""About one flag in one process, so that a program that makes a thousand loaders stays readable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one flag.
+
+    Attributes:
+        flag: its name.
+        sentence: what was changed, or why nothing was; without the name and the full stop.
+        applied: whether it was changed.
+        ranks: where; empty where that is every rank.
+    """
+
+    flag: str
+    sentence: str
+    applied: bool
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """For people: "fuse-optimizer: AdamW made at train.py:31 now runs fused"."""
+        kind = ":" if self.applied else ", not applied:"
+        where = f" (rank {', '.join(map(str, self.ranks))})" if self.ranks else ""
+        return f"{self.flag}{kind} {self.sentence}{where}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For `run.json` and reports."""
+        content = {"flag": self.flag, "sentence": self.sentence, "applied": self.applied}
+        return {**content, "ranks": list(self.ranks)} if self.ranks else content
+
+
+def applied_records(folder: RunFolder) -> list[dict[str, Any]]:
+    """What the processes of a run left, by rank: {"rank", "applied", "not_applied"}."""
+    found = []
+    for rank in folder.ranks():
+        for path in sorted((folder.path / f"rank{rank}").glob(f"{PREFIX}*.json")):
+            if content := readable(path):
+                found.append({"rank": rank, **{name: _entries(content, name) for name in _KINDS}})
+    return found
+
+
+def applied_beside(trace: str | Path) -> tuple[str, ...]:
+    """What became of the remedies in the run that a trace of its folder is of, for people; empty elsewhere."""
+    folder = Path(trace).parent.parent
+    if not is_run_folder(folder):
+        return ()
+    try:
+        entries = RunFolder.open(folder).manifest().applied
+    except UsageError as error:
+        say_passed_over(error)
+        return ()
+    try:
+        return tuple(
+            Outcome(each["flag"], each["sentence"], bool(each["applied"]), tuple(map(int, each.get("ranks", ())))).text
+            for each in entries
+        )
+    except (KeyError, TypeError, ValueError):
+        say_changed(folder / MANIFEST)
+        return ()
+
+
+def outcomes(words: Sequence[str], records: Sequence[Mapping[str, Any]], unseen: Mapping[str, str]) -> list[Outcome]:
+    """What became of the flags that were asked for, in their order; what was done before what was not.
+
+    That a flag found nothing to change in one process counts only where it found nothing in any other: a launcher
+    imports torch too.
+
+    Args:
+        words: those that were asked for.
+        records: see `applied_records`.
+        unseen: of each flag, why nothing came of it where nothing else is said.
+    """
+    ranks = {record["rank"] for record in records}
+    found: list[Outcome] = []
+    for word in words:
+        flag = word.partition("=")[0]
+        said: dict[tuple[bool, str], set[int]] = {}
+        for record in records:
+            for kind in _KINDS:
+                for entry in record[kind]:
+                    if entry["flag"] == flag:
+                        said.setdefault((kind == "applied", entry["sentence"]), set()).add(record["rank"])
+        nothing = (False, unseen.get(flag, ""))
+        if len(said) > 1:
+            said.pop(nothing, None)
+        for (applied, sentence), where in sorted(said.items(), key=lambda item: not item[0][0]):
+            found.append(Outcome(flag, sentence, applied, () if where == ranks else tuple(sorted(where))))
+        if not said:
+            found.append(Outcome(flag, "no process of the program imported torch", False))
+    return found
+
+
+def _entries(content: Mapping[str, Any], kind: str) -> list[dict[str, str]]:
+    entries = content.get(kind)
+    if not isinstance(entries, list):
+        return []
+    return [
+        {"flag": str(entry["flag"]), "sentence": str(entry["sentence"])}
+        for entry in entries
+        if isinstance(entry, dict) and "flag" in entry and "sentence" in entry
+    ]
+
+
+_KINDS: Final = ("applied", "not_applied")

@@ -1,0 +1,359 @@
+"""One process in which remedies are applied: what is patched, how it is undone, and what is said about it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+from stepscope import guard
+from stepscope.errors import StepscopeError
+from stepscope.files import with_checksum
+from stepscope.record.apply.flags import MOST_SENTENCES, PREFIX
+from stepscope.record.bootstrap_plan import is_helper
+from stepscope.record.manifest import rank_and_world_size
+from stepscope.record.run_folder import RunFolder, write_json
+
+Changed = TypeVar("Changed")
+
+_PACKAGE: Final = str(Path(__file__).resolve().parents[2]) + os.sep
+_INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_FOLDERS: Final = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\][^\s'\"(),:]*[/\\]")
+"""Of a path in a text, all but the last part; parts of an address are left."""
+_LONGEST_REASON: Final = 200
+_STANDARD_LIBRARY: Final = os.path.dirname(os.__file__) + os.sep
+
+
+class Applying:
+    """What is applied in this process, and what is said about it.
+
+    Args:
+        chosen: the flags that were asked for, with their values.
+        unseen: of each of them, why nothing came of it where the program never did what it changes.
+        folder: of the run, into which the process writes what came of them; None keeps it in memory alone.
+        is_recorded: whether a profiler is to see the process, rather than a clock alone.
+
+    Attributes:
+        shared: what several families use together, by its class.
+    """
+
+    def __init__(
+        self,
+        chosen: Mapping[str, str],
+        unseen: Mapping[str, str],
+        folder: RunFolder | None,
+        *,
+        is_recorded: bool = False,
+    ) -> None:
+        self.chosen = dict(chosen)
+        self.is_recorded = is_recorded
+        self.shared: dict[type, Any] = {}
+        self._unseen = dict(unseen)
+        self._folder = folder
+        self._said: dict[bool, dict[tuple[str, str], None]] = {True: {}, False: {}}
+        self._undo = contextlib.ExitStack()
+        self._at_end: list[Callable[[], None]] = []
+        self._process = os.getpid()
+        self._is_rank = False
+        self._rank: int | None = None
+        self._written: Path | None = None
+        guard.on_failure("", self._abandon)
+
+    def did(self, flag: str, sentence: str) -> None:
+        """A flag changed something; the sentence says what, without a full stop."""
+        self._say(True, flag, sentence)
+
+    def could_not(self, flag: str, sentence: str) -> None:
+        """A flag could not change something; the sentence says why."""
+        self._say(False, flag, sentence)
+
+    def said_about(self, flag: str) -> bool:
+        """Whether anything was said about a flag so far."""
+        return any(flag == name for entries in self._said.values() for name, _ in entries)
+
+    @contextlib.contextmanager
+    def guarded(self, *flags: str) -> Iterator[None]:
+        """Whatever goes wrong inside is the reason why the flags are not applied; the program goes on as it was."""
+        with guard.attempt() as applying:
+            yield
+        if applying.error is not None:
+            for flag in flags:
+                self.could_not(flag, in_a_line(applying.error))
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute until `remove`."""
+        own, before = name in vars(owner), vars(owner).get(name)  # a method's descriptor, not what it gives
+        setattr(owner, name, value)
+
+        def restore() -> None:
+            if vars(owner).get(name) is value:  # else somebody has wrapped it since, and goes on to need it
+                if own:
+                    setattr(owner, name, before)
+                else:
+                    delattr(owner, name)
+
+        self._undo.callback(restore)
+
+    def wrap(
+        self, owner: Any, name: str, around: Callable[..., Any], *, unless: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Put `around(original, *positional, **named)` in a function's place, under its name and signature."""
+        place = f"apply.{owner.__name__}.{name}"
+        self.replace(owner, name, guard.replaced(getattr(owner, name), around, place, unless=unless))
+
+    def replace_constructor(
+        self,
+        kind: Any,
+        flags: Collection[str],
+        change: Callable[[dict[str, Any]], Changed],
+        tell: Callable[[Any, str, Changed], None],
+    ) -> None:
+        """Have what is made of a class from now on, subclasses' too, be made with other arguments.
+
+        Args:
+            kind: the class.
+            flags: what the change is made for.
+            change: changes a constructor's arguments in place and says what it did.
+            tell: is given the object, its name with its place in the program, and what `change` said. Where the
+                constructor refuses the changed arguments it is called as the program did, and no flag is applied.
+        """
+        signature = inspect.signature(kind.__init__)
+
+        def made(original: Any, own: Any, *positional: Any, **named: Any) -> None:
+            with guard.attempt() as changing:
+                bound = signature.bind(own, *positional, **named)
+                changed = change(bound.arguments)
+                original(*bound.args, **bound.kwargs)
+            if changing.error is None:
+                tell(own, made_here(type(own).__name__), changed)
+                return
+            original(own, *positional, **named)  # what the user got wrong is raised here
+            for flag in flags:
+                self.could_not(flag, f"{made_here(type(own).__name__)} refuses it: {in_a_line(changing.error)}")
+
+        self.wrap(kind, "__init__", made)
+
+    def on_remove(self, action: Callable[[], object]) -> None:
+        """Have something undone by `remove`."""
+        self._undo.callback(action)
+
+    def at_end(self, action: Callable[[], None]) -> None:
+        """Have something looked at when the program ends."""
+        self._at_end.append(action)
+
+    def remove(self) -> None:
+        """Leave torch as it was; what was already made stays as it is."""
+        self._undo.close()
+
+    @guard.entry
+    def end(self) -> None:
+        """The program ends: say what was never seen, and write it."""
+        if os.getpid() != self._process:
+            return  # a forked child, about which nothing was said
+        for action in self._at_end:
+            with guard.attempt():
+                action()
+        self._at_end.clear()
+        for flag in self.chosen:
+            if not self.said_about(flag):
+                self.could_not(flag, self._unseen[flag])
+
+    def to_json(self) -> dict[str, list[dict[str, str]]]:
+        """What the process's file holds."""
+        return {
+            kind: [{"flag": flag, "sentence": sentence} for flag, sentence in self._said[applied]]
+            for kind, applied in (("applied", True), ("not_applied", False))
+        }
+
+    def _abandon(self) -> None:
+        """After an error of ours: leave torch as it was, and say of every flag that it does not hold any more."""
+        guard.attempted(self.remove)
+        for flag in self.chosen:
+            self.could_not(flag, "stepscope failed in the program, which went on without it")
+
+    def _say(self, applied: bool, flag: str, sentence: str) -> None:
+        if os.getpid() != self._process:  # forked: a rank of its own, or a helper that nothing is said of
+            self._process, self._written, self._is_rank, self._rank = os.getpid(), None, False, None
+            self._said = {True: {}, False: {}}
+        entries = self._said[applied]
+        if (flag, sentence) in entries or sum(flag == name for name, _ in entries) >= MOST_SENTENCES:
+            return
+        entries[flag, sentence] = None
+        with contextlib.suppress(OSError, StepscopeError):
+            self._write()
+
+    def _write(self) -> None:
+        """At every sentence, since a program may be killed; into the folder of the rank that it is by now."""
+        self._is_rank = self._is_rank or not is_helper()
+        if self._folder is None or not self._is_rank:
+            return
+        if self._rank is None or _is_distributed():  # a rank is not asked for any more when its group is destroyed
+            self._rank = rank_and_world_size()[0]
+        path = self._folder.rank_folder(self._rank) / f"{PREFIX}{self._process}.json"
+        write_json(path, with_checksum(self.to_json()))
+        if self._written not in (None, path):
+            assert self._written is not None
+            self._written.unlink(missing_ok=True)
+        self._written = path
+
+
+def users_place() -> str:
+    """Where the user's code is now, such as "train.py:31"; "" where no frame is the user's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_users_file(frame.f_code.co_filename):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def is_users_file(file: str) -> bool:
+    """Whether code of that file is the user's own: no library's, no part of Python, and not made at run time."""
+    return not (file.startswith(("<", _PACKAGE, _STANDARD_LIBRARY)) or any(folder in file for folder in _INSTALLED))
+
+
+def _is_distributed() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
+
+
+def made_here(kind: str) -> str:
+    """Such as "AdamW made at train.py:31"."""
+    place = users_place()
+    return f"{kind} made at {place}" if place else kind
+
+
+def in_a_line(error: BaseException) -> str:
+    """An exception as the end of a sentence, without the folders of files, at most 200 characters."""
+    text = _FOLDERS.sub("", " ".join(str(error).split())) or type(error).__name__
+    return text[:_LONGEST_REASON].rstrip(". ")
+
+
+_ENOUGH_CALLS: Final = 64
+"""Outermost calls after which the program's modules are known."""
+
+Around = Callable[..., Any]
+"""Called as around(call, module, *arguments, **named): returns what call(*arguments, **named) does, or changes it."""
+
+
+class OutermostCalls:
+    """Stands around the outermost calls of one process's modules.
+
+    Args:
+        applying: of the process; its `remove` leaves torch's classes as they were.
+    """
+
+    def __init__(self, applying: Applying) -> None:
+        self._applying = applying
+        self._on_new: list[tuple[str, Callable[[Any], Around | None]]] = []
+        self._around: weakref.WeakKeyDictionary[Any, list[Around]] = weakref.WeakKeyDictionary()
+        self._classes: set[type] = set()
+        self._thread = threading.local()
+        self._calls = 0
+        self._is_watching = False
+        self._unwatch: Callable[[], None] = lambda: None
+
+    @classmethod
+    def of(cls, applying: Applying) -> OutermostCalls:
+        """Those of a process, made when they are first asked for."""
+        found: OutermostCalls = applying.shared.setdefault(cls, cls(applying))
+        return found
+
+    def on_new(self, flag: str, action: Callable[[Any], Around | None]) -> None:
+        """Have something done before the first call of each such module, and around this call and all later ones.
+
+        Args:
+            flag: that wants it; what goes wrong in the action is the reason why it is not applied.
+            action: gets a module that has parameters; what it returns stands around the module's calls. It is to keep
+                no reference to the module.
+        """
+        self._on_new.append((flag, action))
+        if not self._is_watching:
+            self._is_watching = True
+            self._watch()
+
+    def _watch(self) -> None:
+        import torch
+
+        module: Any = torch.nn.Module
+        original = module.__call__
+        is_compiling = compiling()
+
+        def unless() -> bool:
+            return is_compiling() or not self._is_watching or getattr(self._thread, "is_inside", False)
+
+        called = guard.replaced(original, self._run, "apply.Module.__call__", unless=unless)
+
+        def restore() -> None:
+            if vars(module).get("__call__") is called:
+                module.__call__ = original
+
+        module.__call__ = called
+        self._unwatch = restore
+        self._applying.on_remove(restore)
+
+    def _adopt(self, module: Any) -> None:
+        """Take note of a module; what cannot be done with it leaves it as it was."""
+        found: list[Around] = []
+        for flag, action in self._on_new:
+            with self._applying.guarded(flag):
+                around = action(module)
+                if around is not None:
+                    found.append(around)
+        self._around[module] = found
+        if found and type(module) not in self._classes:
+            self._classes.add(type(module))
+            self._follow(type(module))
+
+    def _follow(self, kind: Any) -> None:
+        """See the calls of a class's modules, later ones too, also when nothing else is watched any more."""
+        is_compiling = compiling()
+
+        def unless() -> bool:
+            return is_compiling() or getattr(self._thread, "is_inside", False)
+
+        self._applying.wrap(kind, "__call__", self._run, unless=unless)
+
+    def _run(self, original: Callable[..., Any], module: Any, /, *positional: Any, **named: Any) -> Any:
+        """The module's call with all that stands around it, what came first innermost."""
+        call: Callable[..., Any] = functools.partial(original, module)
+        self._calls += 1
+        if self._is_watching and self._calls >= _ENOUGH_CALLS:
+            self._is_watching = False
+            self._unwatch()
+        if module not in self._around and _is_the_programs(module):
+            self._adopt(module)
+        self._thread.is_inside = True
+        try:
+            for around in self._around.get(module, ()):
+                call = functools.partial(around, call, module)
+            return call(*positional, **named)
+        finally:
+            self._thread.is_inside = False
+
+
+def compiling() -> Callable[[], bool]:
+    """What tells whether torch.compile is tracing, which is not to see what stands around calls."""
+    import torch
+
+    found: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+    return found
+
+
+def _is_the_programs(module: Any) -> bool:
+    """Whether it is a module with parameters that is called by the program itself, not by backward or DataParallel."""
+    import torch
+
+    if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_former_parameters"):  # a replica's
+        return False
+    task = getattr(torch._C, "_current_graph_task_id", lambda: -1)()
+    return task == -1 and next(module.parameters(), None) is not None

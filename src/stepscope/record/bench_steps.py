@@ -1,0 +1,307 @@
+"""When the steps of a program end, and nothing else: what `stepscope bench` has each of its processes note.
+
+No profiler runs. A step costs a clock reading, and where the process uses an accelerator an event on its queue, so
+that the times are those at which the device came to the end of each step, not those at which the host had launched it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+from stepscope import guard
+from stepscope.files import with_checksum
+from stepscope.machine.quiet import FixedSeeds
+from stepscope.record.bootstrap_plan import (
+    OPTIMIZER_PATIENCE_S,
+    Company,
+    RunOptions,
+    end_program,
+    is_helper,
+    optimizer_exists,
+)
+from stepscope.record.controller import StepController, StepSource
+from stepscope.record.hooks import StepHooks
+from stepscope.record.manifest import rank_and_world_size
+from stepscope.record.run_folder import RunFolder, write_json
+
+MOST_LOSSES: Final = 4096
+_BEFORE_SCALING: Final = "_stepscope_before_scaling"
+
+
+class BackwardLosses:
+    """Notes losses from `start` on; torch is imported already."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Any] = []
+        self._restore: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Note the value of every backward pass."""
+        torch: Any = sys.modules["torch"]
+        self._replace(torch.autograd, "backward", guard.around(torch.autograd.backward, before=self._note))
+        scaler: Any = getattr(getattr(torch, "amp", None), "GradScaler", None)
+        if scaler is not None and "scale" in vars(scaler):
+            self._replace(scaler, "scale", guard.around(scaler.scale, after=_scaled))
+
+    def stop(self) -> list[float]:
+        """Leave torch as it was; returns the losses, for which it waits for the device."""
+        while self._restore:
+            self._restore.pop()()
+        found: list[float] = []
+        with guard.attempt():  # the device failed: what was read before is kept
+            found.extend(float(tensor) for tensor in self._tensors)
+        self._tensors.clear()
+        return found
+
+    @guard.entry
+    def _note(self, tensors: Any, *_: Any, **__: Any) -> None:
+        """Keep a copy of the first value: a program may change the tensor itself, or use its memory again."""
+        if len(self._tensors) >= MOST_LOSSES:
+            return
+        torch: Any = sys.modules["torch"]
+        first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
+        loss = getattr(first, _BEFORE_SCALING, first)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or _is_captured(torch, loss):
+            return
+        self._tensors.append(loss.detach().clone())
+
+    def _replace(self, owner: Any, name: str, function: Any) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, function)
+
+        def restore() -> None:
+            if getattr(owner, name) is function:
+                setattr(owner, name, original)
+
+        self._restore.append(restore)
+
+
+@guard.entry
+def _scaled(_: None, result: Any, scaler: Any, outputs: Any) -> None:
+    tensor: Any = sys.modules["torch"].Tensor
+    if isinstance(result, tensor) and isinstance(outputs, tensor):
+        setattr(result, _BEFORE_SCALING, outputs)
+
+
+def _is_captured(torch: Any, tensor: Any) -> bool:
+    """Whether a CUDA graph is captured just now, which the copy would enter."""
+    return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def fix_seeds(seed: int) -> FixedSeeds:
+    """Have the program draw the same random numbers in every run of this seed; call it when torch was imported.
+
+    What it seeds itself has `seed` added, so that another seed gives other numbers there too: 0 leaves its own seeds.
+    """
+    seeds = FixedSeeds(seed)
+    if not seed:
+        return seeds
+    torch: Any = sys.modules.get("torch")
+    numpy: Any = sys.modules.get("numpy")
+    for owner, name in ((torch, "manual_seed"), (random, "seed"), (getattr(numpy, "random", None), "seed")):
+        if owner is not None:
+            setattr(owner, name, _moved(getattr(owner, name), seed))
+    return seeds
+
+
+def _moved(function: Callable[..., Any], by: int) -> Callable[..., Any]:
+    def seed(*positional: Any, **named: Any) -> Any:
+        if positional and isinstance(positional[0], int):
+            positional = (positional[0] + by, *positional[1:])
+        named = {name: value + by if isinstance(value, int) else value for name, value in named.items()}
+        return function(*positional, **named)
+
+    return seed
+
+
+PREFIX: Final = "steps-"
+"""Files of a rank's folder that begin so hold what `BenchSteps` noted."""
+_DEVICE_KINDS: Final = ("cuda", "xpu")
+
+
+class BenchSteps:
+    """Notes when steps end, and ends the program when there are enough; listens to a process's controller.
+
+    Of a program whose steps show by a better sign later, only the steps by that sign count.
+
+    Attributes:
+        process: the process whose steps these are.
+    """
+
+    def __init__(self, controller: StepController, folder: RunFolder, options: RunOptions) -> None:
+        self._controller = controller
+        self._folder = folder
+        self._boundaries = options.steps + 1  # when the first step began is not known
+        self._company = Company(folder.path, telemetry=False, quiet=options.quiet, seed=options.seed)
+        self._losses = BackwardLosses() if options.losses else None
+        self._seed = options.seed if options.losses else None
+        self._hooks: StepHooks | None = None
+        self._source = StepSource.NONE
+        self._ends_ns: list[int] = []
+        self._device: DeviceMarks | None = None
+        self._begun_s = time.monotonic()
+        self._waits_for_optimizer: bool | None = None
+        self._over = False
+        self.process = os.getpid()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any step was seen."""
+        return self._source is not StepSource.NONE
+
+    def watch_torch(self) -> None:
+        """Look out for the steps of a program that has imported torch."""
+        if self._hooks is None:
+            self._hooks = StepHooks(self._controller, watch_input=False)
+            self._hooks.install()
+            if self._seed is not None:
+                fix_seeds(self._seed)
+            if self._losses is not None:
+                self._losses.start()
+
+    def step_ended(self, step: int) -> None:
+        """Note the time."""
+        now = time.perf_counter_ns()
+        if self._controller.source is not self._source:
+            self._source = self._controller.source
+            self._restart()
+        if self._device is None:
+            self._device = DeviceMarks.of_this_process()
+            if self._device is not None:
+                self._ends_ns.clear()
+        if len(self._ends_ns) >= self._boundaries:
+            return
+        if self._device is None or self._device.mark():
+            self._ends_ns.append(now)
+        if len(self._ends_ns) == 1 and not is_helper():
+            self._company.begin()
+            self._company.recording_begins()
+            self._ends_ns[0] = time.perf_counter_ns()
+
+    def step_begins(self, step: int) -> None:
+        """End the program when there are enough steps."""
+        if len(self._ends_ns) >= self._boundaries and not self._over and self._may_end():
+            if is_helper():
+                self.let_go()
+                return
+            self._finish()
+            end_program()
+
+    @guard.entry
+    def program_ends(self) -> None:
+        """Keep the steps there are."""
+        if os.getpid() == self.process and self.has_begun and not self._over:
+            self._finish()
+
+    def abandon(self) -> None:
+        """After an error of ours: note no more, and leave the program as it was."""
+        for action in (self._controller.abandon, self._company.recording_ends, self.let_go):
+            guard.attempted(action)
+        if self._losses is not None:
+            guard.attempted(self._losses.stop)
+
+    def let_go(self) -> None:
+        """Leave torch as it was; the steps are not counted any more."""
+        self._over = True
+        if self._hooks is not None:
+            self._hooks.remove()
+        self._controller.listener = None
+
+    def _restart(self) -> None:
+        """A better sign of steps was seen: those by the lesser one are dropped."""
+        self._ends_ns.clear()
+        self._device = None
+        self._begun_s = time.monotonic()
+
+    def _may_end(self) -> bool:
+        """Whether no better sign of steps is to be waited for."""
+        if self._source >= StepSource.OPTIMIZER or time.monotonic() - self._begun_s >= OPTIMIZER_PATIENCE_S:
+            return True
+        if self._waits_for_optimizer is None:
+            self._waits_for_optimizer = "torch.optim.optimizer" in sys.modules and optimizer_exists()
+        return not self._waits_for_optimizer
+
+    def _finish(self) -> None:
+        self._over = True
+        ends_ns, clock = self._ends_ns, "host"
+        if self._device is not None:
+            with guard.attempt():  # the device failed: the host's clock is left
+                ends_ns, clock = self._device.ends_ns(), "device"
+        self._company.recording_ends()
+        losses = self._losses.stop() if self._losses is not None else []
+        if not is_helper():
+            self._write(ends_ns, clock, losses)
+        self.let_go()
+
+    def _write(self, ends_ns: Sequence[int], clock: str, losses: Sequence[float]) -> None:
+        rank, world_size = rank_and_world_size()
+        write_json(
+            self._folder.rank_folder(rank) / f"{PREFIX}{self.process}.json",
+            with_checksum(
+                {
+                    "process": self.process,
+                    "machine": platform.node(),
+                    "world_size": world_size,
+                    "source": self._source.name.lower(),
+                    "clock": clock,
+                    "complete": len(ends_ns) >= self._boundaries,
+                    "ends_ns": list(ends_ns),
+                    "losses": list(losses),
+                    "own_profiler": self._controller.others.seen,
+                    "said": self._company.said,
+                }
+            ),
+        )
+
+
+class DeviceMarks:
+    """Events on the current queue of an accelerator, one for each end of a step.
+
+    Args:
+        module: torch.cuda or torch.xpu.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._is_capturing = getattr(module, "is_current_stream_capturing", lambda: False)
+        self._events: list[Any] = []
+
+    @classmethod
+    def of_this_process(cls) -> DeviceMarks | None:
+        """Those of the accelerator that the process uses; None where it uses none whose events have times."""
+        torch: Any = sys.modules.get("torch")
+        for kind in _DEVICE_KINDS:
+            module = getattr(torch, kind, None)
+            if module is not None and module.is_initialized():
+                return cls(module)
+        return None
+
+    def mark(self) -> bool:
+        """Put an event behind all that was launched; False while a graph is captured, which an event would enter."""
+        if self._is_capturing():
+            return False
+        event = self._module.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+        return True
+
+    def ends_ns(self) -> list[int]:
+        """When the device came to each event, by this process's clock (time.perf_counter_ns); waits for the last."""
+        if not self._events:
+            return []
+        self._events[-1].synchronize()
+        now_ns = time.perf_counter_ns()
+        return ends_from_gaps([first.elapsed_time(second) for first, second in pairwise(self._events)], now_ns)
+
+
+def ends_from_gaps(gaps_ms: Sequence[float], last_ns: int) -> list[int]:
+    """The times of events from the milliseconds between them and the time of the last."""
+    back_ms = accumulate(reversed(gaps_ms), initial=0.0)
+    return [last_ns - round(each * 1e6) for each in back_ms][::-1]

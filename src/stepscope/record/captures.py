@@ -1,0 +1,279 @@
+"""One capture: what was asked for, how far it is, and how it ended. Imports only the standard library."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from stepscope import guard
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.record.schedule import RecordOptions
+
+PATIENCE_S: Final = 60.0
+
+
+class Recording(Protocol):
+    """What the controller needs of `stepscope.record.recorder.Recorder`."""
+
+    notice: str | None
+
+    def prepare(self) -> None: ...
+    def start(self) -> None: ...
+    def step(self) -> None: ...
+    def stop(self) -> None: ...
+    def save(self, path: Path) -> Path: ...
+    def discard(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """What to record. With neither steps nor seconds it lasts until it is finished.
+
+    Attributes:
+        steps: how many steps.
+        seconds: for how long; the step that runs then is recorded whole.
+        first_step: number of the first step; None for the next that can be. One that has passed means the next.
+        options: what to record besides times.
+        out: the trace file to write; None for the controller's choice.
+        timeout_s: seconds without the end of a step after which the capture is given up, and what it has is kept.
+    """
+
+    steps: int | None = None
+    seconds: float | None = None
+    first_step: int | None = None
+    options: RecordOptions = field(default_factory=RecordOptions)
+    out: Path | None = None
+    timeout_s: float = PATIENCE_S
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.seconds is not None:
+            raise UsageError("a capture lasts either some steps or some seconds, not both")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"a capture has at least one step, not {self.steps}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise UsageError(f"a capture lasts longer than {self.seconds} seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureResult:
+    """How a capture ended.
+
+    Attributes:
+        path: the trace file; None where nothing was kept.
+        first_step: number of the first recorded step.
+        steps: how many were recorded to their end.
+        problem: one sentence, where it is not what was asked for.
+        cancelled: whether it was cancelled.
+        gave_way: whether it ended because the program started a profiler of its own.
+    """
+
+    path: Path | None = None
+    first_step: int | None = None
+    steps: int = 0
+    problem: str | None = None
+    cancelled: bool = False
+    gave_way: bool = False
+
+
+class CaptureHandle:
+    """A capture that was asked for. Every method may be called from any thread."""
+
+    def __init__(self, request: CaptureRequest, end: Callable[[CaptureHandle, bool], None]) -> None:
+        self.request = request
+        self._end = end
+        self.has_begun = False
+        self._result: CaptureResult | None = None
+        self._done = threading.Event()
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether its first step has begun."""
+        return self.has_begun and not self._done.is_set()
+
+    @property
+    def result(self) -> CaptureResult | None:
+        """How it ended; None as long as it has not."""
+        return self._result
+
+    def wait(self, timeout: float | None = None) -> CaptureResult:
+        """Wait for its end, `timeout` seconds at the longest.
+
+        Raises:
+            TimeoutError: it has not ended by then; it goes on.
+        """
+        if not self._done.wait(timeout) or self._result is None:
+            raise TimeoutError(f"the capture has not ended after {timeout} s")
+        return self._result
+
+    def finish(self) -> None:
+        """End it at the end of the current step, and keep what was recorded."""
+        self._end(self, True)
+
+    def cancel(self) -> None:
+        """End it now, and keep nothing."""
+        self._end(self, False)
+
+    def settle(self, result: CaptureResult) -> None:
+        self._result = result
+        self._done.set()
+
+
+class Capture:
+    """The capture that is under way: its handle, its recorder, and how far it is."""
+
+    def __init__(self, handle: CaptureHandle, first_step: int) -> None:
+        self.handle = handle
+        self.first_step = first_step
+        self.recorder: Recording | None = None
+        self.started_s: float | None = None
+        self.complete_steps = 0
+        self.asked_to_finish = False
+        self.is_abandoned = False
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether, at the end of a step, everything that was asked for is recorded."""
+        request = self.handle.request
+        if self.asked_to_finish:
+            return True
+        if request.steps is not None:
+            return self.complete_steps >= request.steps
+        return request.seconds is not None and now_s - (self.started_s or now_s) >= request.seconds
+
+    def saved(self, new_path: Callable[[], Path], problem: str | None) -> CaptureResult:
+        """Stop recording and write the trace."""
+        if self.started_s is None or self.recorder is None:
+            self.discard()
+            return CaptureResult(problem=problem or "the capture ended before its first step began")
+        try:
+            self.recorder.stop()
+            path = self.recorder.save(self.handle.request.out or new_path())
+        except (StepscopeError, OSError) as error:
+            return CaptureResult(problem=f"{problem}; {error}" if problem else str(error))
+        said = "; ".join(filter(None, [problem, self.recorder.notice])) or None
+        return CaptureResult(path, self.first_step, self.complete_steps, said)
+
+    def discard(self) -> None:
+        """Stop and keep nothing."""
+        if self.recorder is not None:
+            self.recorder.discard()
+
+
+_XLA: Final = {"start_trace": True, "stop_trace": False, "stop_and_get_fdo_profile": False}
+_FUNCTIONS: Final = {
+    "torch.autograd.profiler": {
+        "_prepare_profiler": True,
+        "_enable_profiler": True,
+        "_disable_profiler": False,
+    },
+    "jax.profiler": _XLA,
+    "jax._src.profiler": _XLA,  # which jax.profiler.trace calls
+    "torch_xla.debug.profiler": _XLA,
+}
+"""Functions by module, and whether a profiler is in use after they were called."""
+_NAMES: Final = {"torch.autograd.profiler": "torch.profiler", "torch_xla.debug.profiler": "torch_xla.debug.profiler"}
+
+_watchers: list[OtherProfilers] = []
+_originals: dict[tuple[str, str], Any] = {}
+
+
+class OtherProfilers:
+    """Sees profilers of torch and XLA that are not stepscope's.
+
+    Args:
+        give_way: called when one is about to begin while stepscope records.
+
+    Attributes:
+        seen: whether there ever was one.
+        name: what the program calls it.
+    """
+
+    def __init__(self, give_way: Callable[[], None]) -> None:
+        self.seen = False
+        self.name = "torch.profiler"
+        self._give_way = give_way
+        self._in_use = False
+        self._our_own = False
+        self._recording = False
+
+    def watch(self) -> None:
+        """Look out for them from now on, in the modules that are imported; may be called again when there are more."""
+        modules = {name: sys.modules[name] for name in _FUNCTIONS if name in sys.modules}
+        for name, module in modules.items():
+            _wrap(name, module)
+        if modules and self not in _watchers:
+            self._in_use = _is_in_use()
+            _watchers.append(self)
+
+    def unwatch(self) -> None:
+        """Look out no more; after the last, the modules are as they were."""
+        if self in _watchers:
+            _watchers.remove(self)
+            if not _watchers:
+                _unwrap()
+
+    def active(self) -> bool:
+        """Whether one is prepared or records now."""
+        return self._in_use
+
+    @contextlib.contextmanager
+    def ours(self) -> Iterator[None]:
+        """What is called inside is stepscope's."""
+        self._our_own = True
+        try:
+            yield
+        finally:
+            self._our_own = False
+
+    def guard(self, recording: bool) -> None:
+        """Whether to give way to the next one, because stepscope has the profiler."""
+        self._recording = recording
+
+    def _called(self, module: str, in_use: bool) -> None:
+        if not self._our_own:
+            self.name = _NAMES.get(module, "jax.profiler")
+            if in_use and self._recording:
+                self._give_way()
+            self._in_use, self.seen = in_use, True
+
+
+def _is_in_use() -> bool:
+    """Whether a profiler was started before anybody looked."""
+    if getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False):
+        return True
+    states = (
+        getattr(sys.modules.get(name), "_profile_state", None)
+        for name in ("jax._src.profiler", "torch_xla.debug.profiler")
+    )
+    return any(getattr(state, "profile_session", None) is not None for state in states)
+
+
+def _wrap(name: str, module: Any) -> None:
+    for function, in_use in _FUNCTIONS[name].items():
+        original = getattr(module, function, None)
+        if original is not None and (name, function) not in _originals:
+            _originals[name, function] = original
+            setattr(module, function, _wrapped(original, name, in_use))
+
+
+def _unwrap() -> None:
+    for (name, function), original in _originals.items():
+        module = sys.modules.get(name)
+        if module is not None:
+            setattr(module, function, original)
+    _originals.clear()
+
+
+def _wrapped(original: Any, module: str, in_use: bool) -> Any:
+    return guard.around(original, before=functools.partial(_tell, module, in_use))
+
+
+@guard.entry
+def _tell(module: str, in_use: bool, *_: object, **__: object) -> None:
+    for watcher in list(_watchers):
+        watcher._called(module, in_use)

@@ -1,0 +1,320 @@
+"""What the operating system and Python's garbage collector count while steps are recorded.
+
+A reading takes some tens of microseconds, between two steps; what a machine does not tell is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from stepscope import guard
+from stepscope.trace.naming import is_user_file
+from stepscope.trace.program_facts import PauseFacts, StepFacts
+
+MOST_STEPS: Final = 5_000
+MOST_PAUSES: Final = 5_000
+SHORTEST_PAUSE_NS: Final = 20_000
+"""Shorter runs of the collector are only added up."""
+_SLOW_READ_NS: Final = 200_000
+_DEEPEST: Final = 64
+
+
+class Reading(NamedTuple):
+    """The counters at one moment; None where the machine does not tell one."""
+
+    time_ns: int
+    thread_processor_ns: int
+    process_processor_ns: int
+    thread_system_ns: int | None
+    thread_waiting_ns: int | None
+    context_switches: int | None
+    involuntary_switches: int | None
+    minor_faults: int | None
+    core: int | None
+    clock_mhz: float | None
+    pressure_ns: int | None
+    throttled_ns: int | None
+
+
+class Counters:
+    """Reads the counters of the thread that calls it, and leaves out what turned out slow or unreadable.
+
+    Args:
+        root: below which /proc and /sys lie.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = str(root).rstrip("/")
+        self._current_core = _core_reader()
+        self._unreadable: set[str] = set()
+        self._cgroup = _cgroup_of(self._root)
+
+    def read(self) -> Reading:
+        """The counters now."""
+        usage = _usage()
+        core = self._current_core()
+        return Reading(
+            time_ns=time.perf_counter_ns(),
+            thread_processor_ns=time.thread_time_ns(),
+            process_processor_ns=time.process_time_ns(),
+            thread_system_ns=usage.system_ns,
+            thread_waiting_ns=self._waiting_ns(),
+            context_switches=usage.switches,
+            involuntary_switches=usage.involuntary,
+            minor_faults=usage.faults,
+            core=core,
+            clock_mhz=self._clock_mhz(core),
+            pressure_ns=self._pressure_ns(),
+            throttled_ns=self._throttled_ns(),
+        )
+
+    def _text(self, path: str, key: str) -> str | None:
+        """A small file's text; a kind of file that cannot be read, or only slowly, is not tried again."""
+        if key in self._unreadable:
+            return None
+        begun = time.perf_counter_ns()
+        try:
+            file = os.open(path, os.O_RDONLY)
+            try:
+                text = os.read(file, 4096).decode("ascii", "replace")
+            finally:
+                os.close(file)
+        except OSError:
+            self._unreadable.add(key)
+            return None
+        if time.perf_counter_ns() - begun > _SLOW_READ_NS and key == "clock":
+            self._unreadable.add(key)
+        return text
+
+    def _waiting_ns(self) -> int | None:
+        words = (self._text(f"{self._root}/proc/thread-self/schedstat", "waiting") or "").split()
+        return int(words[1]) if len(words) == 3 and words[1].isdecimal() else None
+
+    def _clock_mhz(self, core: int | None) -> float | None:
+        if core is None:
+            return None
+        text = self._text(f"{self._root}/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq", "clock")
+        return int(text) / 1000 if text and text.strip().isdecimal() else None
+
+    def _pressure_ns(self) -> int | None:
+        own = self._text(f"{self._cgroup}/cpu.pressure", "own pressure") if self._cgroup else None
+        text = own or self._text(f"{self._root}/proc/pressure/cpu", "pressure") or ""
+        first = text.partition("\n")[0].rpartition("total=")[2]
+        return int(first) * 1000 if first.isdecimal() else None
+
+    def _throttled_ns(self) -> int | None:
+        text = self._text(f"{self._cgroup}/cpu.stat", "throttled") if self._cgroup else None
+        for line in (text or "").splitlines():
+            name, _, value = line.partition(" ")
+            if name == "throttled_usec" and value.isdecimal():
+                return int(value) * 1000
+        return None
+
+
+class StepCounters:
+    """The counters of each recorded step, between calls of `border`."""
+
+    def __init__(self, counters: Counters | None = None) -> None:
+        self._counters = counters or Counters()
+        self._last: Reading | None = None
+        self._collector_ns: Callable[[], int] = lambda: 0
+        self._last_collector_ns = 0
+        self.steps: list[StepFacts] = []
+
+    def follow(self, collector_ns: Callable[[], int]) -> None:
+        """Take the collector's time from this function: nanoseconds so far on the calling thread."""
+        self._collector_ns = collector_ns
+
+    def border(self, ended: int | None) -> None:
+        """A step of this number has ended, None for the first border; another begins."""
+        now, collector_ns = self._counters.read(), self._collector_ns()
+        if ended is not None and self._last is not None and len(self.steps) < MOST_STEPS:
+            self.steps.append(_difference(ended, self._last, now, collector_ns - self._last_collector_ns))
+        self._last, self._last_collector_ns = now, collector_ns
+
+
+def _difference(index: int, before: Reading, now: Reading, collector_ns: int) -> StepFacts:
+    def since(name: str) -> int | None:
+        first, last = getattr(before, name), getattr(now, name)
+        return None if first is None or last is None else max(last - first, 0)
+
+    return StepFacts(
+        index=index,
+        duration_ns=now.time_ns - before.time_ns,
+        thread_processor_ns=since("thread_processor_ns"),
+        thread_system_ns=since("thread_system_ns"),
+        thread_waiting_ns=since("thread_waiting_ns"),
+        process_processor_ns=since("process_processor_ns"),
+        context_switches=since("context_switches"),
+        involuntary_switches=since("involuntary_switches"),
+        minor_faults=since("minor_faults"),
+        core=now.core,
+        clock_mhz=now.clock_mhz,
+        pressure_ns=since("pressure_ns"),
+        throttled_ns=since("throttled_ns"),
+        collector_ns=collector_ns,
+    )
+
+
+class WarmUp:
+    """Page faults of the process from the making of this until `figures`: in steps that the profiler does not record.
+
+    What it records it keeps, for which the process needs memory that the program alone would not.
+    """
+
+    def __init__(self) -> None:
+        self._begun_ns, self._faults = time.perf_counter_ns(), _usage().faults
+
+    def figures(self) -> dict[str, int]:
+        """{"warm_up_ns", "warm_up_faults"} up to now; empty where the machine does not tell."""
+        faults = _usage().faults
+        if faults is None or self._faults is None:
+            return {}
+        return {"warm_up_ns": time.perf_counter_ns() - self._begun_ns, "warm_up_faults": faults - self._faults}
+
+
+class PauseWatch:
+    """Notes what Python's garbage collector does from `start` to `stop`; only in the process that started it.
+
+    Attributes:
+        total_ns: time in the collector, of all threads; the threads wait for each other, so it is the process's.
+        runs: how often it ran.
+    """
+
+    def __init__(self) -> None:
+        self.total_ns = 0
+        self.runs = 0
+        self._begun: int | None = None
+        self._process = os.getpid()
+        self._notes: list[tuple[int, int, int, int, int, Any]] = []
+
+    def start(self) -> None:
+        """Begin to note."""
+        gc.callbacks.append(self._told)
+
+    def stop(self) -> None:
+        """Note no more."""
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._told)
+
+    def pauses(self) -> tuple[PauseFacts, ...]:
+        """The long pauses, in order of time."""
+        return tuple(
+            PauseFacts(
+                start_unix_ns=start,
+                duration_ns=duration,
+                generation=generation,
+                thread=thread,
+                collected=collected,
+                **_place(where),
+            )
+            for start, duration, generation, thread, collected, where in self._notes
+        )
+
+    @guard.entry
+    def _told(self, phase: str, info: dict[str, int]) -> None:
+        now = time.perf_counter_ns()
+        if phase == "start":
+            self._begun = now
+            return
+        begun, self._begun = self._begun, None
+        if begun is None or os.getpid() != self._process:
+            return
+        duration = now - begun
+        self.total_ns += duration
+        self.runs += 1
+        if duration >= SHORTEST_PAUSE_NS and len(self._notes) < MOST_PAUSES:
+            start = time.time_ns() - duration
+            thread = threading.get_native_id()
+            where = _user_line(sys._getframe(1).f_back)  # outside of the guard's; None where a thread ends
+            self._notes.append((start, duration, info["generation"], thread, info["collected"], where))
+
+
+def _user_line(frame: Any) -> tuple[str, int, str] | None:
+    """File, line and function of the innermost frame of the user's."""
+    for _ in range(_DEEPEST):
+        if frame is None:
+            return None
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            return code.co_filename, frame.f_lineno, code.co_name
+        frame = frame.f_back
+    return None
+
+
+def _place(where: tuple[str, int, str] | None) -> dict[str, Any]:
+    if where is None:
+        return {}
+    import linecache
+
+    file, line, function = where
+    text = linecache.getline(file, line)
+    called = "collect(" in text if text else None
+    return {
+        "file": file if file[:1] == "<" else os.path.abspath(file),
+        "line": line,
+        "function": function,
+        "called": called,
+    }
+
+
+class _Usage(NamedTuple):
+    """What the operating system accounts: of the thread, and page faults of the process."""
+
+    system_ns: int | None = None
+    switches: int | None = None
+    involuntary: int | None = None
+    faults: int | None = None
+
+
+def _usage() -> _Usage:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return _Usage()
+    of_thread = getattr(resource, "RUSAGE_THREAD", None)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    if of_thread is None:
+        return _Usage(faults=faults)
+    thread = resource.getrusage(of_thread)
+    return _Usage(round(thread.ru_stime * 1e9), thread.ru_nvcsw + thread.ru_nivcsw, thread.ru_nivcsw, faults)
+
+
+def _core_reader() -> Callable[[], int | None]:
+    """What says on which core the calling thread is."""
+    if not sys.platform.startswith("linux"):
+        return lambda: None
+    import ctypes
+
+    try:
+        function = ctypes.CDLL(None).sched_getcpu
+    except (OSError, AttributeError):
+        return lambda: None
+
+    def core() -> int | None:
+        found = int(function())
+        return found if found >= 0 else None
+
+    return core
+
+
+def _cgroup_of(root: str) -> str | None:
+    """Folder of the process's own control group (version 2); None without one."""
+    try:
+        text = Path(f"{root}/proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    path = next((line[3:] for line in text.splitlines() if line.startswith("0::")), None)
+    for folder in (path, "/") if path else ():
+        place = f"{root}/sys/fs/cgroup{folder}".rstrip("/")
+        if os.path.isfile(f"{place}/cpu.stat"):
+            return place
+    return None

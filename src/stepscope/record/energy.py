@@ -1,0 +1,386 @@
+"""Measures the energy of a program's steps in windows, while no profiler runs.
+
+A window lasts some seconds of whole steps, and the next one begins where it ends: counters are read at its borders,
+when the devices that the process uses have done what they were given. Imports only the standard library; zeus comes
+with the first window.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from types import FrameType
+from typing import Any, Final
+
+from stepscope import guard
+from stepscope.errors import UsageError
+from stepscope.guard import sentence
+from stepscope.machine.energy_counters import NO_DRIVER, NO_PACKAGE, Source, machine_identity, open_counters
+from stepscope.record.launch import INTERRUPTED
+from stepscope.record.run_folder import RunFolder, write_json
+from stepscope.trace.energy_records import (
+    KINDS,
+    Counter,
+    EnergyRecord,
+    EnergyWindow,
+    MissingCounter,
+    records_of,
+    step_energies,
+)
+
+WINDOW_S: Final = 2.0
+"""A window ends with the first step after this: NVML's counters change about every 100 ms, shorter ones say little."""
+MEASURED_S: Final = 10.0
+"""The program is measured at least this long, where it goes on for so long."""
+_LOCAL_RANKS: Final = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+
+OpenCounters = Callable[..., tuple[list[Source], list[MissingCounter]]]
+
+
+@dataclass(slots=True)
+class _Border:
+    """What the counters said at one moment; a counter that failed is not in it."""
+
+    ns: int
+    joules: dict[str, float]
+
+
+class EnergyMeter:
+    """Measures steps of one thread between calls of `begins` and `ended`. Never raises.
+
+    Args:
+        uses_jax: whether the program's devices are JAX's.
+        opens: finds the counters.
+        clock_ns: tells the time in nanoseconds.
+
+    Attributes:
+        record: what was measured so far, and what could not be.
+    """
+
+    def __init__(
+        self,
+        *,
+        uses_jax: Callable[[], bool] = lambda: False,
+        opens: OpenCounters = open_counters,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self.record = EnergyRecord(machine_identity())
+        self._uses_jax = uses_jax
+        self._opens = opens
+        self._clock_ns = clock_ns
+        self._sources: list[Source] | None = None
+        self._devices: Sequence[int] = ()
+        self._begun: _Border | None = None
+        self._first_step = 0
+        self._steps = 0
+        self._over = False
+
+    def begins(self, step: int) -> None:
+        """A step of this number begins, which is to be measured; the first one waits for the counters to be found."""
+        if self._over:
+            return
+        if self._sources is None:
+            self._open()
+        if self._sources and self._begun is None:
+            self._begun = self._border()
+            self._first_step, self._steps = step, 0
+
+    def ended(self) -> None:
+        """The step has ended."""
+        if self._begun is not None:
+            self._steps += 1
+            if self._clock_ns() - self._begun.ns >= WINDOW_S * 1e9:
+                self._close_window()
+
+    def wants_more(self, past_s: float) -> bool:
+        """Whether the program should be measured for longer, so long after the recording."""
+        return not self._over and self._sources != [] and past_s < MEASURED_S
+
+    def pauses(self) -> None:
+        """What comes is not to be measured: a window that is open is forgotten."""
+        self._begun = None
+
+    def clear(self) -> None:
+        """Forget what was measured, such as when the steps turn out to be others."""
+        self._begun = None
+        self.record.windows.clear()
+
+    def finish(self) -> None:
+        """Measure no more; a window that is not full is forgotten, and what has no number is named."""
+        if self._over:
+            return
+        self._over, self._begun = True, None
+        for source in self._sources or ():
+            source.close()
+            if not self.record.windows:
+                self._lacks(source.counter, f"no window of {WINDOW_S:g} s of steps after the recording was full")
+        if self._sources is None:
+            reason = "the program took no step after the recording"
+            self.record.missing += [MissingCounter(kind, None, reason) for kind in KINDS]
+
+    def _open(self) -> None:
+        sources: list[Source] = []
+        missing: list[MissingCounter] = []
+        with guard.attempt() as opening:  # whatever a driver or a library may raise
+            self._devices = devices_in_use(self._uses_jax())
+            sources, missing = self._opens(self._devices, with_host=is_first_of_its_machine())
+        if opening.error is not None:
+            missing = [MissingCounter("gpu", None, sentence(opening.error))]
+        self._sources = sources
+        self.record.counters = [source.counter for source in sources]
+        self.record.missing += missing
+
+    def _border(self) -> _Border:
+        """Wait for the devices, and read every counter; where they cannot be waited for, only those of the host."""
+        with guard.attempt() as waiting:
+            synchronise(self._devices, self._uses_jax())
+        waited = waiting.error is None
+        if waiting.error is not None:
+            reason = f"the devices could not be waited for: {sentence(waiting.error)}"
+            for source in self._sources or ():
+                if source.counter.kind == "gpu":
+                    self._lacks(source.counter, reason)
+        border = _Border(self._clock_ns(), {})
+        for source in self._sources or ():
+            if waited or source.counter.kind != "gpu":
+                with guard.attempt() as reading:
+                    border.joules[source.counter.key] = source.joules()
+                if reading.error is not None:
+                    self._lacks(source.counter, sentence(reading.error))
+        return border
+
+    def _close_window(self) -> None:
+        """End the window and begin the next one at the same moment."""
+        begun, now = self._begun, self._border()
+        assert begun is not None
+        joules = {}
+        for source in self._sources or ():
+            key = source.counter.key
+            if key in begun.joules and key in now.joules:
+                reason = _why_nothing(now.joules[key] - begun.joules[key], (now.ns - begun.ns) / 1e9, source)
+                if reason is None:
+                    joules[key] = now.joules[key] - begun.joules[key]
+                else:
+                    self._lacks(source.counter, reason)
+        self.record.windows.append(EnergyWindow(self._first_step, self._steps, now.ns - begun.ns, joules))
+        self._begun = now
+        self._first_step, self._steps = self._first_step + self._steps, 0
+
+    def _lacks(self, counter: Counter, reason: str) -> None:
+        lack = MissingCounter(counter.kind, counter.device, reason)
+        if lack not in self.record.missing:
+            self.record.missing.append(lack)
+
+
+def _why_nothing(joules: float, seconds: float, source: Source) -> str | None:
+    """Why a difference of a counter says nothing; None where it does."""
+    if joules <= 0:
+        return f"its counter did not move in {seconds:.3g} s"
+    if seconds > source.longest_s:
+        return f"its counter may have come round more than once in {seconds:.3g} s"
+    return None
+
+
+def is_first_of_its_machine() -> bool:
+    """Whether this process is the one of its machine that measures what all share."""
+    return next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0") == "0"
+
+
+def devices_in_use(uses_jax: bool) -> list[int]:
+    """The GPUs on which this process has anything, as it numbers them; asks only libraries that are at work."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        numbers = range(torch.cuda.device_count())
+        return [each for each in numbers if torch.cuda.memory_reserved(each)] or [torch.cuda.current_device()]
+    if uses_jax:
+        jax: Any = sys.modules["jax"]
+        return [device.local_hardware_id for device in jax.local_devices() if device.platform == "gpu"]
+    return []
+
+
+def synchronise(devices: Sequence[int], uses_jax: bool) -> None:
+    """Wait until these devices have done what they were given."""
+    if not devices:
+        return
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        for device in devices:
+            torch.cuda.synchronize(device)
+    elif uses_jax:
+        jax: Any = sys.modules["jax"]
+        # A queue is done when a value that is put into it now has arrived.
+        jax.block_until_ready([jax.device_put(0.0, each) + 0 for each in jax.local_devices() if each.platform == "gpu"])
+
+
+NAME: Final = "power-limits.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRun:
+    """The program at one limit.
+
+    Attributes:
+        limit_w: of each device.
+        exit_code: of the program.
+        step_ns: the mean measured step of the rank whose steps are the longest; None where none was measured.
+        joules: of all devices, a step; None where they were not measured.
+        windows: that the energy is of.
+    """
+
+    limit_w: float
+    exit_code: int
+    step_ns: float | None
+    joules: float | None
+    windows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A power limit as the user gives it: watts, or a share of the most that the device allows, 0 to 1."""
+
+    value: float
+    is_share: bool = False
+
+
+class DeviceLimits:
+    """The power limits of the devices that a program would see.
+
+    Args:
+        gpus: what zeus finds; milliwatts.
+    """
+
+    def __init__(self, gpus: Any) -> None:
+        self._gpus = gpus.gpus
+        self._before = [gpu.get_power_management_limit() for gpu in self._gpus]
+
+    def watts(self, limit: Limit) -> float:
+        """What a limit means for these devices.
+
+        Raises:
+            UsageError: a device does not allow it.
+        """
+        bounds = [gpu.get_power_management_limit_constraints() for gpu in self._gpus]
+        low, high = max(each[0] for each in bounds) / 1000, min(each[1] for each in bounds) / 1000
+        watts = round(limit.value * high) if limit.is_share else limit.value
+        if not low <= watts <= high:
+            raise UsageError(f"a limit of {watts:g} W is not possible: the devices allow {low:g} to {high:g} W")
+        return watts
+
+    def set(self, watts: float) -> None:
+        """Limit every device.
+
+        Raises:
+            UsageError: that is not allowed.
+        """
+        with guard.attempt() as setting, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # zeus warns of what the next line tells
+            for gpu in self._gpus:
+                gpu.set_power_management_limit(round(watts * 1000))
+        if setting.error is not None:  # of drivers and the library
+            raise UsageError(
+                f"the power limit cannot be changed: {sentence(setting.error)}; that needs root, or zeusd to do it"
+            ) from setting.error
+
+    def restore(self) -> None:
+        """Put every device's limit back to what it was.
+
+        Raises:
+            UsageError: one cannot be put back; the message says how to.
+        """
+        lost = []
+        for number, (gpu, limit) in enumerate(zip(self._gpus, self._before, strict=True)):
+            with guard.attempt() as setting, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                if gpu.get_power_management_limit() != limit:
+                    gpu.set_power_management_limit(limit)
+            if setting.error is not None:
+                why = sentence(setting.error)
+                lost.append(f"device {number} ({why}): nvidia-smi -i {number} -pl {limit / 1000:g}")
+        if lost:
+            raise UsageError(f"power limits could not be put back, do so by hand: {'; '.join(lost)}")
+
+
+def device_limits() -> DeviceLimits:
+    """Of this machine's devices.
+
+    Raises:
+        UsageError: there is none whose limit can be known, or zeus is not installed.
+    """
+    gpus: Any = ()
+    with guard.attempt() as finding, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gpus = import_module("zeus.device.gpu").get_gpus()
+    if isinstance(finding.error, ImportError):
+        raise UsageError(f"power limits cannot be changed: {NO_PACKAGE}")
+    if finding.error is not None:
+        none = str(finding.error).startswith("NVML and AMDSMI unavailable")
+        raise UsageError(f"power limits cannot be changed: {NO_DRIVER if none else sentence(finding.error)}")
+    if not len(gpus):
+        raise UsageError(f"power limits cannot be changed: {NO_DRIVER}")
+    with guard.attempt() as reading:
+        return DeviceLimits(gpus)
+    raise UsageError(f"the devices do not tell their power limits: {sentence(reading.error)}")
+
+
+def measure_limits(
+    limits: Sequence[float],
+    devices: DeviceLimits,
+    folder: RunFolder,
+    run_program: Callable[[], int],
+    say: Callable[[str], None],
+) -> list[LimitRun]:
+    """Run the program once at each limit; the devices have their own limits again at the end, also after errors.
+
+    Args:
+        limits: watts.
+        run_program: runs it, measuring energy into the folder, and returns its exit code.
+        say: is told what is about to happen.
+
+    Raises:
+        UsageError: a limit cannot be set, or the devices' own not be put back.
+    """
+    runs: list[LimitRun] = []
+    with _ended_by_signals(), contextlib.ExitStack() as stack:
+        stack.callback(devices.restore)
+        for watts in limits:
+            devices.set(watts)
+            say(f"power limit {watts:g} W")
+            seen = {one.get("process") for one in folder.recordings()}
+            code = run_program()
+            left = [one for one in folder.recordings() if one.get("process") not in seen]
+            runs.append(_run(watts, code, left))
+            write_json(folder.path / NAME, {"runs": [asdict(run) for run in runs]})
+            if code == INTERRUPTED:
+                break
+    return runs
+
+
+def _run(watts: float, code: int, left: Sequence[dict[str, Any]]) -> LimitRun:
+    windows = step_energies([left])["gpu"][0]
+    times = [record.step_ns for _, record in records_of(left) if record.step_ns is not None]
+    return LimitRun(
+        watts, code, max(times, default=None), sum(windows) / len(windows) if windows else None, len(windows)
+    )
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Have a signal that would end this process at once end it as an exception does, so that limits are put back."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,335 @@
+"""Seeing where the steps of a program end, without a change in the program.
+
+What marks a step, the best that is seen counts:
+
+1. the end of an optimizer's step; with several optimizers, of the one that marks the outermost repetition
+2. the beginning of an iteration over a DataLoader
+3. the beginning of a forward call of the outermost module
+
+Forward calls are not seen by hooks of torch.nn, which would have torch.compile compile anew when they go: a thread
+looks now and then at what is being called, and the class of the module that it finds is wrapped. Nothing stays in
+torch when the hooks are removed.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from stepscope import guard
+from stepscope.record.controller import StepController, StepSource, controller, set_controller
+from stepscope.record.step_times import mark
+
+if TYPE_CHECKING:
+    from stepscope.record.xla_hooks import XlaHooks
+
+_TAKES_OVER_AFTER: Final = 16
+"""Repetitions of another object, without one of the marker, after which the marker counts as gone."""
+_RAREST: Final = 32
+"""An object that comes more than this many times less often than the marker does not mark steps."""
+_LOOK_S: Final = ((2.0, 0.01), (30.0, 0.05), (float("inf"), 0.25))
+"""How often to look for a forward call, by the seconds since torch was imported."""
+_FORWARD_PATIENCE_S: Final = 3.0
+
+
+class Marker:
+    """Which of several things that repeat marks the steps: the first, or one around it that comes less often."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._since: dict[int, int] = {}
+        self._marker: int | None = None
+
+    def hit(self, key: int) -> bool:
+        """Whether the thing of that key, which has come again, marks the end of a step."""
+        self._counts[key] = count = self._counts.get(key, 0) + 1
+        if self._marker is None:
+            self._marker = key
+        if key != self._marker:
+            self._since[key] = since = self._since.get(key, 0) + 1
+            most = self._counts[self._marker]
+            if since < _TAKES_OVER_AFTER and not (2 <= count < most <= count * _RAREST):
+                return False
+            self._marker = key
+        self._since.clear()
+        return True
+
+
+class StepHooks:
+    """The hooks of one process; the steps they see go to its controller.
+
+    Args:
+        controller: is told of steps.
+        watch_input: measure the stages of DataLoaders too, which costs some microseconds a batch.
+    """
+
+    def __init__(self, controller: StepController, *, watch_input: bool = True) -> None:
+        self._controller = controller
+        self._watches_input = watch_input
+        self._removals: dict[StepSource, Callable[[], None]] = {}
+        self._checked = False
+
+    def install(self) -> None:
+        """Look out for steps, and for profilers of the program's own; torch is imported already."""
+        self._controller.on_source = self.keep
+        self._controller.keeps_watch = True
+        self._controller.others.watch()
+        if self._watches_input:
+            _watch_input(self, True)
+        self._removals = {
+            StepSource.FORWARD: _ForwardCalls(self._seen).remove,
+            StepSource.LOADER: _loader_hook(self._seen),
+            StepSource.OPTIMIZER: _optimizer_hook(self._seen),
+        }
+
+    def keep(self, source: StepSource) -> None:
+        """Keep only the hooks of this source and of better ones."""
+        for lower in [each for each in self._removals if each < source]:
+            self._removals.pop(lower)()
+
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        self.keep(StepSource.EXPLICIT)
+        self._controller.keeps_watch = False
+        self._controller.others.unwatch()
+        if self._watches_input:
+            _watch_input(self, False)
+
+    @guard.entry
+    def _seen(self, source: StepSource) -> None:
+        if not self._checked:
+            self._checked = True
+            mark("first_step")
+            if _is_loader_worker():
+                self.remove()
+                return
+        if source in self._removals:
+            self._controller.step_boundary(source)
+
+
+class AllHooks:
+    """The hooks of a process in everything that it has imported so far."""
+
+    def __init__(self, controller: StepController) -> None:
+        self._controller = controller
+        self._hooks: list[StepHooks | XlaHooks] = []
+        self._kept = StepSource.NONE
+
+    def install_in(self, module: str) -> None:
+        """Look out for steps in torch, jax or torch_xla.debug.profiler, which was imported just now."""
+        hooks: StepHooks | XlaHooks
+        if module == "torch":
+            hooks = StepHooks(self._controller)
+        else:
+            from stepscope.record.xla_hooks import XlaHooks
+
+            hooks = XlaHooks(self._controller, of_torch=module != "jax")
+        hooks.install()
+        self._hooks.append(hooks)
+        self._controller.on_source = self.keep
+        hooks.keep(self._kept)
+
+    def keep(self, source: StepSource) -> None:
+        """Keep only the hooks of this source and of better ones."""
+        self._kept = source
+        for hooks in self._hooks:
+            hooks.keep(source)
+
+    def remove(self) -> None:
+        """Leave everything as it was."""
+        self._kept = StepSource.EXPLICIT
+        for hooks in self._hooks:
+            hooks.remove()
+
+
+def watch_steps() -> StepController:
+    """This process's controller, made and told of steps by hooks where there is none yet; torch or jax is imported."""
+    found = controller()
+    if found is None:
+        found = StepController()
+        hooks = AllHooks(found)
+        for module in ("torch", "jax", "torch_xla.debug.profiler"):
+            if module in sys.modules:
+                hooks.install_in(module)
+        set_controller(found)
+        for take_off in (hooks.remove, found.abandon):
+            guard.on_failure("", take_off)
+    return found
+
+
+def _watch_input(user: object, watch: bool) -> None:
+    """Have the loaders that are iterated from now on measured, or no more; steps are seen whether that works or not."""
+    with guard.attempt():
+        from stepscope.record.input_stages import input_watch
+
+        (input_watch().install if watch else input_watch().uninstall)(user)
+
+
+def _is_loader_worker() -> bool:
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return getattr(worker, "_worker_info", None) is not None
+
+
+def _compiling() -> Callable[[], bool]:
+    """What tells whether torch.compile follows the code, which is not to see ours."""
+    found: Callable[[], bool] = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", lambda: False)
+    return found
+
+
+def _optimizer_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    steps: _OptimizerSteps | None = _OptimizerSteps(seen)
+    is_compiling = _compiling()
+
+    def stepped(optimizer: object, positional: object, named: object) -> None:
+        if steps is not None and not is_compiling():
+            steps.ended(optimizer)
+
+    handle = register_optimizer_step_post_hook(stepped)
+
+    def remove() -> None:
+        nonlocal steps
+        steps = None
+        if "torch._dynamo" not in sys.modules:  # a compiled optimizer would be compiled anew without the hook
+            guard.unhook(handle)
+
+    return remove
+
+
+class _OptimizerSteps:
+    """Of all optimizers, those that mark the program's steps."""
+
+    def __init__(self, seen: Callable[[StepSource], None]) -> None:
+        self._seen = seen
+        self._marker = Marker()
+
+    @guard.entry
+    def ended(self, optimizer: object) -> None:
+        if self._marker.hit(id(optimizer)):
+            self._seen(StepSource.OPTIMIZER)
+
+
+class _LoaderSteps:
+    """Of the iterations over all loaders, those that mark the program's steps."""
+
+    def __init__(self, seen: Callable[[StepSource], None]) -> None:
+        self._seen = seen
+        self._marker = Marker()
+        self._begun = False
+
+    @guard.entry
+    def begins(self, iterator: object) -> None:
+        if self._marker.hit(id(getattr(iterator, "_dataset", None))):
+            if self._begun:  # the first one begins a step, and ends none
+                self._seen(StepSource.LOADER)
+            self._begun = True
+
+
+def _loader_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
+    from torch.utils.data import dataloader
+
+    iterator: Any = dataloader._BaseDataLoaderIter
+    original = iterator.__next__
+    following = guard.around(original, before=_LoaderSteps(seen).begins)
+    iterator.__next__ = following
+
+    def remove() -> None:
+        if iterator.__next__ is following:
+            iterator.__next__ = original
+
+    return remove
+
+
+class _ForwardCalls:
+    """Finds the outermost module that is called again and again, and then sees each of its calls."""
+
+    def __init__(self, seen: Callable[[StepSource], None]) -> None:
+        self._seen = seen
+        self._removed = False
+        self._calls = 0
+        self._found: Callable[[], Any] = lambda: None
+        self._restore: Callable[[], None] = lambda: None
+        _thread.start_new_thread(self._look, ())  # not listed among the program's own threads
+
+    def remove(self) -> None:
+        """Stop looking, and leave the module's class as it was."""
+        self._removed = True
+        self._restore()
+        self._restore = lambda: None
+
+    @guard.entry(in_background=True)
+    def _look(self) -> None:
+        begun = time.monotonic()
+        while not self._removed and not _is_loader_worker():
+            since_s = time.monotonic() - begun
+            time.sleep(next(pause for until, pause in _LOOK_S if since_s < until))
+            module = _module_being_called()
+            if module is not None and not self._removed:
+                self._follow(module)
+                del module
+                if self._repeats():
+                    return
+
+    def _follow(self, module: Any) -> None:
+        """Wrap the class of a module, so that the module's own calls are seen."""
+        kind: Any = type(module)
+        self._found = weakref.ref(module)
+        own, original = "__call__" in vars(kind), kind.__call__
+        called = guard.around(original, before=self._called, unless=_compiling())
+
+        def restore() -> None:
+            if vars(kind).get("__call__") is called:
+                if own:
+                    kind.__call__ = original
+                else:
+                    del kind.__call__
+
+        kind.__call__ = called
+        self._restore = restore
+        if self._removed:
+            restore()
+
+    @guard.entry
+    def _called(self, module: Any, *positional: Any, **named: Any) -> None:
+        if module is self._found():
+            self._calls += 1
+            self._seen(StepSource.FORWARD)
+
+    def _repeats(self) -> bool:
+        """Whether the module is called again; where it is not, its class is left as it was."""
+        until = time.monotonic() + _FORWARD_PATIENCE_S
+        while time.monotonic() < until and not self._removed:
+            if self._calls >= 2:
+                return True
+            time.sleep(_LOOK_S[0][1])
+        self._calls = 0
+        self._restore()
+        return self._removed
+
+
+def _module_being_called() -> Any:
+    """The outermost torch.nn.Module that a thread is calling now, or None."""
+    calls = _codes_of_module_calls()
+    own = _thread.get_ident()
+    for thread, frame in sys._current_frames().items():
+        outermost: FrameType | None = None
+        each: FrameType | None = frame if thread != own else None
+        while each is not None:
+            if each.f_code in calls:
+                outermost = each
+            each = each.f_back
+        if outermost is not None:
+            return outermost.f_locals.get("self")
+    return None
+
+
+def _codes_of_module_calls() -> tuple[Any, ...]:
+    module: Any = sys.modules["torch.nn.modules.module"].Module
+    functions = (getattr(module, name, None) for name in ("_wrapped_call_impl", "_call_impl"))
+    return tuple(function.__code__ for function in functions if function is not None)

@@ -1,0 +1,321 @@
+"""The functions that a loader's pipeline consists of, and where they are defined."""
+
+from __future__ import annotations
+
+import inspect
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stepscope import guard
+from stepscope.trace.program_facts import LoaderFacts
+
+_TRANSFORMS: Final = ("transform", "transforms", "target_transform")
+_MOST_TRANSFORMS: Final = 24
+_DEEPEST: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StageFunction:
+    """One stage of a pipeline.
+
+    Attributes:
+        stage: as in `InputStageFacts`.
+        holder: what holds the function, where it can be exchanged: an object or a list.
+        place: the attribute's name or the list's index.
+    """
+
+    stage: str
+    name: str
+    file: str | None = None
+    line: int | None = None
+    holder: Any = None
+    place: Any = None
+
+
+def loader_facts(loader: Any) -> LoaderFacts:
+    """The settings of a DataLoader."""
+    workers = loader.num_workers
+    try:
+        batches = len(loader)
+    except (TypeError, NotImplementedError):  # a stream, or a sampler without a length
+        batches = None
+    return LoaderFacts(
+        dataset=type(_innermost(loader.dataset)).__name__,
+        workers=workers,
+        batch_size=loader.batch_size,
+        batches=batches,
+        pin_memory=bool(loader.pin_memory),
+        persistent_workers=bool(loader.persistent_workers),
+        prefetch_factor=loader.prefetch_factor if workers else None,
+        start_method=start_method(loader) if workers else None,
+    )
+
+
+def start_method(loader: Any) -> str:
+    """How its workers are started: "fork", "spawn" or "forkserver"."""
+    context = loader.multiprocessing_context
+    if context is None:
+        import multiprocessing
+
+        context = multiprocessing
+    return str(context.get_start_method())
+
+
+def stage_functions(dataset: Any, collate: Any) -> list[StageFunction]:
+    """The pipeline's item and collate functions, and after them the transforms that the dataset holds.
+
+    The same for the same objects in every process, so that an index into it tells a stage everywhere.
+    """
+    inner = _innermost(dataset)
+    method = _method_of(type(inner))
+    found = [_described("item", getattr(type(inner), method, None), f"{type(inner).__name__}.{method}")]
+    found.append(_described("collate", collate, _name_of(collate)))
+    for attribute in _TRANSFORMS:
+        transform = _attribute(inner, attribute)
+        if callable(transform) and len(found) < _MOST_TRANSFORMS:
+            found.extend(_transforms(transform, inner, attribute))
+    return found[: _MOST_TRANSFORMS + 2]
+
+
+def _method_of(kind: type) -> str:
+    """What torch calls of a dataset of that class to have its items."""
+    is_stream = any(base.__name__ == "IterableDataset" for base in kind.__mro__)
+    names = ("__iter__",) if is_stream else ("__getitems__", "__getitem__")
+    return next((name for name in names if callable(getattr(kind, name, None))), "__getitem__")
+
+
+def _transforms(transform: Any, holder: Any, attribute: str) -> list[StageFunction]:
+    """A transform, or those that it is composed of."""
+    parts = _attribute(transform, "transforms")
+    if isinstance(parts, list) and all(callable(part) for part in parts):
+        return [_transform(part, parts, place) for place, part in enumerate(parts)]
+    return [_transform(transform, holder, attribute)]
+
+
+def _transform(function: Any, holder: Any, place: Any) -> StageFunction:
+    found = _described("transform", function, _name_of(function))
+    return StageFunction(found.stage, found.name, found.file, found.line, holder, place)
+
+
+def _described(stage: str, function: Any, name: str) -> StageFunction:
+    code = _code_of(function)
+    if code is None:
+        return StageFunction(stage, name)
+    file = code.co_filename
+    return StageFunction(stage, name, file if file[:1] == "<" else os.path.abspath(file), code.co_firstlineno)
+
+
+def _code_of(function: Any) -> Any:
+    """The code that runs when it is called; None for what is not written in Python."""
+    for _ in range(_DEEPEST):
+        inner = getattr(function, "func", None)  # of a functools.partial
+        if not callable(inner):
+            break
+        function = inner
+    if not inspect.isroutine(function):
+        kind = type(function)
+        forward = getattr(kind, "forward", None)
+        function = forward if callable(forward) else getattr(kind, "__call__", None)  # noqa: B004
+    return getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__qualname__", None)
+    return str(name) if isinstance(name, str) else type(function).__name__
+
+
+def _innermost(dataset: Any) -> Any:
+    """The dataset inside torch's own Subset and the like."""
+    for _ in range(_DEEPEST):
+        if not type(dataset).__module__.startswith("torch.utils.data"):
+            break
+        inner = _attribute(dataset, "dataset")
+        parts = _attribute(dataset, "datasets")
+        if inner is None and isinstance(parts, (list, tuple)) and parts:
+            inner = parts[0]
+        if inner is None:
+            break
+        dataset = inner
+    return dataset
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """An attribute that the object itself has; properties of the user's are not run."""
+    try:
+        return vars(owner).get(name)
+    except TypeError:
+        return None
+
+
+STRIDE: Final = 3
+"""Calls, time by the clock and time on a processor of one stage, one after the other."""
+COLLATE: Final = 1
+"""The stage of the collate function, behind that of the items."""
+_ITEM_BYTES: Final = 8
+
+
+class StageCounters:
+    """Counters of `stages` stages in each of `workers` processes; in shared memory where there are any.
+
+    Args:
+        workers: number of worker processes; 0 for counters of this process alone.
+        by_name: whether workers must open the memory by a name, because they are not forked.
+
+    Attributes:
+        handle: what a worker needs for `attach`.
+    """
+
+    def __init__(self, workers: int, stages: int, *, by_name: bool = False) -> None:
+        self._stages = stages
+        self._path: str | None = None
+        self._process = os.getpid()
+        length = max(workers, 1) * stages * STRIDE * _ITEM_BYTES
+        self._memory: mmap.mmap | bytearray
+        if not workers:
+            self._memory = bytearray(length)
+        elif by_name:
+            descriptor, self._path = tempfile.mkstemp(prefix="stepscope-input-")
+            try:
+                _reserve(descriptor, length)
+                self._memory = mmap.mmap(descriptor, length)
+            finally:
+                os.close(descriptor)
+        else:
+            self._memory = mmap.mmap(-1, length)
+        self._view = memoryview(self._memory).cast("q")
+        self.handle: Any = self._path if self._path is not None else self._memory
+
+    def row(self, worker: int) -> memoryview:
+        """The counters of one process."""
+        return _row(self._view, worker, self._stages)
+
+    def totals(self) -> list[tuple[int, int, int]]:
+        """For each stage (calls, nanoseconds, processor nanoseconds), of all processes together."""
+        values = self._view.tolist()
+        width = self._stages * STRIDE
+        sums = [sum(values[place::width]) for place in range(width)]
+        return [(sums[place], sums[place + 1], sums[place + 2]) for place in range(0, width, STRIDE)]
+
+    def close(self) -> None:
+        """Remove the memory's name; the counters can still be read."""
+        path, self._path = self._path, None
+        if path is not None and self._process == os.getpid() and os.path.exists(path):
+            os.unlink(path)
+
+
+def _reserve(descriptor: int, length: int) -> None:
+    """Have the disk give the room now: a full one would end the process at the first write into mapped memory."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, length)
+    else:
+        os.write(descriptor, bytes(length))
+
+
+def attach(handle: Any, worker: int, stages: int) -> memoryview:
+    """The counters of a worker process, inside it."""
+    if isinstance(handle, str):
+        descriptor = os.open(handle, os.O_RDWR)
+        try:
+            memory = mmap.mmap(descriptor, 0)
+        finally:
+            os.close(descriptor)
+    else:
+        memory = handle
+    return _row(memoryview(memory).cast("q"), worker, stages)
+
+
+def _row(view: memoryview, worker: int, stages: int) -> memoryview:
+    width = stages * STRIDE
+    return view[worker * width : (worker + 1) * width]
+
+
+class Timed:
+    """A transform or collate function that counts its calls and otherwise is what it stands for.
+
+    Args:
+        processor: whether to count its time on a processor too, which may take microseconds to read.
+    """
+
+    def __init__(self, function: Callable[..., Any], row: memoryview, stage: int, *, processor: bool = False) -> None:
+        self._function = function
+        self._row = row
+        self._place = stage * STRIDE
+        self._processor_ns = time.thread_time_ns if processor else _no_time
+
+    def __call__(self, *positional: Any, **named: Any) -> Any:
+        begun, processor = time.perf_counter_ns(), self._processor_ns()
+        try:
+            result = self._function(*positional, **named)
+        except BaseException as error:
+            guard.hide(error)
+            _count(self, begun, processor)
+            raise
+        _count(self, begun, processor)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __reduce__(self) -> Any:
+        return _itself, (self._function,)
+
+    @property
+    def __class__(self) -> Any:
+        return type(self._function)
+
+    @__class__.setter
+    def __class__(self, value: Any) -> None:
+        raise TypeError("the class of a measured function cannot be changed")
+
+
+@guard.entry
+def _count(timed: Timed, begun: int, processor: int) -> None:
+    row, place = timed._row, timed._place
+    row[place] += 1
+    row[place + 1] += time.perf_counter_ns() - begun
+    row[place + 2] += timed._processor_ns() - processor
+
+
+def _no_time() -> int:
+    return 0
+
+
+def is_timed(value: object) -> bool:
+    """Whether it is a `Timed`, which passes for what it stands for."""
+    return type(value) is Timed
+
+
+def original_of(value: Any) -> Any:
+    """What a `Timed` stands for."""
+    return value.__reduce__()[1][0]
+
+
+def _itself(function: Any) -> Any:
+    return function
+
+
+_Begun = tuple[int, int, int, int]
+
+
+@guard.entry
+def fetch_begins(row: memoryview) -> _Begun | None:
+    """The clocks, and what the collate function has taken so far."""
+    collate = STRIDE * COLLATE
+    return row[collate + 1], row[collate + 2], time.perf_counter_ns(), time.thread_time_ns()
+
+
+@guard.entry
+def fetch_ended(row: memoryview, begun: _Begun | None, items: Sequence[Any]) -> None:
+    """Count a batch's items: the time since then, without the collate function's."""
+    if begun is None:
+        return
+    collate, collate_processor, begun_ns, processor_ns = begun
+    elapsed, on_processor = time.perf_counter_ns() - begun_ns, time.thread_time_ns() - processor_ns
+    row[0] += len(items)
+    row[1] += max(elapsed - (row[STRIDE * COLLATE + 1] - collate), 0)
+    row[2] += max(on_processor - (row[STRIDE * COLLATE + 2] - collate_processor), 0)

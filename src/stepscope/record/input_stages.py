@@ -1,0 +1,406 @@
+"""How long the stages of the program's input pipelines take: items, transforms, collate function, pinning.
+
+While a recording is prepared or `stepscope run` watches, new iterators of DataLoaders count the time of each batch's
+items and of its collate function, and the calls of the transforms that a dataset holds; in workers too. The dataset's
+own class is not touched, and iterators that began before are not measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from typing import Any, Final
+
+import msgspec
+
+from stepscope import guard
+from stepscope.record.input_functions import (
+    COLLATE,
+    StageCounters,
+    StageFunction,
+    Timed,
+    attach,
+    fetch_begins,
+    fetch_ended,
+    is_timed,
+    loader_facts,
+    original_of,
+    stage_functions,
+    start_method,
+)
+from stepscope.trace.program_facts import InputStageFacts, LoaderFacts
+
+_MOST: Final = 100
+"""Loaders that are told apart; the first are forgotten."""
+_Key = tuple[str, str, "str | None", "int | None", bool]
+_Sums = dict[_Key, list[int]]
+
+
+class _Loader:
+    """One loader: its settings, how many iterations over it began, and how many iterators are alive."""
+
+    def __init__(self, facts: LoaderFacts) -> None:
+        self.facts = facts
+        self.begun = 0
+        self.alive = 0
+        self.before = 0
+
+
+class _Pipeline:
+    """The counters of one iterator over a loader."""
+
+    def __init__(self, loader: Any) -> None:
+        self.functions = stage_functions(loader.dataset, loader.collate_fn)
+        self.in_workers = loader.num_workers > 0
+        self.is_forked = self.in_workers and start_method(loader) == "fork"
+        by_name = self.in_workers and not self.is_forked
+        self.counters = StageCounters(loader.num_workers, len(self.functions), by_name=by_name)
+        self.measured: list[StageFunction] = []
+
+    def add_to(self, sums: _Sums) -> None:
+        for function, counted in zip(self.functions, self.counters.totals(), strict=True):
+            total = sums[function.stage, function.name, function.file, function.line, self.in_workers]
+            for place, value in enumerate(counted):
+                total[place] += value
+
+    def give_transforms_back(self) -> None:
+        """Put the transforms of a dataset that this process itself read from back in their places."""
+        while self.measured:
+            function = self.measured.pop()
+            with guard.attempt():
+                present = _get(function.holder, function.place)
+                if is_timed(present):
+                    _set(function.holder, function.place, original_of(present))
+
+
+class InputWatch:
+    """Sees the loaders of this process; installed as long as someone wants it. One a process: `input_watch`."""
+
+    def __init__(self) -> None:
+        self._users: set[int] = set()
+        self._restore: list[Callable[[], None]] = []
+        self._lock = threading.RLock()
+        self._pipelines: dict[int, _Pipeline] = {}
+        self._ended = _sums()
+        self._before = _sums()
+        self._loaders: dict[int, _Loader] = {}
+        self.local = threading.local()
+
+    def install(self, user: object) -> None:
+        """See loaders from now on."""
+        with self._lock:
+            self._users.add(id(user))
+            if not self._restore:
+                self._restore = _patched(self)
+
+    def uninstall(self, user: object) -> None:
+        """See no more, when nobody else wants it; torch and the loaders are as they were."""
+        with self._lock:
+            self._users.discard(id(user))
+            while self._restore and not self._users:
+                self._restore.pop()()
+            for pipeline in list(self._pipelines.values()) if not self._users else ():
+                pipeline.give_transforms_back()
+
+    def begin(self) -> None:
+        """What is counted from now on is asked for."""
+        self._before = self._now()
+        for loader in self._loaders.values():
+            loader.before = loader.begun
+
+    def loaders(self) -> tuple[LoaderFacts, ...]:
+        """The loaders that were iterated since `begin`, or are still."""
+        return tuple(
+            msgspec.structs.replace(loader.facts, iterators=loader.begun - loader.before)
+            for loader in list(self._loaders.values())
+            if loader.begun > loader.before or loader.alive
+        )
+
+    def stages(self) -> tuple[InputStageFacts, ...]:
+        """What the stages did since `begin`, the longest first."""
+        found = []
+        for key, now in self._now().items():
+            before = self._before.get(key, [0, 0, 0])
+            calls, total, processor = (max(last - first, 0) for first, last in zip(before, now, strict=True))
+            if calls:
+                found.append(InputStageFacts(
+                    stage=key[0], name=key[1], file=key[2], line=key[3], in_workers=key[4],
+                    calls=calls, total_ns=total,
+                    processor_ns=None if key[0] == "transform" else processor,
+                ))  # fmt: skip
+        return tuple(sorted(found, key=lambda one: -one.total_ns))
+
+    def add(self, stage: str, name: str, elapsed_ns: int, processor_ns: int) -> None:
+        """Count one run of a stage in this process."""
+        total = self._ended[stage, name, None, None, False]
+        for place, value in enumerate((1, elapsed_ns, processor_ns)):
+            total[place] += value
+
+    @guard.entry
+    def iteration_begins(self, loader: Any) -> None:
+        """An iteration over a loader begins; one unlike torch's own is passed over."""
+        key = id(loader)
+        with guard.attempt():
+            if key not in self._loaders:
+                while len(self._loaders) >= _MOST:
+                    self._loaders.pop(next(iter(self._loaders)))
+                self._loaders[key] = _Loader(loader_facts(loader))
+            self._loaders[key].begun += 1
+
+    def follow(self, pipeline: _Pipeline, loader: Any, iterator: Any) -> None:
+        """Count for as long as the iterator lives."""
+        key = id(pipeline)
+        self._pipelines[key] = pipeline
+        seen = self._loaders.get(id(loader))
+        if seen is not None:
+            seen.alive += 1
+        weakref.finalize(iterator, self._iterator_ends, key, seen).atexit = True
+
+    @guard.entry
+    def _iterator_ends(self, key: int, loader: _Loader | None) -> None:
+        pipeline = self._pipelines.pop(key, None)
+        if pipeline is not None:
+            pipeline.add_to(self._ended)
+            pipeline.counters.close()
+            pipeline.give_transforms_back()
+        if loader is not None:
+            loader.alive -= 1
+
+    def _now(self) -> _Sums:
+        sums = _sums()
+        for key, values in list(self._ended.items()):
+            sums[key] = list(values)
+        for pipeline in list(self._pipelines.values()):
+            pipeline.add_to(sums)
+        return sums
+
+
+def _sums() -> _Sums:
+    return defaultdict(lambda: [0, 0, 0])
+
+
+_watch = InputWatch()
+
+
+def input_watch() -> InputWatch:
+    """What sees the loaders of this process."""
+    return _watch
+
+
+def _patched(watch: InputWatch) -> list[Callable[[], None]]:
+    """Put the measuring into torch's loaders; returns what takes it out again.
+
+    A loader works as before whatever goes wrong here, and where this version of torch has other names.
+    """
+    from torch.utils.data import _utils, dataloader
+
+    loader_kind: Any = dataloader.DataLoader
+    fetchers: Any = dataloader._DatasetKind
+    pinning: Any = _utils.pin_memory
+    restore: list[Callable[[], None]] = []
+    for owner, name, wrap in (
+        (loader_kind, "__iter__", _counting_iterations),
+        (loader_kind, "_get_iterator", _measuring_iterator),
+        (fetchers, "create_fetcher", _measuring_fetcher),
+        (pinning, "pin_memory", _measuring_pinning),
+    ):
+        original = vars(owner).get(name)
+        if original is not None:
+            function = original.__func__ if isinstance(original, staticmethod) else original
+            wrapped = wrap(watch, function)
+            setattr(owner, name, staticmethod(wrapped) if isinstance(original, staticmethod) else wrapped)
+            restore.append(functools.partial(_put_back, owner, name, wrapped, original))
+    return restore
+
+
+def _put_back(owner: Any, name: str, wrapped: Any, original: Any) -> None:
+    present = vars(owner).get(name)
+    if getattr(present, "__func__", present) is wrapped:
+        setattr(owner, name, original)
+
+
+def _counting_iterations(watch: InputWatch, original: Any) -> Any:
+    return guard.around(original, before=watch.iteration_begins)
+
+
+def _measuring_iterator(watch: InputWatch, original: Any) -> Any:
+    begins = functools.partial(_iterator_is_made, watch)
+    return guard.around(original, begins, _iterator_was_made, also_after_errors=True)
+
+
+_starting: Final = threading.RLock()
+"""Held while the workers of a loader are started."""
+
+
+class _Making:
+    """An iterator that is being made, which counts for a pipeline: here, or in the workers that it starts."""
+
+    def __init__(self, watch: InputWatch, loader: Any) -> None:
+        self.watch = watch
+        self.pipeline = _Pipeline(loader)
+        self._worker: Any = None
+        self._loop: Any = None
+        self._held: object = None
+        if self.pipeline.in_workers:
+            self._exchange_worker_loop()
+        else:
+            watch.local.pipeline = self.pipeline
+        self.begun, self.processor = time.perf_counter_ns(), time.thread_time_ns()
+
+    def _exchange_worker_loop(self) -> None:
+        from torch.utils.data import _utils
+
+        pipeline = self.pipeline
+        if pipeline.is_forked or _can_be_imported():
+            _starting.acquire()
+            self._held = guard.on_failure("", self.end, thread=threading.get_ident())
+            self._worker = _utils.worker
+            self._loop = self._worker._worker_loop
+            self._worker._worker_loop = functools.partial(
+                measured_worker, pipeline.counters.handle, self._loop if pipeline.is_forked else None
+            )
+
+    def end(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            guard.off(self._held)
+            worker._worker_loop = self._loop
+            _starting.release()
+        self.watch.local.pipeline = None
+
+
+@guard.entry
+def _iterator_is_made(watch: InputWatch, loader: Any) -> _Making | None:
+    with guard.attempt():  # a loader unlike torch's own is not measured
+        return _Making(watch, loader)
+    return None
+
+
+@guard.entry
+def _iterator_was_made(making: _Making | None, iterator: Any, loader: Any) -> None:
+    if making is None:
+        return
+    making.end()
+    if iterator is None:
+        return
+    if making.pipeline.in_workers:
+        elapsed, on_processor = time.perf_counter_ns() - making.begun, time.thread_time_ns() - making.processor
+        making.watch.add("worker_start", f"{loader.num_workers} workers", elapsed, on_processor)
+    making.watch.follow(making.pipeline, loader, iterator)
+
+
+def _can_be_imported() -> bool:
+    """Whether a process that is not forked finds this package: `stepscope run` loads it from outside the path."""
+    return PathFinder.find_spec("stepscope") is not None
+
+
+def measured_worker(handle: Any, original: Any, *positional: Any, **named: Any) -> None:
+    """The loop of a worker process, measured; runs in that process."""
+    from torch.utils.data import _utils
+
+    _measure_this_worker(handle, positional[10] if len(positional) > 10 else named.get("worker_id", 0))
+    loop: Any = original or _utils.worker._worker_loop
+    guard.around(loop)(*positional, **named)
+
+
+@guard.entry
+def _measure_this_worker(handle: Any, worker_id: int) -> None:
+    from torch.utils.data import dataloader
+
+    fetchers: Any = dataloader._DatasetKind
+    create = vars(fetchers)["create_fetcher"].__func__
+    create = getattr(create, "__wrapped__", create)  # of a forked process, whose parent measures too
+    measured = guard.around(create, after=functools.partial(_measure_in_worker, handle, worker_id))
+    fetchers.create_fetcher = staticmethod(measured)
+
+
+@guard.entry
+def _measure_in_worker(
+    handle: Any, worker_id: int, _: None, fetcher: Any, kind: Any, dataset: Any, auto: Any, collate: Any, drop_last: Any
+) -> None:
+    with guard.attempt():  # a fetcher unlike torch's own is not measured
+        functions = stage_functions(dataset, collate)
+        measure_fetcher(fetcher, functions, attach(handle, worker_id, len(functions)))
+
+
+def _measuring_fetcher(watch: InputWatch, original: Any) -> Any:
+    return guard.around(original, after=functools.partial(_fetcher_was_made, watch))
+
+
+@guard.entry
+def _fetcher_was_made(watch: InputWatch, _: None, fetcher: Any, *__: Any, **___: Any) -> None:
+    pipeline = getattr(watch.local, "pipeline", None)
+    if pipeline is not None:
+        with guard.attempt():  # as above
+            pipeline.measured = measure_fetcher(fetcher, pipeline.functions, pipeline.counters.row(0))
+
+
+def measure_fetcher(fetcher: Any, functions: list[StageFunction], row: memoryview) -> list[StageFunction]:
+    """Have a fetcher, and the transforms of its dataset, count in this row; returns the transforms."""
+    kind: Any = type(fetcher)
+    if not hasattr(fetcher, "collate_fn") or is_timed(fetcher.collate_fn):
+        return []
+    fetcher.collate_fn = Timed(fetcher.collate_fn, row, COLLATE, processor=True)
+    fetcher._stepscope_row = row
+    fetcher.__class__ = _measured_kind(kind)
+    transforms = [each for each in enumerate(functions) if each[1].holder is not None]
+    for stage, function in transforms:
+        present = _get(function.holder, function.place)
+        if not is_timed(present):
+            _set(function.holder, function.place, Timed(present, row, stage))
+    return [function for _, function in transforms]
+
+
+@functools.cache
+def _measured_kind(kind: Any) -> Any:
+    """The fetcher's class, with the time of each batch counted."""
+
+    class Measured(kind):  # type: ignore[misc]
+        def fetch(self, index: Any) -> Any:
+            begun = fetch_begins(self._stepscope_row)
+            try:
+                batch = super().fetch(index)
+            except BaseException as error:
+                guard.hide(error)
+                fetch_ended(self._stepscope_row, begun, ())
+                raise
+            fetch_ended(self._stepscope_row, begun, index if self.auto_collation else (index,))
+            return batch
+
+    return Measured
+
+
+def _measuring_pinning(watch: InputWatch, original: Any) -> Any:
+    begins, ends = functools.partial(_pinning_begins, watch), functools.partial(_pinning_ends, watch)
+    return guard.around(original, begins, ends, also_after_errors=True)
+
+
+@guard.entry
+def _pinning_begins(watch: InputWatch, *_: Any, **__: Any) -> tuple[int, int] | None:
+    if getattr(watch.local, "pinning", False):  # the function calls itself for each part of a batch
+        return None
+    watch.local.pinning = True
+    return time.perf_counter_ns(), time.thread_time_ns()
+
+
+@guard.entry
+def _pinning_ends(watch: InputWatch, begun: tuple[int, int] | None, *_: Any, **__: Any) -> None:
+    if begun is not None:
+        watch.local.pinning = False
+        watch.add("pin", "pin_memory", time.perf_counter_ns() - begun[0], time.thread_time_ns() - begun[1])
+
+
+def _get(holder: Any, place: Any) -> Any:
+    return holder[place] if isinstance(holder, list) else getattr(holder, place)
+
+
+def _set(holder: Any, place: Any, value: Any) -> None:
+    if isinstance(holder, list):
+        holder[place] = value
+    else:
+        setattr(holder, place, value)

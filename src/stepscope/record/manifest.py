@@ -1,0 +1,388 @@
+"""`run.json`: what was run, with what, where and how it ended.
+
+The environment is kept by an allow list of variables that matter to speed; among these, and in the command, what may
+be a secret is left out. Imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope.record.xla_profilers import xla_facts
+
+SCHEMA: Final = 1
+
+_NAMES: Final = frozenset(
+    """OMP_NUM_THREADS OMP_PROC_BIND OMP_PLACES OMP_SCHEDULE OMP_WAIT_POLICY OMP_DYNAMIC MKL_NUM_THREADS MKL_DYNAMIC
+    OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS VECLIB_MAXIMUM_THREADS GOMP_CPU_AFFINITY MALLOC_CONF LD_PRELOAD
+    MALLOC_ARENA_MAX TOKENIZERS_PARALLELISM PYTHONHASHSEED PYTHONGIL PYTHON_GIL PYTHONMALLOC PYTHONOPTIMIZE
+    PYTHONUNBUFFERED RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK SLURM_PROCID SLURM_NTASKS
+    SLURM_JOB_NUM_NODES SLURM_CPUS_PER_TASK OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE""".split()  # noqa: SIM905
+)
+_PREFIXES: Final = (
+    *("CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_TF32", "NCCL_", "UCX_", "GLOO_", "TORCH", "PYTORCH_", "TRITON_", "KMP_"),
+    *("HIP_", "HSA_", "ROCR_", "MIOPEN_", "RCCL_", "ONEDNN_", "DNNL_", "ATEN_", "XLA_", "PJRT_", "ZE_", "HABANA_"),
+)
+_SECRET: Final = re.compile(
+    r"token(?!i[sz]|s)|secret|passw|passphrase|credential|auth(?!or)|cookie|bearer|signature|dsn$|pwd$"
+    r"|(?:api|access|private|account|license|encryption|ssh|signing)[-_]?key|(?:^|[-_.])keys?$",
+    re.IGNORECASE,
+)
+_SECRET_VALUE: Final = re.compile(
+    r"://[^/\s@]+:[^/\s@]*@|\bBearer\s|\b(?:sk|pk|hf|ghp|gho|ghs|glpat|xox[abp]|wandb)[-_][\w-]{8,}"
+    r"|\bgithub_pat_\w{8,}|\bAKIA[0-9A-Z]{12,}|\beyJ[\w-]{10,}\.",
+    re.ASCII,
+)
+_ASSIGNMENT: Final = re.compile(r"[-\w.]+")
+_COMMIT: Final = re.compile(r"[0-9a-f]{7,64}", re.ASCII)
+_HIDDEN: Final = "***"
+_LONGEST_VALUE: Final = 500
+_GIT_PATIENCE_S: Final = 3.0
+_LATEST_S: Final = 2.0**37
+"""Seconds since 1970 that a calendar still has."""
+_LARGEST: Final = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class RunManifest:
+    """What `run.json` holds. What is not known is None or empty.
+
+    Attributes:
+        command: the program and its arguments, without secrets.
+        folder: the working directory; None where it is to be hidden.
+        host: the machine's name; None where it is to be hidden.
+        started_unix_s, ended_unix_s: wall-clock times.
+        exit_code: of the program; 128 + N where signal N ended it.
+        git: {"commit", "dirty"} of the repository the program lies in, and "changes" to it; see `git_state`.
+        versions: of stepscope, python and, once the program has imported them, torch, numpy, cuda and others.
+        system: operating system and processor.
+        devices: names of the accelerators, by the numbers the program gives them.
+        environment: variables that matter to speed.
+        options: of the recording.
+        recordings: how the recording of each process went.
+        applied: what became of the remedies that were to be applied: {"flag", "sentence", "applied", "ranks"} each,
+            without ranks where all say the same.
+        schema: of this file.
+    """
+
+    command: tuple[str, ...]
+    folder: str | None = None
+    host: str | None = None
+    started_unix_s: float = 0.0
+    ended_unix_s: float | None = None
+    exit_code: int | None = None
+    git: dict[str, Any] | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    system: dict[str, Any] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    recordings: tuple[dict[str, Any], ...] = ()
+    applied: tuple[dict[str, Any], ...] = ()
+    schema: int = SCHEMA
+
+    @classmethod
+    def begin(
+        cls, command: Sequence[str], started_unix_s: float, *, options: Mapping[str, Any], redact: bool
+    ) -> RunManifest:
+        """What is known when a program is started; with `redact`, without names of machine and folders."""
+        from stepscope import __version__
+
+        shown = without_secrets(command)
+        return cls(
+            command=tuple(_base_name(word) for word in shown) if redact else tuple(shown),
+            folder=None if redact else os.getcwd(),
+            host=None if redact else platform.node(),
+            started_unix_s=started_unix_s,
+            git=git_state(_place_of(command), redact=redact),
+            versions={"stepscope": __version__},
+            system={
+                "platform": platform.platform(),
+                "processor": platform.machine(),
+                "cpus": os.cpu_count(),
+            },
+            environment=speed_environment(os.environ, redact=redact),
+            options=dict(options),
+        )
+
+    def ended(
+        self,
+        ended_unix_s: float,
+        exit_code: int,
+        recordings: Sequence[Mapping[str, Any]],
+        applied: Sequence[dict[str, Any]] = (),
+    ) -> RunManifest:
+        """With how it ended; versions, devices and environment as the first of its processes found them."""
+        found: Mapping[str, Any] = next((one["facts"] for one in recordings if one.get("facts")), {})
+        return replace(
+            self,
+            ended_unix_s=ended_unix_s,
+            exit_code=exit_code,
+            versions={**self.versions, **found.get("versions", {})},
+            devices=tuple(found.get("devices", ())),
+            environment=found.get("environment", self.environment),
+            recordings=tuple({name: value for name, value in one.items() if name != "facts"} for one in recordings),
+            applied=tuple(applied),
+        )
+
+    def suggested_name(self) -> str:
+        """A name made of the program's and of the time it started."""
+        program = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(_program_of(self.command)).stem).strip("-.") or "run"
+        begun = datetime.fromtimestamp(self.started_unix_s, timezone.utc).astimezone()
+        return f"{program[:60]}-{begun:%Y%m%d-%H%M%S}"
+
+    @property
+    def command_line(self) -> str:
+        """The command as a shell takes it."""
+        return shlex.join(self.command)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `run.json`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> tuple[RunManifest, bool]:
+        """Read `run.json`, and whether all of it could be; keys of later versions are passed over.
+
+        Raises:
+            ValueError: it does not say which command was run.
+        """
+        if not _is_list_of(content.get("command"), str):
+            raise ValueError("it does not say which command was run")
+        values: dict[str, Any] = {}
+        whole = True
+        for name, fits in _FITS.items():
+            value = content.get(name)
+            if value is None:
+                continue
+            if isinstance(value, list) and name in ("recordings", "applied"):
+                kept = [one for one in value if isinstance(one, dict)]
+                whole &= len(kept) == len(value)
+                values[name] = tuple(map(of_recording if name == "recordings" else dict, kept))
+                continue
+            if fits(value):
+                values[name] = tuple(value) if isinstance(value, list) else value
+            else:
+                whole = False
+        return cls(**values), whole
+
+
+def of_recording(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What a process left of its recording, without values that none of them writes."""
+    return {
+        name: value
+        for name, value in content.items()
+        if value is None or name not in _OF_RECORDING or _OF_RECORDING[name](value)
+    }
+
+
+def _is_list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(one, kind) for one in value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_object_of_texts(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LATEST_S
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and abs(value) < _LARGEST
+
+
+_FITS: Final[dict[str, Callable[[object], bool]]] = {
+    "command": lambda value: _is_list_of(value, str),
+    "folder": _is_text,
+    "host": _is_text,
+    "started_unix_s": _is_time,
+    "ended_unix_s": _is_time,
+    "exit_code": _is_whole,
+    "git": _is_object,
+    "versions": _is_object_of_texts,
+    "system": _is_object,
+    "devices": lambda value: _is_list_of(value, str),
+    "environment": _is_object_of_texts,
+    "options": _is_object,
+    "recordings": _is_object,
+    "applied": _is_object,
+    "schema": _is_whole,
+}
+"""What each value of a manifest has to be; of recordings and what was applied each element is looked at by itself."""
+_OF_RECORDING: Final[dict[str, Callable[[object], bool]]] = {
+    **dict.fromkeys(("steps", "first_step", "asked_steps", "world_size", "process", "captures"), _is_whole),
+    **dict.fromkeys(("trace", "problem", "host", "source", "own_profiler_name"), _is_text),
+    **dict.fromkeys(("facts", "energy"), _is_object),
+    "said": lambda value: _is_list_of(value, str),
+    "step_times": lambda value: _is_list_of(value, dict),
+}
+
+
+def speed_environment(environment: Mapping[str, str], *, redact: bool = False) -> dict[str, str]:
+    """The variables that matter to speed, by an allow list; never a secret, and with `redact` no folder."""
+    return {
+        name: value[:_LONGEST_VALUE]
+        for name, value in sorted(environment.items())
+        if (name in _NAMES or name.startswith(_PREFIXES))
+        and not _SECRET.search(name)
+        and not _SECRET_VALUE.search(value)
+        and not (redact and "/" in value)
+    }
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """The command, with *** in place of what follows an option or stands in a word that names a secret."""
+    shown: list[str] = []
+    hide = False
+    for word in command:
+        name, equals, _ = word.partition("=")
+        named = bool(_ASSIGNMENT.fullmatch(name)) and bool(_SECRET.search(name))
+        if hide and not word.startswith("--"):
+            shown.append(_HIDDEN)
+        elif equals and named:
+            shown.append(f"{name}={_HIDDEN}")
+        elif _SECRET_VALUE.search(word):
+            shown.append(f"{name}={_HIDDEN}" if equals and _ASSIGNMENT.fullmatch(name) else _HIDDEN)
+        else:
+            shown.append(word)
+        hide = named and not equals and word.startswith("-")
+    return shown
+
+
+def git_state(folder: Path, *, redact: bool = False) -> dict[str, Any] | None:
+    """Of the repository that a folder lies in; None without one.
+
+    Returns:
+        {"commit": hash, "dirty": whether tracked files were changed} and, where they were, "changes": which files by
+        how many lines, or with `redact` only how many of both.
+    """
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    state = {"commit": commit, "dirty": None if changes is None else bool(changes)}
+    if not changes:
+        return state
+    stat = _git(folder, "diff", "--no-ext-diff", "--shortstat" if redact else "--stat=100", "HEAD")
+    return {**state, "changes": _in_one_line(stat)} if stat else state
+
+
+def git_difference(folder: Path, before: str, after: str) -> str | None:
+    """How much two commits of a folder's repository differ: files and lines; None where it does not know them."""
+    if not (_COMMIT.fullmatch(before) and _COMMIT.fullmatch(after)):
+        return None
+    stat = _git(folder, "diff", "--no-ext-diff", "--shortstat", before, after, "--")
+    return None if stat is None else _in_one_line(stat) or "no difference"
+
+
+def _in_one_line(stat: str) -> str:
+    text = "; ".join(" ".join(line.split()) for line in stat.splitlines())
+    return text if len(text) <= _LONGEST_VALUE else f"...{text[-_LONGEST_VALUE:]}"
+
+
+def process_facts(*, redact: bool = False) -> dict[str, Any]:
+    """What only the program's own process knows: versions, devices, environment. Imports nothing, starts no device."""
+    from stepscope.remedies.compile_caches.entries import hit_counts
+
+    versions = {"python": platform.python_version()}
+    names = ("torch", "numpy", "lightning", "pytorch_lightning", "transformers", "accelerate", "deepspeed")
+    for name in names:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            versions[name] = str(version)
+    torch = sys.modules.get("torch")
+    for name in ("cuda", "hip"):
+        version = getattr(getattr(torch, "version", None), name, None)
+        if version is not None:
+            versions[name] = str(version)
+    xla_versions, xla_devices = xla_facts()
+    return {
+        "versions": {**versions, **xla_versions},
+        "devices": _devices(torch) or xla_devices,
+        "environment": speed_environment(os.environ, redact=redact),
+        "compile_caches": hit_counts(),
+    }
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Of this process: as torch.distributed or jax.distributed says, else the launcher's variables, else (0, 1)."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    processes = getattr(state, "num_processes", None)
+    if isinstance(processes, int) and processes > 1:
+        return int(getattr(state, "process_id", None) or 0), processes
+    rank = _number("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+    size = _number("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+    return rank or 0, max(size or 1, (rank or 0) + 1)
+
+
+def _number(*names: str) -> int | None:
+    values = (os.environ.get(name, "") for name in names)
+    return next((int(value) for value in values if re.fullmatch(r"[0-9]{1,9}", value)), None)
+
+
+def _devices(torch: Any) -> list[str]:
+    """Names of the accelerators of a process that uses them."""
+    for kind in ("cuda", "xpu"):
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_initialized():
+            return [str(module.get_device_name(number)) for number in range(module.device_count())]
+    return []
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_PATIENCE_S,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _program_of(command: Sequence[str]) -> str:
+    """The word that tells most about a command: its script, its module, else the program itself."""
+    script = next((word for word in command if word.endswith(".py")), None)
+    if script is not None:
+        return script
+    if "-m" in command[:-1]:
+        return command[list(command).index("-m") + 1].rsplit(".", 1)[-1]
+    return command[0] if command else "run"
+
+
+def _place_of(command: Sequence[str]) -> Path:
+    """The folder of the script, or else the working directory."""
+    script = _program_of(command)
+    parent = Path(script).parent
+    return parent if script.endswith(".py") and parent.is_dir() else Path()
+
+
+def _base_name(word: str) -> str:
+    name, equals, value = word.rpartition("=")
+    return name + equals + (os.path.basename(value.rstrip("/")) if "/" in value else value)

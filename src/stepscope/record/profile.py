@@ -1,0 +1,71 @@
+"""`stepscope.profile`: recording a block of code. Cheap to import: it stands in programs that do not record, too."""
+
+from __future__ import annotations
+
+from stepscope.record.null_profile import NullProfile
+
+TYPE_CHECKING = False  # as typing's, which this module is too cheap to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from os import PathLike
+    from typing import Any
+
+    from stepscope.record.profile_block import ProfileBlock
+    from stepscope.record.schedule import Schedule
+
+_NOTHING = NullProfile()
+
+
+def profile(
+    out: str | PathLike[str] | None = None,
+    *,
+    schedule: Schedule | None = None,
+    enabled: bool = True,
+    diagnose: bool = False,
+    shapes: bool = True,
+    stacks: bool = False,
+    memory: bool = True,
+    lines: bool = True,
+    flops: bool = False,
+    modules: bool = False,
+    on_trace_ready: Callable[[ProfileBlock], Any] | None = None,
+    name: str | None = None,
+) -> ProfileBlock | NullProfile:
+    """Record the steps of a block of code:
+
+        with stepscope.profile("trace.json.gz", schedule=stepscope.schedule(wait=5, active=3, repeat=1)) as profile:
+            for batch in loader:
+                train(batch)
+                profile.step()
+
+    What was recorded is saved at the end of each cycle of the schedule and at the end of the block, also when the
+    block raises; the exception passes on unchanged.
+
+    Args:
+        out: a file (`.json` or `.json.gz`; several cycles are numbered), or a folder for files; None for a run
+            folder, the one of `stepscope run` where there is one.
+        schedule: which steps are recorded, `stepscope.schedule(...)` or torch.profiler.schedule's; None for all.
+        enabled: False records nothing and costs nothing: an object with the same interface is returned.
+        diagnose: print the diagnosis of the last trace at the end of the block (on rank 0).
+        shapes, stacks, memory, lines, flops, modules: see `stepscope.record.schedule.RecordOptions`.
+        on_trace_ready: called with the block after each trace was saved; torch.profiler's handlers will do.
+        name: of the run folder that is made where `out` is None.
+
+    Raises:
+        UsageError: when the block begins: PyTorch is not installed, `out` has another suffix, or another recording
+            runs in this process.
+    """
+    if not enabled:
+        return _NOTHING
+    from stepscope import guard
+
+    with guard.attempt() as loading:
+        from stepscope.record.profile_block import open_block
+        from stepscope.record.schedule import RecordOptions
+    if loading.error is not None:
+        guard.failed(loading.error, "capture.profile")
+        return _NOTHING
+    options = RecordOptions(
+        shapes=shapes, stacks=stacks, memory=memory, lines=lines, flops=flops, modules=modules
+    )  # fmt: skip
+    return open_block(out, schedule, options, diagnose=diagnose, on_trace_ready=on_trace_ready, name=name)

@@ -1,0 +1,278 @@
+"""Captures of programs that run the profiler server of XLA: JAX, PyTorch/XLA, TensorFlow.
+
+`jax.profiler.start_server(9012)` and `torch_xla.debug.profiler.start_server(9012)` answer gRPC
+`tensorflow.ProfilerService`. The client is that of the `xprof` package; each capture runs in a process of its own
+(`stepscope.record.profiler_child`), all hosts at the same time, under a time limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from stepscope.errors import AgentError
+from stepscope.files import make_private, private_file, private_folder
+from stepscope.record.client import for_each
+
+LOG: Final = "profiler-client.log"
+"""What the client of xprof wrote, in the folder of the captures."""
+MOST_SECONDS: Final = 600.0
+"""A server keeps what it records in memory until the end."""
+_PROFILES: Final = Path("plugins") / "profile"
+"""Where TensorBoard looks for profiles."""
+_START_S: Final = 60.0
+_CHILD: Final = (
+    "import json, sys; order = json.loads(sys.stdin.readline()); sys.path[:] = order['path']; "
+    "from stepscope.record.profiler_child import main; main(order)"
+)
+_REASONS: Final = (
+    ("ALREADY_EXISTS", "another profile of the program is being recorded; only one can be at a time"),
+    ("Connection refused", "the connection broke off: the program has ended"),  # it was there a moment before
+    ("UNIMPLEMENTED", "it answers gRPC, but is no profiler server"),
+    ("DEADLINE_EXCEEDED", "it did not answer in time"),
+    ("Socket closed", "the connection broke off: the program has ended"),
+    ("No trace event was collected", "it sent no profile"),
+)
+_LOG_TAIL_BYTES: Final = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilerOrder:
+    """What a profiler server is asked for.
+
+    Attributes:
+        seconds: how long to record.
+        host_level: of the host's own events: 0 none, 1 the program's annotations, 2 important ones, 3 all.
+        python_frames: record every Python frame.
+        timeout_s: how much longer than `seconds` an answer may take.
+    """
+
+    seconds: float = 2.0
+    host_level: int = 2
+    python_frames: bool = False
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostProfile:
+    """What came of the capture of one host.
+
+    Attributes:
+        address: "host:port".
+        path: the profile, an `.xplane.pb` file; None where there is none.
+        problem: why not, a sentence.
+    """
+
+    address: str
+    path: Path | None
+    problem: str | None = None
+
+
+def check_client() -> None:
+    """Make sure that the client is installed, before anything is waited for.
+
+    Raises:
+        AgentError: it is not; the message says how to install it.
+    """
+    if find_spec("xprof") is None:
+        raise AgentError(
+            "recording through a profiler server needs the xprof package: pip install 'stepscope[xla]' "
+            f"(looked for in {sys.prefix})"
+        )
+
+
+def capture_hosts(addresses: Sequence[str], order: ProfilerOrder, folder: Path) -> list[HostProfile]:
+    """Record the same stretch of time on every host.
+
+    Args:
+        addresses: "host:port" of each profiler server.
+        folder: profiles go to `plugins/profile/<time>/<host>_<port>.xplane.pb` in it, where `tensorboard --logdir`
+            finds them; what the client writes goes to `LOG`.
+
+    Returns:
+        One for each address, in that order, also where it failed.
+
+    Raises:
+        AgentError: nothing can be written to the folder.
+    """
+    children: list[_Child] = []
+    try:
+        private_folder(folder, tighten=False)
+        with tempfile.TemporaryDirectory(prefix=".capture-", dir=folder) as scratch:
+            try:
+                for number, address in enumerate(addresses):
+                    children.append(_Child(address, order, Path(scratch) / str(number)))
+                for_each(children, lambda child: child.wait_until_ready())
+                for_each(children, lambda child: child.record(order))
+            finally:
+                for child in children:
+                    child.end()
+            _keep_logs(children, folder / LOG)
+            place = _new_place(folder)
+            return [child.profile(place) for child in children]
+    except OSError as error:
+        raise AgentError(f"no profile can be written to {folder}: {error.strerror or error}") from error
+
+
+class _Child:
+    """The process that records one host."""
+
+    def __init__(self, address: str, order: ProfilerOrder, folder: Path) -> None:
+        self.address = address
+        self.problem: str | None = None
+        self._folder = folder
+        private_folder(folder, new=True)
+        self._log: BinaryIO = private_file(folder / LOG).open("wb")
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,  # Ctrl-C is for the command, which ends its children itself
+        )
+        self._send(
+            path=sys.path,
+            address=address,
+            folder=str(folder),
+            milliseconds=max(1, round(order.seconds * 1000)),
+            options={
+                "host_tracer_level": order.host_level,
+                "device_tracer_level": 1,
+                "python_tracer_level": int(order.python_frames),
+            },
+        )
+
+    def wait_until_ready(self) -> None:
+        """Return when the client is loaded, or has failed."""
+        self._take_answer(_START_S, "the xprof package took more than {:.0f} s to load")
+
+    def record(self, order: ProfilerOrder) -> None:
+        """Begin now, and return at the end."""
+        if self.problem is None:
+            self._send()
+            self._take_answer(order.seconds + order.timeout_s, "it has not answered within {:.0f} s")
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
+            with contextlib.suppress(OSError):  # what was sent to a process that is gone
+                if pipe is not None:
+                    pipe.close()
+
+    def log(self) -> bytes:
+        """What the client wrote."""
+        with contextlib.suppress(OSError):
+            return (self._folder / LOG).read_bytes()
+        return b""
+
+    def profile(self, place: Path) -> HostProfile:
+        """What came of it; the profile is moved to its place."""
+        found = sorted((self._folder / _PROFILES).glob("*/*.xplane.pb"))
+        if not found:
+            problem = self.problem or "the server sent no profile"
+            return HostProfile(self.address, None, f"{self.address}: {self._reason(problem)}")
+        private_folder(place)
+        path = place / f"{file_name(self.address)}.xplane.pb"
+        make_private(found[0])
+        os.replace(found[0], path)
+        return HostProfile(self.address, path)
+
+    def _reason(self, problem: str) -> str:
+        """The client's message in a sentence: the cause stands in its log, if anywhere."""
+        said = problem + self.log()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+        known = next((sentence for sign, sentence in _REASONS if sign in said), None)
+        return known or " ".join(problem.split())
+
+    def _send(self, **content: Any) -> None:
+        pipe = self._process.stdin
+        with contextlib.suppress(OSError):  # it has ended; its answer tells
+            if pipe is not None:
+                pipe.write(json.dumps(content).encode() + b"\n")
+                pipe.flush()
+
+    def _take_answer(self, limit_s: float, too_late: str) -> None:
+        """Wait for its next line; a process that is not done after so long is ended."""
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(limit_s, give_up)
+        timer.start()
+        try:
+            line = self._process.stdout.readline() if self._process.stdout is not None else b""
+        finally:
+            timer.cancel()
+        if late.is_set():
+            self.problem = too_late.format(limit_s)
+        elif not line.endswith(b"\n"):
+            self.problem = f"the client of xprof ended without an answer ({_end(self._process.wait())}); see {LOG}"
+        else:
+            self.problem = json.loads(line).get("problem")
+
+
+def _end(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"
+
+
+def _keep_logs(children: Sequence[_Child], log: Path) -> None:
+    with private_file(log).open("ab") as file:
+        for child in children:
+            file.write(f"== {child.address} {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode() + child.log())
+
+
+def _new_place(folder: Path) -> Path:
+    """A folder for the profiles of this moment, that is not there yet."""
+    return next(place for place in _places(folder / _PROFILES) if not place.exists())
+
+
+def _places(profiles: Path) -> Iterator[Path]:
+    moment = time.strftime("%Y_%m_%d_%H_%M_%S")
+    yield profiles / moment
+    number = 1
+    while True:
+        number += 1
+        yield profiles / f"{moment}_{number}"
+
+
+def file_name(address: str) -> str:
+    """The address as xprof makes a file's name of it."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", address).strip("_") or "host"
+
+
+def link_or_copy(source: Path, destination: Path) -> None:
+    """The same file under a second name, or its copy where the file system has no links.
+
+    Raises:
+        AgentError: neither is possible.
+    """
+    try:
+        private_folder(destination.parent, tighten=False)
+        try:
+            os.link(source, destination)
+        except OSError:
+            shutil.copyfile(source, private_file(destination))
+    except OSError as error:
+        raise AgentError(f"{destination} cannot be written: {error.strerror or error}") from error

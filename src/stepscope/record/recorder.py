@@ -1,0 +1,403 @@
+"""One recording of the user's torch.profiler, from its warm-up to a trace file."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from stepscope import guard
+from stepscope.errors import UsageError
+from stepscope.files import make_private, private_file, private_folder
+from stepscope.record.annotations import LoggingCalls
+from stepscope.record.counters import WarmUp
+from stepscope.record.facts import FactsRecording, add_to_trace
+from stepscope.record.lines import LineTracker
+from stepscope.record.schedule import RecordOptions
+from stepscope.trace.program_facts import LineRecords, ProgramFacts, lines_path, write_lines
+
+_COPY_BYTES: Final = 1 << 20
+
+
+def write_trace(path: Path, export: Callable[[str], None], *, private: bool = True) -> None:
+    """Let `export` write a plain file beside `path`, pack it if the name ends in `.gz`, and rename it.
+
+    Args:
+        private: for its owner alone; else as the user's mask has it.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        if private:
+            private_folder(path.parent, tighten=False)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with _partial(path, "plain", private=private) as plain, _partial(path, "packed", private=private) as packed:
+            export(str(plain))
+            if path.name.endswith(".gz"):
+                _pack(plain, packed)
+            written = packed if path.name.endswith(".gz") else plain
+            if private:
+                make_private(written)  # the profiler may have put a file of its own there
+            os.replace(written, path)
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"the trace cannot be written to {path}: {error}") from error
+
+
+def copy_trace(source: Path, target: Path) -> None:
+    """Copy a trace with the lines beside it, packing or unpacking it as the names say.
+
+    Raises:
+        UsageError: one cannot be read or the other not be written.
+    """
+
+    def export(plain: str) -> None:
+        with _unpacked(source) as file, open(plain, "wb") as copy:
+            shutil.copyfileobj(file, copy, _COPY_BYTES)
+        if lines_path(source).is_file():
+            shutil.copyfile(lines_path(source), lines_path(target))
+
+    write_trace(target, export, private=False)
+
+
+@contextlib.contextmanager
+def _partial(path: Path, what: str, *, private: bool) -> Iterator[Path]:
+    """A name beside `path` that nobody takes for a trace; the file is gone afterwards."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{what}.partial")
+    try:
+        if private:
+            private_file(partial)
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _unpacked(path: Path) -> BinaryIO | gzip.GzipFile:
+    return gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")
+
+
+def _pack(source: Path, target: Path) -> None:
+    from isal import igzip
+
+    opened: Any = igzip.open
+    with source.open("rb") as file, opened(target, "wb", compresslevel=1) as packed:
+        shutil.copyfileobj(file, packed, _COPY_BYTES)
+
+
+STEP_NAME: Final = "ProfilerStep#{}"
+"""What torch.profiler calls its steps, and every reader of its traces knows."""
+
+_RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+_WORLD_SIZES: Final = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+_NEW, _PREPARED, _RECORDING, _STOPPED = range(4)
+
+_only_one = threading.Lock()
+"""Held while a recorder of this process has the profiler."""
+
+
+class Recorder:
+    """Records operators, device work and steps of this process.
+
+    Operators of all threads are recorded; with allocations (`memory`) only those of the thread that calls `start` and
+    of the autograd threads that work for it, since torch's profiler cannot do both.
+
+    Only `save` raises: whatever else goes wrong is told on stderr once, kept in `problem`, and leaves the program
+    as it was. Calls out of order do nothing, so that each may be repeated. `stop` may come from any thread; where
+    torch allows only the recorded thread to end a recording, it ends at that thread's next call.
+
+    Args:
+        options: what is recorded besides times.
+        first_step: number of the first recorded step.
+
+    Attributes:
+        problem: what went wrong, in a sentence; None as long as nothing did.
+        notice: what is not recorded although it was asked for, in a sentence; None for nothing.
+        first_step: number of the first step; set by `start`.
+        step_number: number of the step that is recorded now, or next.
+    """
+
+    def __init__(self, options: RecordOptions, *, first_step: int = 0) -> None:
+        self.options = options
+        self.problem: str | None = None
+        self.notice: str | None = None
+        self.first_step = first_step
+        self.step_number = first_step
+        self._state = _NEW
+        self._lock = threading.RLock()
+        self._profiler: Any = None
+        self._annotation: Any = None
+        self._lines: LineTracker | None = None
+        self._line_records: LineRecords | None = None
+        self._logging_calls = LoggingCalls()
+        self._warm_up: WarmUp | None = None
+        self._facts_recording: FactsRecording | None = None
+        self._facts: ProgramFacts | None = None
+        self._holds_profiler = False
+        self._thread: int | None = None
+        self._stop_wanted = False
+        self._unwanted = False
+        self._saved: Path | None = None
+        self._held: object = None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether steps are being recorded now."""
+        return self._state == _RECORDING
+
+    def prepare(self) -> None:
+        """Warm the profiler up; nothing of what happens until `start` is kept."""
+        with self._lock, self._guarded("the profiler could not be prepared"):
+            if self._state == _NEW:
+                self._state = _STOPPED  # unless what follows succeeds
+                self._choose_threads()
+                self._held = guard.on_failure("the recording under way", self._abandon, thread=self._thread)
+                self._take_profiler()
+                self._profiler = _new_profiler(self.options)
+                self._profiler.prepare_trace()
+                self._warm_up = WarmUp()
+                self._state = _PREPARED
+
+    def start(self) -> None:
+        """Begin to record, with the step `step_number`."""
+        self.prepare()
+        with self._lock, self._guarded("the recording could not be started"):
+            if self._state == _PREPARED:
+                self._state = _STOPPED
+                warm_up = self._warm_up.figures() if self._warm_up is not None else None
+                self._profiler.start_trace()
+                self._state = _RECORDING
+                self.first_step = self.step_number
+                _add_rank(self._profiler)
+                if self.options.lines:
+                    self._lines = LineTracker()
+                    self._lines.start()
+                self._facts_recording = FactsRecording(warm_up=warm_up)
+                self._facts_recording.start()
+                self._logging_calls.start()
+                self._open_step()
+
+    def step(self) -> None:
+        """End the step that is recorded and begin the next."""
+        if self._stop_wanted:
+            self.stop()
+        if self._state == _RECORDING:
+            with self._lock, self._guarded("a step could not be marked"):
+                if self._state == _RECORDING:
+                    self._close_step()
+                    if self._facts_recording is not None:
+                        self._facts_recording.step_ended(self.step_number)
+                    self.step_number += 1
+                    self._open_step()
+
+    def stop(self) -> None:
+        """End the recording; what was recorded can be saved."""
+        with self._lock:
+            recording, prepared = self._state == _RECORDING, self._state == _PREPARED
+            if not recording and not prepared:
+                return
+            if self._thread not in (None, threading.get_ident()):
+                self._stop_wanted = True
+                return
+            self._state, self._stop_wanted = _STOPPED, False
+            self._logging_calls.stop()
+            with self._guarded("the last step could not be marked"):
+                self._close_step()
+            if self._facts_recording is not None:
+                self._facts_recording.step_ended(self.step_number)
+            if self._lines is not None:
+                self._lines.stop()
+            with self._guarded("the profiler could not be stopped"):
+                if prepared:  # the profiler leaves its warm-up only by recording
+                    self._profiler.start_trace()
+                self._profiler.stop_trace()
+            if self._facts_recording is not None:
+                self._facts = self._facts_recording.finish()
+                self._facts_recording = None
+            self._give_profiler_back()
+            if prepared or self._unwanted:
+                self._profiler = self._lines = None
+
+    def save(self, path: Path) -> Path:
+        """Write the trace to `path`, complete or not at all, and return where it is.
+
+        Args:
+            path: its name ends in `.json.gz`, or in `.json` for a file that is not packed.
+
+        Raises:
+            UsageError: nothing was recorded, it was saved before, or the file cannot be written.
+        """
+        self.stop()
+        with self._lock:
+            if self._stop_wanted:
+                raise UsageError("the trace can be saved when the recorded thread has come to its next step")
+            if self._saved is not None:
+                raise UsageError(f"the trace was saved already, as {self._saved}")
+            if self._profiler is None:
+                raise UsageError(self.problem or "nothing was recorded, so there is no trace to save")
+            if self._lines is not None:
+                self._line_records, self._lines = self._lines.records(), None
+            try:
+                private_folder(path.parent, tighten=False)
+                write_lines(self._line_records, path)
+                write_trace(path, self._export)
+            except OSError as error:
+                raise UsageError(f"the trace cannot be written to {path}: {error}") from error
+            finally:
+                if not path.exists():
+                    with contextlib.suppress(OSError):
+                        lines_path(path).unlink(missing_ok=True)
+            self._saved, self._profiler, self._line_records = path, None, None  # the profiler writes a trace only once
+            return path
+
+    def _export(self, path: str) -> None:
+        self._profiler.export_chrome_trace(path)
+        add_to_trace(Path(path), self._facts)
+
+    def discard(self) -> None:
+        """Stop without keeping anything."""
+        with self._lock:
+            self._unwanted = True
+            self.stop()
+            if self._state == _NEW:
+                self._state = _STOPPED
+            if self._state == _STOPPED:
+                self._profiler = self._lines = None
+
+    def _choose_threads(self) -> None:
+        """Allocations are recorded of one thread, and torch (2.13) crashes when it ends: only the main one lives on."""
+        if not self.options.memory:
+            return
+        if threading.current_thread() is threading.main_thread():
+            self._thread = threading.get_ident()
+        else:
+            self.options = replace(self.options, memory=False)
+            self.notice = "allocations were not recorded, because the steps run on another thread than the main one"
+
+    def _abandon(self) -> None:
+        """After an error of ours: stop the profiler by the shortest way, and keep nothing."""
+        was_prepared, self._state = self._state == _PREPARED, _STOPPED
+        lines, facts, profiler = self._lines, self._facts_recording, self._profiler
+        self._profiler = self._lines = self._facts_recording = None
+        guard.attempted(self._logging_calls.stop)
+        guard.attempted(self._close_step)
+        if facts is not None:
+            guard.attempted(facts.abandon)
+        if lines is not None:
+            guard.attempted(lines.stop)
+        if profiler is not None and was_prepared:  # it leaves its warm-up only by recording
+            guard.attempted(profiler.start_trace)
+        if profiler is not None and profiler_is_active():
+            guard.attempted(profiler.stop_trace)
+        self._give_profiler_back()
+
+    def _open_step(self) -> None:
+        from torch.autograd.profiler import record_function
+
+        self._annotation = record_function(STEP_NAME.format(self.step_number))
+        self._annotation.__enter__()
+
+    def _close_step(self) -> None:
+        annotation, self._annotation = self._annotation, None
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
+
+    def _take_profiler(self) -> None:
+        if not _only_one.acquire(blocking=False):
+            raise UsageError("another recording of stepscope is running in this process")
+        self._holds_profiler = True
+        if profiler_is_active():
+            raise UsageError("another profiler of torch is running in this process; only one can record at a time")
+
+    def _give_profiler_back(self) -> None:
+        guard.off(self._held)
+        if self._holds_profiler:
+            self._holds_profiler = False
+            _only_one.release()
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Keep an error out of the training loop: tell it once, and give the profiler back if there is none."""
+        with guard.attempt() as doing:
+            yield
+        if doing.error is None:
+            return
+        if self.problem is None:
+            self.problem = f"{what}: {guard.sentence(doing.error)}"
+            guard.tell(self.problem)
+        if self._state == _STOPPED:
+            self._profiler = self._lines = None
+            self._give_profiler_back()
+
+
+def profiler_is_active() -> bool:
+    """Whether any of torch's profilers records in this process."""
+    module = sys.modules.get("torch.autograd.profiler")
+    return bool(getattr(module, "_is_profiler_enabled", False))
+
+
+def _new_profiler(options: RecordOptions) -> Any:
+    import torch.profiler
+
+    return torch.profiler.profile(
+        activities=_activities(),
+        record_shapes=options.shapes,
+        profile_memory=options.memory,
+        with_stack=options.stacks,
+        with_flops=options.flops,
+        with_modules=options.modules,
+        experimental_config=_experimental_config(options),
+    )
+
+
+def _activities() -> list[Any]:
+    """The CPU, and every accelerator that is there and that this build of torch can record."""
+    import torch.profiler
+
+    profiler: Any = torch.profiler
+    found = [profiler.ProfilerActivity.CPU]
+    supported = profiler.supported_activities()
+    for activity, module in (("CUDA", "cuda"), ("XPU", "xpu"), ("HPU", "hpu"), ("MTIA", "mtia")):
+        kind = getattr(profiler.ProfilerActivity, activity, None)
+        device = getattr(torch, module, None)
+        if kind in supported and device is not None and device.is_available():
+            found.append(kind)
+    return found
+
+
+def _experimental_config(options: RecordOptions) -> Any:
+    """All threads, and no Python objects for events that are only written; as far as this version of torch can.
+
+    A profiler of all threads records no allocations (torch 2.13 and older).
+    """
+    from torch._C._profiler import _ExperimentalConfig
+
+    config: Any = _ExperimentalConfig
+    threads = {"profile_all_threads": not options.memory}
+    for wanted in ({**threads, "trace_only": not options.stacks}, threads):
+        with contextlib.suppress(TypeError):  # an argument that an older torch does not have
+            return config(**wanted)
+    return None
+
+
+def _add_rank(profiler: Any) -> None:
+    """Rank and world size as the launcher gives them, where torch.distributed does not know them (yet)."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return
+    rank, world_size = _number(_RANKS), _number(_WORLD_SIZES)
+    if rank is not None and world_size is not None:
+        profiler.add_metadata_json("distributedInfo", json.dumps({"rank": rank, "world_size": world_size}))
+
+
+def _number(variables: tuple[str, ...]) -> int | None:
+    value = next((os.environ[name] for name in variables if name in os.environ), "")
+    return int(value) if value.isdecimal() else None

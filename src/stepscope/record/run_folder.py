@@ -1,0 +1,248 @@
+"""The folder of a run: everything that was recorded of one start of a program.
+
+    <root>/<name>/run.json                    what ran, where and how it ended (`stepscope.record.manifest`)
+    <root>/<name>/rank<R>/trace-<K>.json.gz   traces of the process of rank R, numbered from 1; .xplane.pb where the
+                                              profiler of XLA recorded it
+    <root>/<name>/rank<R>/recording-<P>.json  how the recording of process P went
+    <root>/<name>/rank<R>/telemetry.*         values that were logged or sampled
+    <root>/<name>/requests/                   files that ask for a capture
+    <root>/<name>/agents/rank<R>.json         how to reach the agent of a process
+
+Imports only the standard library: the processes of the program use it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope.errors import RunFolderError, UsageError
+from stepscope.files import private_file, private_folder, read_kept, readable, say_changed, whole_file, with_checksum
+from stepscope.record.manifest import RunManifest, of_recording
+
+MANIFEST: Final = "run.json"
+_RANK: Final = re.compile(r"rank(\d{1,9})", re.ASCII)
+_TRACE: Final = re.compile(r"trace-(\d{1,9})\.(?:json(?:\.gz)?|xplane\.pb)", re.ASCII)
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,99}", re.ASCII)
+_SEEN: Final = "seen"
+LEFT: Final = "left"
+"""The sign of a process that stepscope left because of an error of its own."""
+
+
+class RunFolder:
+    """A run's folder; every path below it comes from here.
+
+    Attributes:
+        path: the folder, absolute.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(
+        cls, root: Path | None, name: str | None, manifest: RunManifest, *, suggestion: str | None = None
+    ) -> RunFolder:
+        """Make a new run's folder, with its `run.json`.
+
+        Args:
+            root: the folder it is made in; None for `default_root()`.
+            name: of the run; None for one made of the program's name and the time.
+            manifest: what is known of the run at its start.
+            suggestion: in place of the program's name and the time, and with a number behind it where it is taken.
+
+        Raises:
+            UsageError: the name cannot be one of a run or is taken.
+            RunFolderError: the folder cannot be made.
+        """
+        root = default_root() if root is None else Path(os.path.abspath(root))
+        if name is not None:
+            check_name(name)
+        try:
+            private_folder(root, tighten=root == default_root())
+            suggestion = suggestion or manifest.suggested_name()
+            place = new_folder(root, suggestion) if name is None else root / name
+            if name is not None:
+                private_folder(place, new=True)
+        except FileExistsError:
+            raise UsageError(f"there is a run {name!r} in {root} already; take another name, or remove it") from None
+        except OSError as error:
+            raise RunFolderError(f"no run folder can be made in {root}: {error.strerror}") from error
+        folder = cls(place)
+        folder.write_manifest(manifest)
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """The run folder at a path.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if not is_run_folder(path):
+            raise UsageError(f"{path} is no run folder: it has no {MANIFEST}")
+        return cls(Path(os.path.abspath(path)))
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def requests(self) -> Path:
+        """Where files that ask for a capture are put."""
+        return self.path / "requests"
+
+    @property
+    def agents(self) -> Path:
+        """Where agents say how they are reached."""
+        return self.path / "agents"
+
+    def rank_folder(self, rank: int) -> Path:
+        """The folder of a rank, made where it is missing."""
+        return private_folder(self.path / f"rank{rank}")
+
+    def ranks(self) -> list[int]:
+        """The ranks that left anything, ascending."""
+        matches = (_RANK.fullmatch(name) for name in _names_in(self.path))
+        return sorted(int(match[1]) for match in matches if match)
+
+    def new_trace_path(self, rank: int) -> Path:
+        """A name for the rank's next trace, which no other process is given too."""
+        folder = self.rank_folder(rank)
+        number = max([0, *(int(match[1]) for match in map(_TRACE.fullmatch, _names_in(folder)) if match)])
+        while True:
+            number += 1
+            path = folder / f"trace-{number}.json.gz"
+            with contextlib.suppress(FileExistsError):
+                (folder / f".trace-{number}.taken").touch(0o600, exist_ok=False)
+                if not path.exists():
+                    return path
+
+    def traces(self) -> list[Path]:
+        """Every trace file of the run, by rank and number."""
+        return [trace for rank in self.ranks() for trace in self.traces_of(rank)]
+
+    def traces_of(self, rank: int) -> list[Path]:
+        """The trace files of a rank, by number."""
+        folder = self.path / f"rank{rank}"
+        found = [(int(match[1]), folder / match[0]) for match in map(_TRACE.fullmatch, _names_in(folder)) if match]
+        return [path for _, path in sorted(found)]
+
+    def latest_traces(self) -> list[Path]:
+        """The last trace file of each rank that has any, by rank."""
+        return [traces[-1] for rank in self.ranks() if (traces := self.traces_of(rank))]
+
+    def manifest(self) -> RunManifest:
+        """What `run.json` says.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        path = self.path / MANIFEST
+        try:
+            manifest, whole = RunManifest.from_json(read_kept(path))
+        except ValueError as error:
+            raise UsageError(f"{path} is damaged: {error}") from error
+        if not whole:
+            say_changed(path)
+        return manifest
+
+    def write_manifest(self, manifest: RunManifest) -> None:
+        """Write `run.json`, whole."""
+        write_json(self.path / MANIFEST, with_checksum(manifest.to_json()))
+
+    def write_recording(self, rank: int, content: dict[str, Any]) -> None:
+        """Leave word, for this process, of how its recording went."""
+        write_json(self.rank_folder(rank) / f"recording-{os.getpid()}.json", with_checksum(content))
+
+    def recordings(self) -> list[dict[str, Any]]:
+        """What the processes left by `write_recording`, by rank."""
+        found = []
+        for rank in self.ranks():
+            for path in sorted((self.path / f"rank{rank}").glob("recording-*.json")):
+                if content := readable(path):
+                    found.append({**of_recording(content), "rank": rank})
+        return found
+
+    def sign(self, what: str) -> None:
+        """Leave a sign that something was seen, such as a process that imported torch."""
+        with contextlib.suppress(OSError):
+            private_file(private_folder(self.path / _SEEN) / what)
+
+    def was_seen(self, what: str) -> bool:
+        """Whether any process left that sign."""
+        return (self.path / _SEEN / what).exists()
+
+
+def xplane_name(trace: Path) -> Path:
+    """The name of a trace, given for one of torch, for one that XLA's profiler recorded."""
+    return trace.with_name(trace.name.removesuffix(".gz").removesuffix(".json") + ".xplane.pb")
+
+
+def is_run_folder(path: str | Path) -> bool:
+    """Whether a run's folder is at that path."""
+    return str(path) != "-" and os.path.isfile(os.path.join(path, MANIFEST))
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot be the name of a run on every file system.
+
+    Raises:
+        UsageError: the name is none.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is no name for a run: at most 100 letters, digits and . _ - + = @, the first a letter or digit"
+        )
+
+
+def data_folder() -> Path:
+    """Where stepscope keeps runs and their index: STEPSCOPE_DATA_DIR, or the user's data folder."""
+    chosen = os.environ.get("STEPSCOPE_DATA_DIR")
+    if chosen:
+        return Path(os.path.abspath(chosen))
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("stepscope", appauthor=False))
+
+
+def default_root() -> Path:
+    """The folder that runs are recorded into where no other is chosen."""
+    return data_folder() / "runs"
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file so that nobody ever sees half of it, readable for its owner alone from the first moment.
+
+    Raises:
+        RunFolderError: it cannot be written.
+    """
+    try:
+        with whole_file(path, private=True) as file:
+            file.write(json.dumps(content, indent=1).encode() + b"\n")
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def new_folder(root: Path, suggestion: str) -> Path:
+    """Make a folder of the suggested name, or with a number behind it, for its owner alone."""
+    number = 1
+    while True:
+        place = root / (suggestion if number == 1 else f"{suggestion}-{number}")
+        try:
+            private_folder(place, new=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return place
+
+
+def _names_in(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(folder)
+    return []

@@ -1,0 +1,256 @@
+"""The index of runs: a SQLite file that finds them by name.
+
+The run folders hold everything; the index only remembers where they are. It can be lost, and is made again from the
+folders: also a damaged row of it, which its checksum tells. Any number of processes may use it at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.files import private_file, private_folder
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder, data_folder, default_root, is_run_folder
+
+_PATIENCE_S: Final = 15.0
+_TABLE: Final = """
+create table if not exists runs (
+    path text primary key,
+    name text not null,
+    command text not null,
+    started_unix_s real not null,
+    ended_unix_s real,
+    exit_code integer,
+    traces integer not null,
+    checksum integer
+) without rowid
+"""
+NoneType: Final = type(None)
+_Result = TypeVar("_Result")
+_log = logging.getLogger("stepscope.kept")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run as the index remembers it.
+
+    Attributes:
+        path: the run folder.
+        name: of the run.
+        command: the program and its arguments, as a shell takes them.
+        started_unix_s, ended_unix_s: wall-clock times; no end as long as the program runs, or if it was cut off.
+        exit_code: of the program.
+        traces: how many were recorded.
+    """
+
+    path: Path
+    name: str
+    command: str
+    started_unix_s: float
+    ended_unix_s: float | None
+    exit_code: int | None
+    traces: int
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the folder was removed or moved without the index."""
+        return not is_run_folder(self.path)
+
+
+class RunIndex:
+    """The runs this user has recorded.
+
+    Args:
+        path: the SQLite file; by default `runs.sqlite` in `data_folder()`.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or data_folder() / "runs.sqlite"
+        self._root = default_root() if path is None else path.parent / "runs"
+
+    def add(self, folder: RunFolder) -> RunRecord:
+        """Remember a run, or what became of it."""
+        record = _record(folder)
+        self._using(lambda database: _put(database, [record]))
+        return record
+
+    def add_all(self, root: Path) -> list[RunRecord]:
+        """Remember every run folder at or directly in a folder; what cannot be read is passed over."""
+        places = [root] if is_run_folder(root) else sorted(root.iterdir()) if root.is_dir() else []
+        records = list(_records(places))
+        self._using(lambda database: _put(database, records))
+        return records
+
+    def all(self) -> list[RunRecord]:
+        """Every run, the latest first."""
+        records = self._using(self._whole_rows)
+        return sorted(records, key=lambda record: (-record.started_unix_s, record.path))
+
+    def find(self, name: str) -> RunRecord | None:
+        """The latest run of that name, one whose folder is there before one that is gone."""
+        named = [record for record in self.all() if record.name == name]
+        return next((record for record in named if not record.is_gone), named[0] if named else None)
+
+    def remove(self, record: RunRecord) -> None:
+        """Remove a run's folder, with everything in it, and forget the run.
+
+        Raises:
+            UsageError: the folder cannot be removed.
+        """
+        if not record.is_gone:
+            try:
+                if record.path.is_symlink():
+                    record.path.unlink()
+                else:
+                    shutil.rmtree(record.path)
+            except OSError as error:
+                raise UsageError(f"{record.path} cannot be removed: {error.strerror}") from error
+        self._using(lambda database: database.execute("delete from runs where path = ?", (os.fspath(record.path),)))
+
+    def _using(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """Do something with the database, in a transaction; a new one, and one in place of a damaged file, is filled
+        from the folders first.
+
+        Raises:
+            UsageError: it cannot be read or written.
+        """
+        try:
+            private_folder(self.path.parent, tighten="STEPSCOPE_DATA_DIR" not in os.environ)
+            try:
+                return self._tried(action)
+            except sqlite3.OperationalError:
+                raise  # locked, no space, no permission: not the file's fault
+            except sqlite3.DatabaseError as error:
+                self._set_aside(error)
+                return self._tried(action)
+        except (sqlite3.Error, OSError) as error:
+            raise UsageError(f"the index of runs, {self.path}, cannot be used: {error}") from error
+
+    def _tried(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        database = self._prepared()
+        try:
+            with database:
+                return action(database)
+        finally:
+            database.close()
+
+    def _whole_rows(self, database: sqlite3.Connection) -> list[RunRecord]:
+        """The runs; where rows are damaged, those of the folders take their place."""
+        rows = database.execute(f"select {', '.join(_COLUMNS)}, checksum from runs").fetchall()
+        whole = [RunRecord(Path(row[0]), *row[1:-1]) for row in rows if _is_whole(row)]
+        if len(whole) == len(rows):
+            return whole
+        database.execute("delete from runs")
+        _put(database, whole)
+        _put(database, self._found())
+        lost = len(rows) - len(whole)
+        _log.warning(
+            "the index of runs, %s, was damaged in %d of %d rows and is made anew from the run folders",
+            self.path,
+            lost,
+            len(rows),
+        )
+        return self._whole_rows(database)
+
+    def _found(self) -> Iterator[RunRecord]:
+        return _records(sorted(self._root.iterdir())) if self._root.is_dir() else iter(())
+
+    def _prepared(self) -> sqlite3.Connection:
+        database = sqlite3.connect(private_file(self.path), timeout=_PATIENCE_S)
+        database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
+        try:
+            database.execute("pragma journal_mode = wal")
+            if database.execute("pragma quick_check(1)").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError("its pages contradict each other")
+            is_new = not database.execute("pragma table_info(runs)").fetchall()
+            database.execute(_TABLE)
+            columns = [row[1] for row in database.execute("pragma table_info(runs)")]
+            if columns == _COLUMNS:  # of the first version
+                database.execute("alter table runs add column checksum integer")
+            elif columns != [*_COLUMNS, "checksum"]:
+                raise sqlite3.DatabaseError("this is no index of runs")
+            if is_new:
+                with database:
+                    _put(database, self._found())
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+        """Keep a damaged file under another name; the folders have everything that was in it."""
+        os.replace(self.path, self.path.with_name(f"{self.path.name}.damaged"))
+        _log.warning("the index of runs, %s, is damaged (%s) and is made anew from the run folders", self.path, error)
+        for suffix in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+
+
+def run_named(name: str) -> RunFolder | None:
+    """The folder of the run of that name; None if there is none.
+
+    Raises:
+        UsageError: there was one, and its folder is gone.
+    """
+    index = RunIndex()
+    if not index.path.exists() and not default_root().is_dir():
+        return None
+    record = index.find(name)
+    if record is None:
+        return None
+    if record.is_gone:
+        raise UsageError(f"the folder of the run {name}, {record.path}, is gone")
+    return RunFolder.open(record.path)
+
+
+def _records(places: Iterable[Path]) -> Iterator[RunRecord]:
+    for place in places:
+        if is_run_folder(place):
+            try:
+                yield _record(RunFolder.open(place))
+            except StepscopeError as error:
+                _log.warning("passed over: %s", error)
+
+
+def _record(folder: RunFolder) -> RunRecord:
+    manifest: RunManifest = folder.manifest()
+    return RunRecord(
+        path=folder.path,
+        name=folder.name,
+        command=manifest.command_line,
+        started_unix_s=float(manifest.started_unix_s),
+        ended_unix_s=None if manifest.ended_unix_s is None else float(manifest.ended_unix_s),
+        exit_code=manifest.exit_code,
+        traces=len(folder.traces()),
+    )
+
+
+def _put(database: sqlite3.Connection, records: Iterable[RunRecord]) -> None:
+    rows = [(os.fspath(record.path), *(getattr(record, name) for name in _COLUMNS[1:])) for record in records]
+    database.executemany(
+        f"insert or replace into runs ({', '.join(_COLUMNS)}, checksum) values (?, ?, ?, ?, ?, ?, ?, ?)",
+        [(*row, _checksum(row)) for row in rows],
+    )
+
+
+def _is_whole(row: tuple[object, ...]) -> bool:
+    """Whether a row is as it was written; one of the first version, which has no checksum, as far as its types go."""
+    *values, checksum = row
+    fits = all(isinstance(value, kind) for value, kind in zip(values, _TYPES, strict=True))
+    return fits and checksum in (None, _checksum(values))
+
+
+def _checksum(values: Iterable[object]) -> int:
+    return zlib.crc32(repr(list(values)).encode())
+
+
+_COLUMNS: Final = list(RunRecord.__dataclass_fields__)
+_TYPES: Final[tuple[Any, ...]] = (str, str, str, float, (float, NoneType), (int, NoneType), int)

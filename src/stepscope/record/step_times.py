@@ -1,0 +1,124 @@
+"""How long steps took while no profiler ran, and the losses of their backward passes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeGuard
+
+TIMED_STEPS: Final = 50
+"""Steps that are timed after the recording, before the program is left alone."""
+TIMED_S: Final = 30.0
+"""No further step is timed when this has passed since the recording."""
+_MOST_STEPS: Final = 10_000
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Steps that followed each other.
+
+    Attributes:
+        first_step: number of the first one.
+        durations_ns: of each, from the end of what stepscope did before it to its own end.
+        recorded: whether the profiler ran.
+    """
+
+    first_step: int
+    recorded: bool
+    durations_ns: list[int] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the run folder."""
+        return {"first_step": self.first_step, "recorded": self.recorded, "ns": self.durations_ns}
+
+    @classmethod
+    def from_json(cls, content: object) -> Stretch | None:
+        """The reverse of `to_json`; None where the content is something else."""
+        if not isinstance(content, Mapping):
+            return None
+        first, durations = content.get("first_step"), content.get("ns")
+        if type(first) is not int or not are_durations(durations):
+            return None
+        return cls(first, bool(content.get("recorded")), durations)
+
+
+def are_durations(content: object) -> TypeGuard[list[int]]:
+    """Whether a kept value is a list of step times in nanoseconds."""
+    return isinstance(content, list) and all(type(each) is int and 0 <= each < 2**63 for each in content)
+
+
+class StepTimes:
+    """Times the steps of one thread, between calls of `begins` and `ended`.
+
+    Args:
+        clock_ns: tells the time in nanoseconds.
+
+    Attributes:
+        stretches: what was timed, in order.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.stretches: list[Stretch] = []
+        self._clock_ns = clock_ns
+        self._begun_ns: int | None = None
+        self._now: Stretch | None = None
+        self._count = 0
+
+    def begins(self, step: int, recorded: bool | None) -> None:
+        """A step of this number begins; `recorded` None for one whose time says nothing."""
+        if recorded is None or self._count >= _MOST_STEPS:
+            self._begun_ns = self._now = None
+            return
+        now = self._now
+        if now is None or now.recorded != recorded or now.first_step + len(now.durations_ns) != step:
+            self._now = Stretch(step, recorded)
+        self._begun_ns = self._clock_ns()
+
+    def ended(self) -> None:
+        """The step has ended."""
+        begun_ns, now = self._begun_ns, self._now
+        if begun_ns is None or now is None:
+            return
+        now.durations_ns.append(self._clock_ns() - begun_ns)
+        self._begun_ns = None
+        self._count += 1
+        if len(now.durations_ns) == 1:
+            self.stretches.append(now)
+
+    def clear(self) -> None:
+        """Forget what was timed, such as when the steps turn out to be others."""
+        self.stretches.clear()
+        self._begun_ns, self._now, self._count = None, None, 0
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """What was timed, for the run folder."""
+        return [stretch.to_json() for stretch in self.stretches]
+
+
+_marks: dict[str, int] = {}
+
+
+def mark(name: str) -> None:
+    """Note that something happened for the first time; later calls do nothing."""
+    _marks.setdefault(name, time.time_ns())
+
+
+def start_times() -> dict[str, int]:
+    """Nanoseconds from the start of the process to each mark, by "<mark>_ns"; empty where the start is not known."""
+    started = _process_start_unix_ns()
+    if started is None:
+        return {}
+    return {f"{name}_ns": max(when - started, 0) for name, when in _marks.items()}
+
+
+def _process_start_unix_ns() -> int | None:
+    try:
+        text = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace")
+        ticks = int(text.rpartition(")")[2].split()[19])
+        since_boot_ns = ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+        return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME) + since_boot_ns
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None

@@ -1,0 +1,252 @@
+"""Norms of gradients and activations by hooks, computed where the values are; and learning rates.
+
+A norm never makes the host wait: it is a number on the device, which goes the way of every logged value.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from stepscope import guard
+from stepscope.errors import UsageError
+from stepscope.record.telemetry.scalars import Logged, is_capturing, local_part
+from stepscope.record.telemetry.store import Series, Writer
+
+Record: TypeAlias = Callable[[Sequence[Logged], int], None]
+"""Takes series with their values, and the step that the watch counts."""
+
+
+class Watch:
+    """What `Telemetry.watch` and `Telemetry.watch_optimizer` return: hooks that can be taken away again."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        while self._handles:
+            self._handles.pop().remove()
+
+
+class ModelWatch(Watch):
+    """Records norms of a model's gradients before its optimizer steps, and of its activations while it runs forward.
+
+    Args:
+        modules: names of modules to norms' names; None stands for the model as a whole.
+        every: record one in so many optimizer steps and forward passes.
+    """
+
+    def __init__(self, model: Any, modules: Mapping[str, str], every: int, record: Record, writer: Writer) -> None:
+        super().__init__()
+        self._model = weakref.ref(model)
+        self._modules = modules
+        self._every = every
+        self._record = record
+        self._writer = writer
+        self._clock: weakref.ref[Any] | None = None
+        self._others: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._steps = 0
+        self._forwards = 0
+        self._norms: dict[str, Any] | None = None
+
+    def watch_gradients(self) -> None:
+        """Hook into every optimizer's step: then the gradients are complete, unscaled and clipped, as they are used."""
+        register = import_module("torch.optim.optimizer").register_optimizer_step_pre_hook
+        self._handles.append(register(self._before_step))
+
+    def watch_activations(self) -> None:
+        """Hook into the chosen modules; the model's own passes say when to record."""
+        model = self._model()
+        assert model is not None
+        self._handles.append(model.register_forward_pre_hook(self._before_forward))
+        for path, name in self._modules.items():
+            self._handles.append(model.get_submodule(path).register_forward_hook(partial(self._after_module, name)))
+        self._handles.append(model.register_forward_hook(self._after_forward))
+
+    @guard.entry
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if not self._is_clock(optimizer):
+            return
+        step, self._steps = self._steps, self._steps + 1
+        if step % self._every or is_capturing():
+            return
+        with self._writer.guarded(Series("gradient", "gradient_norm")):
+            self._record(self._gradient_norms(getattr(optimizer, "grad_scale", None)), step)
+
+    def _is_clock(self, optimizer: Any) -> bool:
+        """Whether the optimizer is the first one seen that changes this model: its steps are counted."""
+        if self._clock is not None and self._clock() is optimizer:
+            return True
+        if optimizer in self._others:
+            return False
+        model = self._model()
+        ours = set(map(id, model.parameters())) if model is not None else set()
+        changed = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+        free = self._clock is None or self._clock() is None
+        if free and not ours.isdisjoint(changed):
+            self._clock = weakref.ref(optimizer)
+            return True
+        self._others.add(optimizer)
+        return False
+
+    def _gradient_norms(self, scale: Any) -> list[Logged]:
+        model = self._model()
+        if model is None:
+            return []
+        gradients = {id(each): each.grad for each in model.parameters() if each.grad is not None}
+        norms = dict(zip(gradients, norms_of(list(gradients.values())), strict=True))
+        logged: list[Logged] = []
+        for path, name in self._modules.items():
+            parts = [norms[id(each)] for each in model.get_submodule(path).parameters() if id(each) in norms]
+            series = Series("gradient", f"gradient_norm{name}")
+            parts = [part for part in parts if part is not None]
+            if parts:
+                # A fused optimizer is given gradients that are still scaled, and the scale beside them.
+                whole = total_norm(parts)
+                logged.append((series, whole if scale is None else whole / scale))
+            else:
+                self._writer.lacks(series, "no parameter of the module had a dense gradient")
+        return logged
+
+    def _before_forward(self, *_: Any) -> None:
+        if not _is_compiling():
+            self._forward_begins()
+
+    @guard.entry
+    def _forward_begins(self) -> None:
+        self._norms = {} if self._forwards % self._every == 0 and not is_capturing() else None
+
+    def _after_module(self, name: str, module: Any, inputs: Any, output: Any) -> None:
+        if not _is_compiling() and self._norms is not None:
+            self._module_ended(name, output, self._norms)
+
+    @guard.entry
+    def _module_ended(self, name: str, output: Any, norms: dict[str, Any]) -> None:
+        with self._writer.guarded(Series("activation", f"activation_norm{name}")):
+            tensor = _first_tensor(output)
+            if tensor is not None:
+                norms[name] = _norm(local_part(tensor.detach()))
+
+    def _after_forward(self, *_: Any) -> None:
+        if not _is_compiling():
+            self._forward_ended()
+
+    @guard.entry
+    def _forward_ended(self) -> None:
+        norms, self._norms = self._norms, None
+        step = self._steps if self._clock is not None else self._forwards
+        self._forwards += 1
+        for name in self._modules.values():
+            if norms is not None and name not in norms:
+                reason = (
+                    "the module did not run in this pass, gave no floating-point tensor, or ran inside compiled code"
+                )
+                self._writer.lacks(Series("activation", f"activation_norm{name}"), reason)
+        if norms:
+            self._record([(Series("activation", f"activation_norm{name}"), each) for name, each in norms.items()], step)
+
+
+class OptimizerWatch(Watch):
+    """Records an optimizer's learning rates before its steps: those that the step uses."""
+
+    def __init__(self, optimizer: Any, name: str, every: int, record: Record, writer: Writer) -> None:
+        super().__init__()
+        self._name = name
+        self._every = every
+        self._record = record
+        self._writer = writer
+        self._steps = 0
+        self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+
+    @guard.entry
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        step, self._steps = self._steps, self._steps + 1
+        if step % self._every:
+            return
+        with self._writer.guarded(Series("optimizer", self._name)):
+            rates = [group.get("lr") for group in optimizer.param_groups]
+            names = [self._name] if len(rates) == 1 else [f"{self._name}/{number}" for number in range(len(rates))]
+            self._record([(Series("optimizer", name), rate) for name, rate in zip(names, rates, strict=True)], step)
+
+
+def chosen_modules(model: Any, patterns: Sequence[str] | None, name: str | None) -> dict[str, str]:
+    """Paths of the modules to watch, each with what its norms' names end in; the model as a whole without patterns.
+
+    Raises:
+        UsageError: it is no module, or a pattern fits none of its modules.
+    """
+    if not hasattr(model, "named_modules"):
+        raise UsageError(f"watch takes a torch.nn.Module, not a {type(model).__name__}")
+    prefix = "" if name is None else f"/{name}"
+    if patterns is None:
+        return {"": prefix}
+    paths = [path for path, _ in model.named_modules() if path]
+    for pattern in patterns:
+        if not any(fnmatchcase(path, pattern) for path in paths):
+            some = ", ".join(paths[:5]) or "no modules in it"
+            raise UsageError(f"no module of the model has a name like {pattern!r}; there are {some} and so on")
+    separator = "/" if name is None else "."
+    return {path: f"{prefix}{separator}{path}" for path in paths if any(fnmatchcase(path, each) for each in patterns)}
+
+
+def norms_of(tensors: Sequence[Any]) -> list[Any]:
+    """The 2-norm of each tensor in float32, as numbers on its device, a few kernels for all; None for sparse ones."""
+    torch = sys.modules["torch"]
+    alike: defaultdict[Any, list[tuple[int, Any]]] = defaultdict(list)
+    for position, tensor in enumerate(tensors):
+        if tensor.layout == torch.strided:
+            part = local_part(tensor.detach())
+            alike[(part.device, part.dtype)].append((position, part))
+    norms: list[Any] = [None] * len(tensors)
+    for group in alike.values():
+        found = _foreach_norm([part for _, part in group])
+        for (position, _), norm in zip(group, found, strict=True):
+            norms[position] = norm
+    return norms
+
+
+def total_norm(norms: Sequence[Any]) -> Any:
+    """The norm of everything whose parts have these norms, on the first one's device."""
+    torch = sys.modules["torch"]
+    device = norms[0].device
+    together = [norm if norm.device == device else norm.to(device, non_blocking=True) for norm in norms]
+    return torch.linalg.vector_norm(torch.stack(together))
+
+
+def _foreach_norm(tensors: list[Any]) -> Sequence[Any]:
+    torch = sys.modules["torch"]
+    if tensors[0].dtype in (torch.float32, torch.float64):
+        return torch._foreach_norm(tensors, 2)  # type: ignore[no-any-return]
+    try:
+        # Half precision ends at 65504, or after three digits.
+        return torch._foreach_norm(tensors, 2, dtype=torch.float32)  # type: ignore[no-any-return]
+    except TypeError:  # before torch 2.4 it has no dtype
+        return [_norm(tensor) for tensor in tensors]
+
+
+def _norm(tensor: Any) -> Any:
+    torch = sys.modules["torch"]
+    precise = torch.promote_types(tensor.dtype, torch.float32)
+    return torch.linalg.vector_norm(tensor, dtype=precise)
+
+
+def _first_tensor(output: Any) -> Any:
+    """The output of a module, or the first tensor in it."""
+    torch = sys.modules["torch"]
+    if isinstance(output, torch.Tensor):
+        return output if output.is_floating_point() else None
+    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
+    return next((part for part in parts if isinstance(part, torch.Tensor) and part.is_floating_point()), None)
+
+
+def _is_compiling() -> bool:
+    """Whether torch.compile follows this code, which must then stay out of the program it makes."""
+    torch: Any = sys.modules["torch"]
+    return hasattr(torch, "compiler") and hasattr(torch.compiler, "is_compiling") and torch.compiler.is_compiling()

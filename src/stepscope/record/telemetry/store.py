@@ -1,0 +1,277 @@
+"""One process's telemetry as one SQLite file, which is whole at every moment, whenever the process dies.
+
+    about    key, value: format, rank, process, started_unix_ns
+    series   what is measured: source, name, device, unit
+    samples  series, unix_ns, step, value; a null value was asked for and could not be had
+    missing  which series could not be had, why, and how often
+
+`stepscope.trace.telemetry` reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sqlite3
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from stepscope import guard
+from stepscope.errors import StepscopeError
+from stepscope.files import private_file, private_folder
+from stepscope.guard import sentence
+
+FORMAT_VERSION: Final = 1
+
+NOT_A_NUMBER: Final = "nan"
+"""SQLite turns a NaN into null, which means something else here: the word is kept instead."""
+
+_TABLES: Final = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE series (id INTEGER PRIMARY KEY, source TEXT NOT NULL, name TEXT NOT NULL, device TEXT, unit TEXT);
+CREATE TABLE samples (series INTEGER NOT NULL, unix_ns INTEGER NOT NULL, step INTEGER, value);
+CREATE TABLE missing (series INTEGER NOT NULL, reason TEXT NOT NULL, count INTEGER NOT NULL, unix_ns INTEGER NOT NULL,
+                      PRIMARY KEY (series, reason));
+"""
+_BUSY_S: Final = 10.0
+
+
+class Series(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        source: who measures: "log", "gradient", "activation", "optimizer", "throughput", "process", "machine" or
+            "device".
+        name: what, such as "loss" or "power_w".
+        device: the accelerator, as the trace numbers it; None where it is about none.
+        unit: "bytes", "W", "share" (0 to 1) and so on; None where it has none or nobody said.
+    """
+
+    source: str
+    name: str
+    device: str | None = None
+    unit: str | None = None
+
+
+class Sample(NamedTuple):
+    """One value of a series; None where it could not be had."""
+
+    series: Series
+    unix_ns: int
+    step: int | None
+    value: float | None
+
+
+class Missing(NamedTuple):
+    """That a series could not be had, and why."""
+
+    series: Series
+    reason: str
+    unix_ns: int
+
+
+class TelemetryStore:
+    """Appends rows to a new file.
+
+    Raises:
+        sqlite3.Error, OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, str]) -> None:
+        private_folder(path.parent)
+        # Rows come from the writer's thread, the last ones from whichever thread closes; the writer's lock keeps order.
+        self._connection = sqlite3.connect(
+            private_file(path), timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        self._numbers: dict[Series, int] = {}
+        # With a write-ahead log a reader never makes the program wait. Some network file systems cannot have one;
+        # SQLite then keeps its rollback journal, which survives a kill as well.
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=NORMAL")
+        self._connection.executescript(f"BEGIN;{_TABLES}COMMIT;")
+        rows = {"format": str(FORMAT_VERSION), **about}.items()
+        self._connection.executemany("INSERT INTO about VALUES (?, ?)", rows)
+
+    def append(self, samples: Iterable[Sample], missing: Iterable[Missing] = ()) -> None:
+        """Write all of these rows or, where that fails, none."""
+        known = len(self._numbers)
+        self._connection.execute("BEGIN")
+        try:
+            self._connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?)", map(self._sample_row, samples))
+            self._connection.executemany(
+                "INSERT INTO missing VALUES (?, ?, 1, ?) ON CONFLICT DO UPDATE SET count = count + 1",
+                [(self._number(each.series), each.reason, each.unix_ns) for each in missing],
+            )
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            self._numbers = dict(list(self._numbers.items())[:known])
+            raise
+
+    def close(self) -> None:
+        """Leave one plain file without a log beside it, where nobody reads it just now."""
+        try:
+            self._connection.execute("PRAGMA busy_timeout=0")
+            self._connection.execute("PRAGMA journal_mode=DELETE")
+        except sqlite3.OperationalError:
+            pass  # a reader holds it: the log stays, and everything in it can be read
+        finally:
+            self._connection.close()
+
+    def _sample_row(self, sample: Sample) -> tuple[int, int, int | None, float | str | None]:
+        value: float | str | None = sample.value
+        if sample.value is not None and math.isnan(sample.value):
+            value = NOT_A_NUMBER
+        return self._number(sample.series), sample.unix_ns, sample.step, value
+
+    def _number(self, series: Series) -> int:
+        if series not in self._numbers:
+            self._numbers[series] = len(self._numbers)
+            self._connection.execute("INSERT INTO series VALUES (?, ?, ?, ?, ?)", (self._numbers[series], *series))
+        return self._numbers[series]
+
+
+FLUSH_S: Final = 1.0
+"""Seconds between two writes, and so what a killed process loses at most."""
+MAXIMUM_WAITING: Final = 500_000
+"""Rows kept while the disk takes none; beyond them the oldest go, and the file says how many."""
+
+_LOST_ROWS: Final = Series("telemetry", "rows")
+_ABANDONED: Final[list[TelemetryStore]] = []
+"""Stores of a parent process: SQLite forbids to use or close them in a child, so they are kept from being freed."""
+
+
+class Writer:
+    """Takes rows from any thread and appends them to a file of this process, every second.
+
+    Args:
+        folder: where the file goes; it is made when there is something to write.
+        about: what the file says of itself besides its process and time.
+    """
+
+    def __init__(self, folder: Path, about: dict[str, str]) -> None:
+        self.folder = folder
+        self._about = about
+        self._store: TelemetryStore | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._samples: deque[Sample] = deque()
+        self._missing: deque[Missing] = deque()
+        self._dropped = 0
+        self._warned = False
+        self._writing = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, sample: Sample) -> None:
+        """Append one row, soon; after the end, none."""
+        if self._ended.is_set():
+            return
+        self._samples.append(sample)
+        if self._thread is None:
+            self._start()
+
+    def lacks(self, series: Series, reason: str) -> None:
+        """Note that a series could not be had, and why."""
+        self._missing.append(Missing(series, reason, time.time_ns()))
+        if self._thread is None:
+            self._start()
+
+    @contextlib.contextmanager
+    def guarded(self, series: Series) -> Iterator[None]:
+        """What fails inside is noted as missing, whatever a driver, a device or a tensor subclass may raise."""
+        with guard.attempt() as noting:
+            yield
+        if noting.error is not None:
+            self.lacks(series, sentence(noting.error))
+
+    def flush(self) -> None:
+        """Write what waits. A disk that takes nothing is complained of once, and tried again the next time."""
+        with self._writing:
+            samples = [self._samples.popleft() for _ in range(len(self._samples))]
+            missing = [self._missing.popleft() for _ in range(len(self._missing))]
+            if not samples and not missing:
+                return
+            if self._dropped:
+                lost = f"{self._dropped} rows were lost while the disk took none"
+                missing.append(Missing(_LOST_ROWS, lost, time.time_ns()))
+            try:
+                if self._store is None:
+                    self._store = self._opened()
+                self._store.append(samples, missing)
+                self._dropped = 0
+            except (OSError, sqlite3.Error, StepscopeError) as error:
+                self._keep(samples, [each for each in missing if each.series != _LOST_ROWS])
+                self._warn(f"telemetry cannot be written into {self.folder}: {sentence(error)}")
+
+    @guard.entry
+    def close(self) -> None:
+        """Write what waits and close the file."""
+        self._ended.set()
+        self.flush()
+        with self._writing:
+            if self._store is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    self._store.close()
+                self._store = None
+
+    def abandon(self) -> None:
+        """Write no more."""
+        self._ended.set()
+        self._samples.clear()
+        self._missing.clear()
+
+    def after_fork(self) -> None:
+        """In a child process: leave the parent's file and rows to the parent, and begin a file of its own."""
+        if self._store is not None:
+            _ABANDONED.append(self._store)
+            self._store = None
+        self._begin()
+
+    def _start(self) -> None:
+        with self._writing:
+            if self._thread is None and not self._ended.is_set():
+                _close_with_child(self)
+                self._thread = threading.Thread(target=self._run, name="stepscope telemetry writer", daemon=True)
+                self._thread.start()
+
+    @guard.entry(in_background=True)
+    def _run(self) -> None:
+        while not self._ended.wait(FLUSH_S):
+            self.flush()
+
+    def _opened(self) -> TelemetryStore:
+        process, now = os.getpid(), time.time_ns()
+        about = {**self._about, "process": str(process), "started_unix_ns": str(now)}
+        return TelemetryStore(self.folder / f"{now}-{process}.sqlite", about)
+
+    def _keep(self, samples: list[Sample], missing: list[Missing]) -> None:
+        self._samples.extendleft(reversed(samples))
+        self._missing.extendleft(reversed(missing))
+        while len(self._samples) > MAXIMUM_WAITING:
+            self._samples.popleft()
+            self._dropped += 1
+        while len(self._missing) > MAXIMUM_WAITING:
+            self._missing.popleft()
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            guard.tell(text)
+
+
+def _close_with_child(writer: Writer) -> None:
+    """A child that multiprocessing forked ends without what atexit was told, but calls its own finalizers."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        from multiprocessing import util
+
+        util.Finalize(writer, writer.close, exitpriority=10)

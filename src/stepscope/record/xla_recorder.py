@@ -1,0 +1,180 @@
+"""One recording by a profiler of XLA, from its warm-up to an `.xplane.pb` file: what `recorder` is for torch."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope import guard
+from stepscope.errors import UsageError
+from stepscope.files import private_folder, whole_file
+from stepscope.record.run_folder import xplane_name
+from stepscope.record.schedule import RecordOptions
+from stepscope.record.xla_profilers import XlaProfiler
+
+_COPY_BYTES: Final = 1 << 20
+_NEW, _PREPARED, _RECORDING, _STOPPED = range(4)
+
+
+class XlaRecorder:
+    """Records what XLA's profiler sees: the host's events and the devices'.
+
+    Only `save` raises: whatever else goes wrong is told on stderr once, kept in `problem`, and leaves the program as it
+    was. Calls out of order do nothing. Any call may come from any thread.
+
+    Args:
+        profiler: of JAX, or of PyTorch/XLA.
+        options: what is recorded besides times; only `stacks` means anything here.
+        first_step: number of the first recorded step.
+        marks_steps: mark the steps; not where the program does so itself.
+
+    Attributes:
+        problem: what went wrong, in a sentence; None as long as nothing did.
+        notice: what is not recorded although it was asked for; nothing ever is.
+        step_number: number of the step that is recorded now, or next.
+    """
+
+    def __init__(
+        self, profiler: XlaProfiler, options: RecordOptions, *, first_step: int = 0, marks_steps: bool = True
+    ) -> None:
+        self.problem: str | None = None
+        self.notice: str | None = None
+        self.step_number = first_step
+        self._profiler = profiler
+        self._options = options
+        self._marks_steps = marks_steps
+        self._state = _NEW
+        self._lock = threading.RLock()
+        self._folder: Path | None = None
+        self._held: object = None
+        self._mark: AbstractContextManager[Any] | None = None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether steps are being recorded now."""
+        return self._state == _RECORDING
+
+    def prepare(self) -> None:
+        """Start the profiler once and stop it, since its first start takes longest; nothing of that is kept."""
+        with self._lock, self._guarded("the profiler could not be prepared"):
+            if self._state == _NEW:
+                self._state = _STOPPED  # unless what follows succeeds
+                self._begin()
+                self._end()
+                self._state = _PREPARED
+
+    def start(self) -> None:
+        """Begin to record, with the step `step_number`."""
+        self.prepare()
+        with self._lock, self._guarded("the recording could not be started"):
+            if self._state == _PREPARED:
+                self._state = _STOPPED
+                self._begin()
+                self._state = _RECORDING
+                self._open_step()
+
+    def step(self) -> None:
+        """End the step that is recorded and begin the next."""
+        with self._lock, self._guarded("a step could not be marked"):
+            if self._state == _RECORDING:
+                self._close_step()
+                self.step_number += 1
+                self._open_step()
+
+    def stop(self) -> None:
+        """End the recording when the devices have done the recorded work; what was recorded can be saved."""
+        with self._lock:
+            if self._state == _RECORDING:
+                self._state = _STOPPED
+                with self._guarded("the last step could not be marked"):
+                    self._close_step()
+                with self._guarded("the devices could not be waited for"):
+                    self._profiler.wait()
+                with self._guarded("the profiler could not be stopped"):
+                    self._profiler.stop()
+
+    def save(self, path: Path) -> Path:
+        """Write the profile, complete or not at all, beside `path` with the ending .xplane.pb; returns where it is.
+
+        Raises:
+            UsageError: nothing was recorded, it was saved before, or the file cannot be written.
+        """
+        self.stop()
+        with self._lock:
+            found = sorted(self._folder.rglob("*.xplane.pb")) if self._folder is not None else []
+            if not found:
+                raise UsageError(self.problem or "nothing was recorded, so there is no trace to save")
+            place = xplane_name(path)
+            try:
+                private_folder(place.parent, tighten=False)
+                with found[0].open("rb") as source, whole_file(place, private=True) as file:
+                    shutil.copyfileobj(source, file, _COPY_BYTES)
+            except OSError as error:
+                raise UsageError(f"the trace cannot be written to {place}: {error}") from error
+            self._remove_folder()
+            return place
+
+    def discard(self) -> None:
+        """Stop without keeping anything."""
+        with self._lock:
+            self.stop()
+            self._state = _STOPPED
+            self._remove_folder()
+
+    def _begin(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="stepscope-"))
+        self._held = guard.on_failure("the recording under way", self._abandon)
+        is_on = False
+        try:
+            self._profiler.start(self._folder, self._options)
+            is_on = True
+        finally:
+            if not is_on:
+                self._remove_folder()
+
+    def _end(self) -> None:
+        try:
+            self._profiler.stop()
+        finally:
+            self._remove_folder()
+
+    def _abandon(self) -> None:
+        """After an error of ours: stop the profiler by the shortest way, and keep nothing."""
+        was_on, self._state = self._state == _RECORDING, _STOPPED
+        guard.attempted(self._close_step)
+        if was_on:
+            guard.attempted(self._profiler.stop)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        guard.off(self._held)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _open_step(self) -> None:
+        if self._marks_steps:
+            self._mark = self._profiler.step(self.step_number)
+            self._mark.__enter__()
+
+    def _close_step(self) -> None:
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            mark.__exit__(None, None, None)
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Keep an error out of the training loop: tell it once."""
+        with guard.attempt() as doing:
+            yield
+        if doing.error is None:
+            return
+        if self.problem is None:
+            self.problem = f"{what}: {guard.sentence(doing.error)}"
+            guard.tell(self.problem)

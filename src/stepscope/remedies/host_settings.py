@@ -1,0 +1,360 @@
+"""As many threads as there are processors for this rank, and no more.
+
+counts = set_thread_counts(workers=4)          # at the top of the script, before torch computes anything
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+_LONGEST: Final = 64 * 1024
+"""Bytes read of a file of the kernel."""
+
+
+def allowed_processors() -> set[int]:
+    """The numbers of the processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def usable_processors(root: Path = Path("/")) -> int:
+    """Processors (hardware threads) that this process may keep busy: its affinity, or its quota if that is less; >= 1.
+
+    Args:
+        root: where /proc and /sys are.
+    """
+    return _within_quota(len(allowed_processors()), root)
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """The same in cores: processors that share one count once, where the system tells which do; at least 1."""
+    siblings = set()
+    for processor in allowed_processors():
+        shared = _text(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+        siblings.add(shared or str(processor))
+    return _within_quota(len(siblings), root)
+
+
+def quota(root: Path = Path("/")) -> float | None:
+    """Processors' worth of time that the control groups allow, such as 1.5; None where nothing limits it.
+
+    Reads `cpu.max` (version 2) or `cpu.cfs_quota_us` (version 1) of the process's group and of all around it.
+    """
+    limits = []
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            mounts = ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
+        elif "cpu" in controllers.split(","):
+            mounts = [f"sys/fs/cgroup/{controllers}", "sys/fs/cgroup/cpu"]
+        else:
+            continue
+        # Inside a container the group's own path may lie above what is mounted: its root is asked, too.
+        group = Path(path.lstrip("/"))
+        for mount in mounts:
+            limits += [_limit(root / mount / each) for each in (group, *group.parents)]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _limit(group: Path) -> float | None:
+    """One group's limit in processors."""
+    words = (_text(group / "cpu.max") or "").split()
+    if not words:
+        words = [_text(group / "cpu.cfs_quota_us") or "", _text(group / "cpu.cfs_period_us") or ""]
+    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+        return None  # "max", or -1: no limit
+    return int(words[0]) / int(words[1])
+
+
+def _within_quota(count: int, root: Path) -> int:
+    limit = quota(root)
+    return max(count if limit is None else min(count, math.ceil(limit)), 1)
+
+
+def _text(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(_LONGEST).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+
+
+_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCounts:
+    """Threads of a rank, and what they follow from.
+
+    Attributes:
+        processors: hardware threads that this process may use, by its affinity and its control group's quota.
+        cores: the same in cores.
+        ranks: processes that share them.
+        workers: DataLoader processes of this rank, each of which needs a processor.
+        intra_op: threads that one operator may use.
+        inter_op: operators that torch may run side by side.
+        not_set: what could not be changed any more, and why, in sentences.
+    """
+
+    processors: int
+    cores: int
+    ranks: int
+    workers: int
+    intra_op: int
+    inter_op: int
+    not_set: tuple[str, ...] = ()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables for a process that is started with these counts."""
+        return dict.fromkeys(_VARIABLES, str(self.intra_op))
+
+
+def thread_counts(
+    *,
+    workers: int = 0,
+    ranks: int | None = None,
+    intra_op: int | None = None,
+    environ: Mapping[str, str] | None = None,
+    root: Path = Path("/"),
+) -> ThreadCounts:
+    """How many threads this rank should use; changes nothing.
+
+    One operator gets the cores of this rank, less the processors that its DataLoader's workers need beyond the second
+    hardware threads of these cores; at least one. Operators are not run side by side: they would contend for the same
+    cores. A rank that was given its own processors by its launcher keeps them all; others divide what they share.
+
+    Args:
+        workers: num_workers of this rank's DataLoader.
+        ranks: processes that share this machine's processors; by default LOCAL_WORLD_SIZE, or 1.
+        intra_op: this many threads, in place of what follows from the rest.
+        environ: where variables are read; by default this process's.
+        root: where /proc and /sys are.
+
+    Raises:
+        ValueError: a number is below 1 (below 0 for workers).
+    """
+    for name, number, least in (("workers", workers, 0), ("ranks", ranks, 1), ("intra_op", intra_op, 1)):
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < least):
+            raise ValueError(f"{name} is {number!r}; it takes a whole number from {least} on")
+    if ranks is None:
+        ranks = 1 if _has_its_own_processors() else _local_world_size(os.environ if environ is None else environ)
+    processors, cores = usable_processors(root), usable_cores(root)
+    own_processors, own_cores = max(processors // ranks, 1), max(cores // ranks, 1)
+    free = own_processors - own_cores
+    threads = max(own_cores - max(workers - free, 0), 1) if intra_op is None else intra_op
+    return ThreadCounts(processors, cores, ranks, workers, threads, 1)
+
+
+def set_thread_counts(
+    *, workers: int = 0, ranks: int | None = None, intra_op: int | None = None, inter_op: int = 1
+) -> ThreadCounts:
+    """Set torch's threads to what `thread_counts` finds, and the variables of OpenMP and MKL for processes to come.
+
+    Call it early: torch sets the number of operators side by side only before the first ones run. It overrides what
+    launchers set: torchrun gives every rank OMP_NUM_THREADS=1.
+
+    Args:
+        workers, ranks, intra_op: as of `thread_counts`.
+        inter_op: operators that torch may run side by side.
+
+    Raises:
+        ValueError: a number is below 1 (below 0 for workers).
+    """
+    if not isinstance(inter_op, int) or isinstance(inter_op, bool) or inter_op < 1:
+        raise ValueError(f"inter_op is {inter_op!r}; it takes a whole number from 1 on")
+    counts = thread_counts(workers=workers, ranks=ranks, intra_op=intra_op)
+    torch.set_num_threads(counts.intra_op)
+    not_set = []
+    if torch.get_num_interop_threads() != inter_op:
+        try:
+            torch.set_num_interop_threads(inter_op)
+        except RuntimeError:
+            now = torch.get_num_interop_threads()
+            not_set.append(
+                f"torch runs {now} operators side by side, and changes that only before the first ones run: call "
+                "set_thread_counts earlier"
+            )
+    os.environ.update(counts.environment)
+    return ThreadCounts(
+        processors=counts.processors,
+        cores=counts.cores,
+        ranks=counts.ranks,
+        workers=counts.workers,
+        intra_op=counts.intra_op,
+        inter_op=torch.get_num_interop_threads(),
+        not_set=tuple(not_set),
+    )
+
+
+def _local_world_size(environ: Mapping[str, str]) -> int:
+    text = environ.get("LOCAL_WORLD_SIZE", "")
+    return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else 1
+
+
+def _has_its_own_processors() -> bool:
+    """Whether this process may use only a part of what its parent may: its launcher gave it that part."""
+    if not hasattr(os, "sched_getaffinity"):
+        return False
+    try:
+        parent = set(os.sched_getaffinity(os.getppid()))
+    except OSError:
+        return False
+    return allowed_processors() < parent
+
+
+_OLDEST: Final = 2
+
+
+def collect_garbage_at_steps(every: int = 50, *, generation: int = _OLDEST, freeze: bool = True) -> GarbageAtSteps:
+    """Keep Python's collector from running within steps; collect at every so many borders of steps instead.
+
+    It begins with the `with` statement, with `start()`, or with the first `step()`: then everything is collected, what
+    is alive (modules, model, optimizer) is frozen, so that later collections need not look at it, and the automatic
+    collector is turned off. Begin after the model is made. At the end everything is as it was before. Worker processes
+    that are forked meanwhile keep their automatic collector.
+
+    Memory that only cycles hold is freed at the next collection: a model that makes cycles with large tensors in every
+    step needs a small `every`.
+
+    Args:
+        every: steps between collections, from 1 on.
+        generation: the oldest generation that is collected: 0, 1 or 2 (all).
+        freeze: False leaves what is alive to every collection. Nothing is frozen either where the program has frozen
+            objects itself, because these could not be told apart at the end.
+
+    Raises:
+        ValueError: an argument cannot be used.
+    """
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise ValueError(f"every is {every!r}; it takes a whole number of steps from 1 on")
+    if generation not in (0, 1, 2):
+        raise ValueError(f"generation is {generation!r}; it takes 0, 1 or 2")
+    return GarbageAtSteps(every, generation, freeze)
+
+
+class GarbageAtSteps:
+    """What `collect_garbage_at_steps` returns.
+
+    Attributes:
+        collections: how often it has collected at a step's border.
+        collected_ns: how long that took, all together.
+    """
+
+    def __init__(self, every: int, generation: int, freeze: bool) -> None:
+        self._every, self._generation, self._freeze = every, generation, freeze
+        self._steps = 0
+        self._started = self._was_enabled = self._has_frozen = False
+        self.collections = self.collected_ns = 0
+
+    def start(self) -> None:
+        """Collect, freeze, and turn the automatic collector off; nothing where that has been done."""
+        if self._started:
+            return
+        gc.collect()
+        self._was_enabled = gc.isenabled()
+        self._has_frozen = self._freeze and gc.get_freeze_count() == 0
+        if self._has_frozen:
+            gc.freeze()
+        gc.disable()
+        self._started = True
+        _in_workers_too(self)
+
+    def step(self) -> int:
+        """Say that a step has ended; collects when it is time. Returns how many objects it freed."""
+        self.start()
+        self._steps += 1
+        if self._steps % self._every:
+            return 0
+        begin = time.perf_counter_ns()
+        freed = gc.collect(self._generation)
+        self.collected_ns += time.perf_counter_ns() - begin
+        self.collections += 1
+        return freed
+
+    def close(self) -> None:
+        """Put the collector back as it was; can be started again."""
+        if not self._started:
+            return
+        self._started = False
+        if self._has_frozen:
+            gc.unfreeze()
+        if self._was_enabled:
+            gc.enable()
+
+    def __enter__(self) -> GarbageAtSteps:
+        self.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def _in_child(self) -> None:
+        """In a process that was forked meanwhile: nobody calls `step` there."""
+        if self._started and self._was_enabled:
+            gc.enable()
+
+
+_ACTIVE: Final[weakref.WeakSet[GarbageAtSteps]] = weakref.WeakSet()
+_REGISTERED: Final[list[bool]] = []
+
+
+def _in_workers_too(garbage: GarbageAtSteps) -> None:
+    """Have forked processes collect by themselves; what is registered for them cannot be taken back."""
+    _ACTIVE.add(garbage)
+    if hasattr(os, "register_at_fork") and not _REGISTERED:
+        _REGISTERED.append(True)
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def _after_fork() -> None:
+    for garbage in list(_ACTIVE):
+        garbage._in_child()
+
+
+def default_device() -> torch.device:
+    """The accelerator that torch has chosen, XLA's where torch_xla is imported, or else the CPU."""
+    current = getattr(getattr(torch, "accelerator", None), "current_accelerator", None)  # torch 2.6
+    if current is not None and torch.accelerator.is_available():
+        kind = current()
+        if kind is not None:
+            return torch.device(kind.type, torch.accelerator.current_device_index())
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if "habana_frameworks.torch" in sys.modules:
+        return torch.device("hpu")
+    xla = sys.modules.get("torch_xla")
+    if xla is not None:
+        return torch.device(xla.device())
+    return torch.device("cpu")
+
+
+def host_memory(like: torch.Tensor) -> torch.Tensor:
+    """Memory of the host for a copy of a tensor: pinned, where this torch can do that for the device."""
+    try:
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+    except (RuntimeError, NotImplementedError):
+        return torch.empty(like.shape, dtype=like.dtype)
+
+
+def streams_of(device: torch.device) -> Any | None:
+    """torch's module of the device, such as `torch.cuda`, where it has streams and events; None elsewhere."""
+    module = getattr(torch, device.type, None)
+    needed = ("Stream", "Event", "current_stream", "stream")
+    # torch.cpu has them too, but without effect.
+    if device.type in ("cpu", "mps") or module is None or not all(hasattr(module, name) for name in needed):
+        return None
+    return module

@@ -1,0 +1,353 @@
+"""What `stepscope bench` measured, for the terminal and for a pull request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, stdev, variance
+from textwrap import wrap
+from typing import Any, Final
+
+import polars as pl
+
+from stepscope import __version__
+from stepscope.compare.bench import Bench, BenchRun
+from stepscope.compare.bench_programs import BenchCommand
+from stepscope.compare.comparison import Comparison
+from stepscope.compare.statistics import NAME as WARM_UP_RULE
+from stepscope.compare.statistics import SampleComparison
+from stepscope.report.comparison import change_words, detectable_sentences, interval_words, share_of, verdict_sentence
+from stepscope.report.comparison_formats import comparison_markdown, comparison_report, comparison_text
+from stepscope.report.markdown import escape
+from stepscope.report.tables import duration, printable, share, table_lines
+
+_FEWEST_RUNS: Final = 3
+_UNLIKELY: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Of one command; standard deviations as shares of the mean step.
+
+    Attributes:
+        within: of the steps of a run.
+        between: of the means of the runs; None with only one run.
+        runs_differ: whether the runs' means scatter more than the halves of each run let expect (an F test).
+    """
+
+    within: float
+    between: float | None
+    runs_differ: bool
+
+
+def noise_of(runs: Sequence[BenchRun]) -> Noise | None:
+    """Of a command's runs, by their steady steps; None where there are not two steps in a run."""
+    steady = [run.steady_ns for run in runs if len(run.steady_ns) > 1]
+    if not steady:
+        return None
+    means = [fmean(steps) for steps in steady]
+    mean = fmean(means)
+    if not mean:
+        return None
+    within = fmean([stdev(steps) for steps in steady]) / mean
+    between = stdev(means) / mean if len(means) > 1 else None
+    return Noise(within, between, len(means) >= _FEWEST_RUNS and _runs_differ(steady, means))
+
+
+def _runs_differ(steady: Sequence[Sequence[int]], means: Sequence[float]) -> bool:
+    """Compares the scatter of the runs' means with what the halves of each run predict for it.
+
+    The difference between a run's halves has four times the variance of its mean, also where neighbouring steps
+    resemble each other, as long as they do not over half a run.
+    """
+    apart = [fmean(steps[: len(steps) // 2]) - fmean(steps[len(steps) // 2 :]) for steps in steady]
+    explained = fmean([each**2 for each in apart]) / 4
+    from scipy.stats import f
+
+    scatter = variance(means)
+    if not explained:
+        return scatter > 0
+    return float(f.sf(scatter / explained, len(means) - 1, len(means))) < _UNLIKELY
+
+
+_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "run": pl.String,
+    "step_ns": pl.Float64,
+    "low_ns": pl.Float64,
+    "high_ns": pl.Float64,
+    "change": pl.String,
+    "interval": pl.String,
+    "verdict": pl.String,
+    "steps": pl.Int64,
+    "runs": pl.Int64,
+}
+_SIGNS: Final = {
+    "explicit": "a block of stepscope.step()",
+    "optimizer": "an optimizer's step",
+    "loader": "a batch asked of a DataLoader",
+    "forward": "a call of the outermost module",
+}
+_BUSY_CORES: Final = 0.5
+_NO_BREAK: Final = "\N{NO-BREAK SPACE}"
+_ROWS: Final = 5
+"""Of each table about the profiles."""
+
+
+def bench_text(bench: Bench, profiled: Sequence[Comparison] = (), *, width: int) -> str:
+    """The commands, the table, the verdicts, how it was measured, and what the profiles say.
+
+    Args:
+        profiled: comparisons of the commands' profiles.
+    """
+    commands = [f"{command.label}  {printable(command.shown)}" for command in bench.commands]
+    lines = [*commands, "", *table_lines(bench_table(bench), width=width), ""]
+    lines += [*_wrapped(verdicts(bench), width), "", *_wrapped(how(bench), width)]
+    text = "\n".join(lines) + "\n"
+    if profiled:
+        text += "\n" + comparison_text(profiled, width=width, top=_ROWS, only_why=True)
+    return text
+
+
+def bench_markdown(bench: Bench, profiled: Sequence[Comparison] = ()) -> str:
+    """The same for a pull request."""
+    table = bench_table(bench).drop("low_ns", "high_ns")
+    rows = [
+        "| run | step | change | interval | verdict | steps | runs | command |",
+        "|---|---:|---|---|---|---:|---:|---|",
+    ]
+    for command, row in zip(bench.commands, table.iter_rows(named=True), strict=True):
+        step = "" if row["step_ns"] is None else duration(row["step_ns"])
+        words = [row["run"], step, row["change"], row["interval"], row["verdict"], row["steps"], row["runs"]]
+        rows.append("| " + " | ".join(escape(str(word or "")) for word in [*words, command.shown]) + " |")
+    said = [f"- {escape(sentence)}" for sentence in [*verdicts(bench), *how(bench)]]
+    text = "\n".join([*rows, "", *said]) + "\n"
+    if profiled:
+        text += "\n" + comparison_markdown(profiled, top=_ROWS, only_why=True)
+    return text
+
+
+def bench_table(bench: Bench) -> pl.DataFrame:
+    """One row for each command: its mean step with its interval, and how it compares with the first."""
+    comparisons = bench.comparisons()
+    first = comparisons[0][1]
+    baseline = (first.before_ns, first.before_low_ns, first.before_high_ns)
+    rows = [_row(bench.commands[0], baseline, None, first.before_steps, first.before_runs)]
+    for command, found in comparisons:
+        mean = (found.after_ns, found.after_low_ns, found.after_high_ns)
+        rows.append(_row(command, mean, found, found.after_steps, found.after_runs))
+    return pl.DataFrame(rows, schema=dict(_SCHEMA), orient="row")
+
+
+def _row(
+    command: BenchCommand,
+    mean: tuple[float | None, float | None, float | None],
+    found: SampleComparison | None,
+    steps: int,
+    runs: int,
+) -> tuple[object, ...]:
+    change = "" if found is None or found.change is None else change_words(found.change)
+    interval = ""
+    if found is not None and found.change_low is not None and found.change_high is not None:
+        interval = interval_words(found.change_low, found.change_high)
+    verdict = "" if found is None else found.verdict
+    return (command.label, *mean, change, interval, verdict, steps, runs)
+
+
+def verdicts(bench: Bench) -> Iterator[str]:
+    """For each command but the first: whether it is faster, and how sure that is; a sentence each."""
+    first = bench.commands[0].label
+    for command, found in bench.comparisons():
+        sentence = verdict_sentence(found)
+        yield f"{command.label} against {first}: {sentence[0].lower()}{sentence[1:]}"
+        yield from detectable_sentences(found)
+        names = {"before": first, "after": command.label}
+        yield from (_in_names(caveat, names) for caveat in found.caveats)
+    if len(bench.commands) > 2:
+        each = share_of(bench.settings.confidence(len(bench.commands)))
+        yield f"Each interval is one of {each}, so that all of them hold together in {share_of(0.95)} of such benches."
+
+
+def _in_names(caveat: str, names: dict[str, str]) -> str:
+    """A caveat about the steps or runs "before" and "after", as one about those of A and B."""
+    return re.sub(r"\b(before|after)\b", lambda word: f"of {names[word[1]]}", caveat)
+
+
+def how(bench: Bench) -> Iterator[str]:
+    """How it was measured and how disturbed: a sentence each."""
+    yield _why_stopped(bench)
+    yield from _steps(bench)
+    yield _warm_up(bench)
+    noises = [(command.label, noise_of(bench.runs_of(command.label))) for command in bench.commands]
+    yield from _noise([(label, noise) for label, noise in noises if noise is not None])
+    yield from _others(bench)
+    firsts = [bench.runs_of(command.label)[:1] for command in bench.commands]
+    for command, runs in zip(bench.commands, firsts, strict=True):
+        for outcome in runs[0].applied if runs else ():
+            yield f"{command.label}, {printable(outcome.text)}."
+    yield from _alike_once(sentence for runs in firsts for run in runs for sentence in run.said)
+
+
+def _why_stopped(bench: Bench) -> str:
+    begun = f"{bench.rounds} round{'s' if bench.rounds != 1 else ''} in {duration(bench.seconds * 1e9)}"
+    wanted = f"±{share(bench.settings.precision)}"
+    widths = [half for _, found in bench.comparisons() if (half := half_width(found)) is not None]
+    reached = None
+    if len(widths) == len(bench.commands) - 1:
+        reached = f"±{share(max(widths))}" if max(widths) < 1 else "no better than ±100 %"
+    match bench.stop:
+        case "precision":
+            return f"Stopped after {begun}: the change is known to {reached} of a step of A, {wanted} was asked for."
+        case "rounds" | "budget":
+            why = "as many rounds as were asked for" if bench.stop == "rounds" else "another round exceeds the budget"
+            known = "" if reached is None else f"; the change is known to {reached} of a step of A, not to {wanted}"
+            return f"Stopped after {begun}: {why}{known}."
+        case "failed":
+            return f"Ended after {begun} because a command failed; what was measured before is shown."
+        case _:
+            return f"Interrupted after {begun}; what was measured until then is shown."
+
+
+def half_width(found: SampleComparison) -> float | None:
+    """Half the width of the interval of a change, as a share of the first command's step."""
+    if found.change_low is None or found.change_high is None:
+        return None
+    return (found.change_high - found.change_low) / 2
+
+
+def _steps(bench: Bench) -> Iterator[str]:
+    kinds = {run.label: (run.source, run.clock, run.ranks) for run in bench.runs}
+    for kind in dict.fromkeys(kinds.values()):
+        labels = (
+            "" if len(set(kinds.values())) == 1 else f" of {' and '.join(k for k, v in kinds.items() if v == kind)}"
+        )
+        source, clock, ranks = kind
+        of_ranks = f" on the last of {ranks} ranks" if ranks > 1 else ""
+        by = "by the device's clock" if clock == "device" else "by the host's clock"
+        yield f"A step{labels} ends with {_SIGNS.get(source, source)}{of_ranks}, {by}."
+    if len({source for source, _, _ in kinds.values()}) > 1:
+        yield "The steps of the commands show by different signs, so they may not be the same work."
+    for label in kinds:
+        short = [run for run in bench.runs_of(label) if not run.complete]
+        if short:
+            counts = _span([len(run.step_ns) for run in short])
+            yield f"{label} ended by itself after {counts} of {bench.settings.steps} timed steps."
+        if any(run.own_profiler for run in bench.runs_of(label)):
+            yield f"{label} runs torch.profiler itself, which makes its steps slower than they are without."
+
+
+def _warm_up(bench: Bench) -> str:
+    dropped = []
+    unsteady = []
+    for command in bench.commands:
+        runs = bench.runs_of(command.label)
+        if runs:
+            dropped.append(f"{command.label} {_span([run.warm_up.dropped for run in runs])}")
+        changing = sum(not run.warm_up.steady for run in runs)
+        if changing:
+            unsteady.append(f"{changing} of {len(runs)} runs of {command.label}")
+    timed = _span([len(run.step_ns) for run in bench.runs])
+    sentence = (
+        f"Warm-up, by {WARM_UP_RULE}: of {timed} timed steps a run, the first were dropped ({', '.join(dropped)}); "
+        "the very first step is not timed."
+    )
+    if unsteady:
+        sentence += f" In {' and '.join(unsteady)} the steps still changed after it: a larger --steps would tell more."
+    return sentence
+
+
+def _noise(noises: list[tuple[str, Noise]]) -> Iterator[str]:
+    within = ", ".join(f"{label} {share(noise.within)}" for label, noise in noises)
+    between = [f"{label} {share(noise.between)}" for label, noise in noises if noise.between is not None]
+    if within:
+        runs = f", from run to run {', '.join(between)}" if between else ""
+        yield f"Noise (standard deviation): from step to step {within}{runs}."
+    drifting = [label for label, noise in noises if noise.runs_differ]
+    if drifting:
+        yield (
+            f"Runs of {' and '.join(drifting)} differ more than their steps explain: something changes from run to "
+            "run, such as the clock, the place of memory or other load; the intervals count it. --quiet-machine helps."
+        )
+
+
+def _others(bench: Bench) -> Iterator[str]:
+    known = [run.other_cores for run in bench.runs if run.other_cores is not None]
+    if not known:
+        return
+    span = f"{min(known):.1f} to {max(known):.1f}" if round(max(known) - min(known), 1) else f"{max(known):.1f}"
+    sentence = f"Other processes kept {span} cores busy meanwhile"
+    yield sentence + ("; without them the intervals would be narrower." if max(known) > _BUSY_CORES else ".")
+
+
+def _wrapped(sentences: Iterable[str], width: int) -> Iterator[str]:
+    for sentence in sentences:
+        kept = sentence.replace(" %", _NO_BREAK + "%")
+        lines = wrap(kept, width, break_on_hyphens=False, break_long_words=False)
+        yield from (line.replace(_NO_BREAK, " ") for line in lines)
+
+
+def _alike_once(sentences: Iterable[str]) -> Iterator[str]:
+    """The sentences; of those that differ in numbers only, the first."""
+    seen = set()
+    for sentence in sentences:
+        words = re.sub(r"[0-9]", "", sentence)
+        if words not in seen:
+            seen.add(words)
+            yield sentence
+
+
+def _span(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+SCHEMA: Final = 1
+
+
+def bench_json(bench: Bench, profiled: Sequence[Comparison] = ()) -> dict[str, Any]:
+    """Every run with all its steps, and the comparisons; keys may be added within schema 1, never removed.
+
+    Args:
+        profiled: of the commands' profiles; what `stepscope compare --json` writes of them stands under "profile".
+    """
+    failure = bench.failure
+    return {
+        "schema": SCHEMA,
+        "stepscope": __version__,
+        "folder": str(bench.folder),
+        "stop": bench.stop,
+        "failure": None
+        if failure is None
+        else {"label": failure.label, "round": failure.round, "sentence": failure.sentence},
+        "rounds": bench.rounds,
+        "seconds": bench.seconds,
+        "settings": asdict(bench.settings),
+        "warm_up": WARM_UP_RULE,
+        "commands": [
+            {
+                "label": command.label,
+                "command": replace(command, apply=()).shown,
+                "apply": list(command.apply),
+                "runs": [_run(run) for run in bench.runs_of(command.label)],
+            }
+            for command in bench.commands
+        ],
+        "comparisons": [{"label": command.label, **asdict(found)} for command, found in bench.comparisons()],
+        "profile": comparison_report(profiled) if profiled else None,
+    }
+
+
+def _run(run: BenchRun) -> dict[str, Any]:
+    return {
+        "round": run.round,
+        "step_ns": list(run.step_ns),
+        "dropped": run.warm_up.dropped,
+        "steady": run.warm_up.steady,
+        "source": run.source,
+        "clock": run.clock,
+        "ranks": run.ranks,
+        "complete": run.complete,
+        "seconds": run.seconds,
+        "other_cores": run.other_cores,
+        "applied": [outcome.to_json() for outcome in run.applied],
+    }

@@ -1,0 +1,1 @@
+"""Reports for a browser: single files that work offline."""

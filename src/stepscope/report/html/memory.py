@@ -1,0 +1,315 @@
+"""Memory over time for the HTML report: what each category held, stacked, with steps, the peak and what is reserved."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+from typing import Any, Final
+
+import polars as pl
+from markupsafe import Markup
+
+from stepscope.analysis.memory_blocks import CATEGORIES
+from stepscope.analysis.memory_growth import MemoryPicture
+from stepscope.analysis.telemetry import Plot, PlotLine, TelemetryPicture
+from stepscope.report.html.picture import View
+from stepscope.report.tables import cell, count, duration, heading, printable, share, showing, size
+
+_WIDTH: Final = 1000
+_HEIGHT: Final = 300
+_MARKUP: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
+_COLOURS: Final = {
+    "before": 7,
+    "parameter": 0,
+    "optimizer_state": 6,
+    "gradient": 1,
+    "activation": 2,
+    "input": 4,
+    "temporary": 3,
+    "unknown": 5,
+    "allocated": 0,
+}
+"""Category -> which of the page's line colours; one category has one colour on every page."""
+
+
+def memories_or_none(
+    memories: Sequence[Sequence[MemoryPicture]] | None, length: int
+) -> Sequence[Sequence[MemoryPicture]]:
+    """The pictures of each of `length` ranks, none where there are none."""
+    return [()] * length if memories is None else memories
+
+
+def memory_view(picture: MemoryPicture) -> View:
+    """What the template needs of one device."""
+    top = _top(picture)
+    whole = max(picture.end_ns - picture.start_ns, 1)
+    name = "The host’s memory" if picture.device == "cpu" else f"Device {printable(picture.device)}"
+    peak_x = 100 * (picture.peak_ns - picture.start_ns) / whole
+    return {
+        "name": name + (f" · {printable(picture.name)}" if picture.name else ""),
+        "sentence": _sentence(picture),
+        "bands": _drawn(picture, top),
+        "reserved": None if picture.reserved is None else _line(picture, picture.reserved, top),
+        "steps": [
+            {"left": 100 * (start - picture.start_ns) / whole, "label": f"step {index}"}
+            for index, start in picture.steps
+        ],
+        "peak": {"left": peak_x, "top": 100 * (1 - picture.peak_bytes / top)},
+        "ticks": [size(top * part / 4) for part in range(4, -1, -1)],
+        "begin": cell("start_ns", picture.start_ns),
+        "end": cell("start_ns", picture.end_ns),
+        "legend": [
+            {"label": band.replace("_", " "), "colour": _COLOURS[band], "tip": CATEGORIES.get(band, "")}
+            for band in picture.bands
+        ],
+        "data": _data(picture),
+        "tables": [table for table in (_table(picture, "categories"), _table(picture, "lines")) if table["rows"]],
+    }
+
+
+def _sentence(picture: MemoryPicture) -> str:
+    parts = [f"At most {size(picture.peak_bytes)} were allocated, at {cell('start_ns', picture.peak_ns)}"]
+    if picture.reserved is not None:
+        parts.append(f"{size(max(picture.reserved))} reserved")
+    if picture.capacity_bytes and picture.device != "cpu":
+        held = max(picture.reserved or (picture.peak_bytes,))
+        parts.append(f"{share(held / picture.capacity_bytes)} of the device’s {size(picture.capacity_bytes)}")
+    if picture.growth_bytes:
+        parts.append(f"each step leaves {size(picture.growth_bytes)} behind")
+    return "; ".join(parts) + "."
+
+
+def _top(picture: MemoryPicture) -> int:
+    """The level at the upper edge: above everything drawn, and the device's size where that is near."""
+    highest = max(picture.peak_bytes, *(picture.reserved or (0,)), 1)
+    capacity = picture.capacity_bytes
+    if capacity and picture.device != "cpu" and highest <= capacity <= 2 * highest:
+        return capacity
+    unit = 1 << max((highest - 1).bit_length() - 3, 0)
+    return -(-highest // unit) * unit
+
+
+def _x(picture: MemoryPicture, time: int) -> str:
+    return f"{_WIDTH * (time - picture.start_ns) / max(picture.end_ns - picture.start_ns, 1):.1f}"
+
+
+def _y(value: float, top: int) -> str:
+    return f"{_HEIGHT * (1 - min(value / top, 1)):.1f}"
+
+
+def _drawn(picture: MemoryPicture, top: int) -> list[View]:
+    """Each band as a closed path between the sum of those below and the sum with its own, in steps."""
+    below = [0] * len(picture.times)
+    result = []
+    for band, values in picture.bands.items():
+        above = [low + value for low, value in zip(below, values, strict=True)]
+        path = _steps(picture, above, top) + _back(picture, below, top) + "Z"
+        result.append({"path": path, "colour": _COLOURS[band]})
+        below = above
+    return result
+
+
+def _line(picture: MemoryPicture, values: Sequence[int], top: int) -> str:
+    return _steps(picture, values, top)
+
+
+def _steps(picture: MemoryPicture, values: Sequence[int], top: int) -> str:
+    """From left to right; each level holds until the next moment."""
+    path = f"M{_x(picture, picture.times[0])} {_y(values[0], top)}"
+    for (_, here), value in zip(pairwise(picture.times), values[1:], strict=True):
+        path += f"H{_x(picture, here)}V{_y(value, top)}"
+    return path + f"H{_x(picture, picture.end_ns)}"
+
+
+def _back(picture: MemoryPicture, values: Sequence[int], top: int) -> str:
+    """The same from right to left."""
+    path = f"V{_y(values[-1], top)}"
+    for here, value in zip(reversed(picture.times[1:]), reversed(values[:-1]), strict=True):
+        path += f"H{_x(picture, here)}V{_y(value, top)}"
+    return path + f"H{_x(picture, picture.times[0])}"
+
+
+def _data(picture: MemoryPicture) -> Markup:
+    """Values for the script that shows them beside the pointer."""
+    seconds = [round((time - picture.start_ns) / 1e9, 9) for time in picture.times]
+    lines = [[band.replace("_", " "), seconds, list(values), None] for band, values in picture.bands.items()]
+    if picture.reserved is not None:
+        lines.append(["reserved", seconds, list(picture.reserved), None])
+    data = {"seconds": max(picture.end_ns - picture.start_ns, 1) / 1e9, "unit": "bytes", "lines": lines}
+    return Markup(json.dumps(data, separators=(",", ":")).translate(_MARKUP))
+
+
+def _table(picture: MemoryPicture, which: str) -> View:
+    frame = picture.categories if which == "categories" else picture.lines
+    columns = [
+        {"heading": heading(name), "numeric": dtype.is_numeric() and name != "line"}
+        for name, dtype in zip(frame.columns, frame.dtypes, strict=True)
+    ]
+    rows = [
+        [
+            {"text": cell(name, value), "value": value if column["numeric"] else None, "numeric": column["numeric"]}
+            for (name, value), column in zip(row.items(), columns, strict=True)
+        ]
+        for row in frame.iter_rows(named=True)
+    ]
+    cut = (
+        showing(frame.height, picture.line_count, "lines").replace(", --top 0 for all", "") if which == "lines" else ""
+    )
+    title = "Alive at the peak, by category" if which == "categories" else "Alive at the peak, by line"
+    return {"title": title, "columns": columns, "rows": rows, "showing": cut}
+
+
+def length_of(picture: MemoryPicture) -> str:
+    """How long the drawn stretch is."""
+    return duration(picture.end_ns - picture.start_ns)
+
+
+NAMED_LINES: Final = 8
+"""Lines beyond this many are thin and grey: an eye cannot tell more colours apart."""
+
+_SHORT_UNIT: Final = 5
+"""Longer ones stand with the last value only."""
+_LARGEST: Final = 1e300
+"""What is beyond is drawn outside: the difference of larger numbers is no number."""
+_FROM_ZERO: Final = ("share", "bytes", "bytes/s", "cores", "W", "MHz")
+
+
+def telemetry_view(picture: TelemetryPicture) -> View:
+    """What the template needs: plots by group, marks of the trace's time, and sentences."""
+    whole = max(picture.duration_s, 1e-9)
+    groups = [
+        {"title": printable(title), "plots": [_plot(plot, whole) for plot in plots]}
+        for title, plots in groupby(picture.plots, key=lambda plot: plot.group)
+    ]
+    left_out = picture.plots_left_out
+    return {
+        "groups": groups,
+        "length": _clock(picture.duration_s),
+        "recorded": None if picture.recorded_s is None else _band(picture.recorded_s, whole),
+        "left_out": f"showing {len(picture.plots)} of {len(picture.plots) + left_out} plots" if left_out else "",
+        "notes": [printable(note) for note in picture.notes],
+    }
+
+
+def _clock(seconds: float) -> str:
+    """A time of a run, short: minutes and hours where there are any."""
+    if seconds < 120:
+        return duration(seconds * 1e9)
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _band(recorded_s: tuple[float, float], whole: float) -> View:
+    left, right = (min(max(each / whole, 0), 1) * 100 for each in recorded_s)
+    return {"left": left, "width": max(right - left, 0), "time": duration((recorded_s[1] - recorded_s[0]) * 1e9)}
+
+
+def _plot(plot: Plot, whole: float) -> View:
+    ticks = _ticks(plot)
+    unit = plot.unit if len(plot.unit) <= _SHORT_UNIT or plot.unit in _FROM_ZERO else ""
+    drawn = [_telemetry_drawn(line, whole, ticks[0], ticks[-1]) for line in plot.lines]
+    sentences = []
+    if len(plot.lines) > NAMED_LINES:
+        sentences.append(f"in colour the {NAMED_LINES} lines with the largest values, {len(plot.lines)} in all")
+    if plot.left_out:
+        sentences.append(f"{plot.left_out} more are not drawn")
+    data = {"seconds": whole, "unit": plot.unit, "lines": [_telemetry_data(line, plot.unit) for line in plot.lines]}
+    return {
+        "title": printable(plot.title),
+        "ticks": [_value(each, unit) for each in reversed(ticks)],
+        "lines": drawn,
+        "legend": [
+            {"label": printable(line.label) or "whole", "colour": number}
+            for number, line in enumerate(plot.lines[:NAMED_LINES])
+            if len(plot.lines) > 1
+        ],
+        "sentence": "; ".join(sentences),
+        "last": _last(plot),
+        "data": Markup(json.dumps(data, separators=(",", ":")).translate(_MARKUP)),
+        "described": f"{printable(plot.title)}, {len(plot.lines)} lines"
+        if len(plot.lines) > 1
+        else printable(plot.title),
+    }
+
+
+def _telemetry_drawn(line: PlotLine, whole: float, low: float, high: float) -> View:
+    """A line's path; a single point is drawn as a dot, by a stroke of no length with round ends."""
+    pieces: list[str] = []
+    begins = True
+    for time_s, value in line.points.select("time_s", "value").iter_rows():
+        if value is None:
+            begins = True
+            continue
+        x, y = _WIDTH * time_s / whole, _HEIGHT * (high - value) / (high - low)
+        pieces.append(f"{'M' if begins else 'L'}{x:.1f} {y:.1f}" + ("h0" if begins else ""))
+        begins = False
+    odd = "".join(f"M{_WIDTH * each / whole:.1f} 0V{_HEIGHT}" for each in line.not_finite_s)
+    return {"path": "".join(pieces), "odd": odd}
+
+
+def _telemetry_data(line: PlotLine, unit: str) -> list[Any]:
+    """[name, times, values, steps] for the script; bytes are whole, other values as exact as anyone reads them."""
+    rows = line.points
+    return [
+        printable(line.label),
+        [round(each, 4) for each in rows["time_s"].to_list()],
+        [None if each is None else round(each) if unit == "bytes" else float(f"{each:.6g}") for each in rows["value"]],
+        rows["step"].to_list() if rows["step"].null_count() < rows.height else None,
+    ]
+
+
+def _ticks(plot: Plot) -> list[float]:
+    """Round numbers, evenly spaced, from below the lowest value to above the highest one."""
+    values = pl.concat([line.points["value"].drop_nulls() for line in plot.lines]).to_list() or [0.0, 1.0]
+    low, high = max(min(values), -_LARGEST), min(max(values), _LARGEST)
+    if plot.unit in _FROM_ZERO:
+        low = min(low, 0.0)
+    if plot.unit == "share":
+        high = max(high, 1.0)
+    # A spread that a float can hardly tell from nothing.
+    if high - low <= max(abs(low), abs(high)) * 1e-9:
+        low, high = (low, high + (abs(high) or 1.0)) if plot.unit in _FROM_ZERO else (low - 1, high + 1)
+    step = _round((high - low) / 3, 2 if plot.unit.startswith("bytes") else 10)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, max(last, first + 1) + 1)]
+
+
+def _round(step: float, base: int) -> float:
+    """The next larger step that people count in: 1, 2 or 5 times a power of ten; of bytes, a power of two."""
+    power = base ** math.floor(math.log(step, base))
+    return next(float(each * power) for each in (1, 2, 5, 10) if each * power >= step * (1 - 1e-9))
+
+
+def _last(plot: Plot) -> str:
+    """The last value of a plot's only line."""
+    if len(plot.lines) != 1:
+        return ""
+    values = plot.lines[0].points["value"].drop_nulls()
+    return _value(values[-1], plot.unit) if values.len() else ""
+
+
+def _value(value: float, unit: str) -> str:
+    match unit:
+        case "bytes":
+            return size(value)
+        case "bytes/s":
+            return f"{size(value)}/s"
+        case "share":
+            return share(value)
+    number = count(value) if abs(value) >= 1000 else f"{value + 0.0:.4g}"
+    return f"{number} {printable(unit)}" if unit else number
+
+
+def pictures_or_none(pictures: Sequence[TelemetryPicture | None] | None, length: int) -> list[TelemetryPicture | None]:
+    """One picture or None for each of `length` diagnoses.
+
+    Raises:
+        ValueError: there are more or fewer.
+    """
+    found: list[TelemetryPicture | None] = [None] * length if pictures is None else list(pictures)
+    if len(found) != length:
+        raise ValueError(f"{len(found)} pictures of telemetry for {length} diagnoses")
+    return found

@@ -1,0 +1,369 @@
+"""What a search came to, in sentences and as a table."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import polars as pl
+
+from stepscope import __version__
+from stepscope.record.manifest import without_secrets
+from stepscope.report.comparison import share_of
+from stepscope.report.markdown import code, escape
+from stepscope.report.tables import count, duration, filled, printable, table_lines
+from stepscope.tune.knobs import Configuration, Knob, code_of
+from stepscope.tune.measure import UNCHECKED
+from stepscope.tune.search import TuneResult
+from stepscope.tune.trials import LEAST_GAIN, LossCheck, Measured, Trial
+
+_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "tried": pl.String,
+    "on_top_of": pl.String,
+    "step_ns": pl.Float64,
+    "times_faster": pl.String,
+    "outcome": pl.String,
+    "interval": pl.String,
+    "loss_difference": pl.String,
+}
+_BUSY_CORES: Final = 0.5
+_FAILED: Final = {"not applied": "not applied", "out of memory": "out of memory", UNCHECKED: "not checked"}
+
+
+def outcome_sentence(result: TuneResult) -> str:
+    """The result in one sentence: what helps by how much, or that nothing does."""
+    if result.proof is not None and result.proof.measured is not None and result.is_proven:
+        return proof_sentence(result.proof.measured)
+    if result.proof is not None:
+        why = result.proof.reason or _not_shown(result.proof.measured)
+        return f"it looked faster in the search, but fresh runs do not show it: {why}"
+    if result.best.settings:
+        return "it was faster in the search; fresh runs that prove it are missing"
+    if not any(trial.state == "measured" for trial in result.trials):
+        return "nothing was measured"
+    return "nothing that was tried was shown to make the step shorter"
+
+
+def proof_sentence(measured: Measured) -> str:
+    """Such as "step 48.2 ms -> 20.1 ms: 2.40 times faster (95 % interval 2.31 to 2.49), losses equal within 1e-4"."""
+    if measured.before_ns is None or measured.after_ns is None:
+        return "no steps were measured"
+    times = f"step {duration(measured.before_ns)} -> {duration(measured.after_ns)}: {faster(measured)}"
+    interval = interval_words(measured)
+    shown = f" ({share_of(measured.confidence)} interval {interval})" if interval else ""
+    return f"{times}{shown}, {loss_words(measured.losses)}"
+
+
+def faster(measured: Measured) -> str:
+    """Such as "2.40 times faster", or "1.05 times slower"."""
+    if not measured.before_ns or not measured.after_ns:
+        return ""
+    ratio = measured.before_ns / measured.after_ns
+    return f"{ratio:.2f} times faster" if ratio >= 1 else f"{1 / ratio:.2f} times slower"
+
+
+def times_interval(measured: Measured) -> str:
+    """The interval of how many times faster it is, such as "2.31 to 2.49"; "" where there is none."""
+    low, high = measured.change_low, measured.change_high
+    if low is None or high is None or low <= -1:
+        return ""
+    return f"{1 / (1 + high):.2f} to {1 / (1 + low):.2f}"
+
+
+def interval_words(measured: Measured) -> str:
+    """The interval of what `faster` says: of how many times slower, where it says slower."""
+    low, high = measured.change_low, measured.change_high
+    if low is None or high is None or low <= -1:
+        return ""
+    is_slower = bool(measured.before_ns and measured.after_ns and measured.after_ns > measured.before_ns)
+    return f"{1 + low:.2f} to {1 + high:.2f}" if is_slower else times_interval(measured)
+
+
+def loss_words(losses: LossCheck) -> str:
+    """How the losses compare, such as "losses equal within 1e-4 (largest difference 3.1e-07 of 50)"."""
+    if losses.equal is None:
+        return "losses not compared: no backward pass was seen"
+    if losses.largest is None:
+        return losses.sentence
+    difference = f"largest difference {power(losses.largest, 1)} in {count(losses.compared)} losses"
+    if not losses.equal:
+        return f"losses differ by more than {power(losses.allowed)} ({difference})"
+    if losses.basis == "runs":
+        return f"losses as near as runs of the unchanged program are to each other ({difference})"
+    if losses.basis == "seed":
+        return f"losses nearer than another seed's ({difference}, another seed's {power(losses.allowed, 1)})"
+    return f"losses equal within {power(losses.allowed)} ({difference})"
+
+
+def power(share: float, digits: int = 0) -> str:
+    """A small share as "1e-4", or with a digit behind the point as "3.1e-7"; "0" where it is none."""
+    if not share:
+        return "0"
+    number, _, exponent = f"{share:.{digits}e}".partition("e")
+    return f"{number}e{int(exponent)}"
+
+
+def _not_shown(measured: Measured | None) -> str:
+    if measured is None:
+        return "nothing was measured"
+    if measured.losses.equal is False:
+        return loss_words(measured.losses)
+    interval = interval_words(measured)
+    return f"{faster(measured)}{f', interval {interval}' if interval else ''}"
+
+
+def trial_table(result: TuneResult) -> pl.DataFrame:
+    """One row for each trial: what was tried on top of what, and what came of it."""
+    rows = [trial_row(result, trial) for trial in result.trials if trial.state != "running"]
+    return pl.DataFrame(rows, schema=dict(_SCHEMA), orient="row")
+
+
+def trial_row(result: TuneResult, trial: Trial) -> tuple[object, ...]:
+    """What the table says of a trial."""
+    reference, configuration = trial.proposal.reference, trial.proposal.configuration
+    added = Configuration(tuple(pair for pair in configuration.settings if pair not in reference.settings))
+    left = [name for name, _ in reference.settings if configuration.value(name) is None]
+    given = {name for name, _ in added.settings}
+    replaced = Configuration(tuple(pair for pair in reference.settings if pair[0] in given))
+    kept = Configuration(tuple(pair for pair in reference.settings if pair[0] not in given))
+    parts = [result.space.shown(added)] if added.settings or not left else []
+    parts += [f"instead of {result.space.shown(replaced)}"] if replaced.settings else []
+    tried = ", ".join([*([" ".join(parts)] if parts else []), *(f"without {name}" for name in left)])
+    on_top = result.space.shown(kept) if kept.settings else ""
+    if trial.proposal.purpose == "proof":
+        tried, on_top = "the best, in fresh runs" if configuration == result.best else f"fresh runs: {tried}", ""
+    measured = trial.measured
+    if measured is None:
+        return (tried, on_top, None, "", outcome_words(result, trial), "", "")
+    ratio = f"{measured.before_ns / measured.after_ns:.2f}" if measured.before_ns and measured.after_ns else ""
+    largest = measured.losses.largest
+    losses = "" if largest is None else power(largest)
+    return (tried, on_top, measured.after_ns, ratio, outcome_words(result, trial), times_interval(measured), losses)
+
+
+def outcome_words(result: TuneResult, trial: Trial) -> str:
+    """What came of a trial in a few words; `reasons` has more of what failed."""
+    if trial.measured is None:
+        return _FAILED.get(trial.reason.partition(":")[0], "failed")
+    if not trial.keeps_losses:
+        return "losses differ"
+    if trial.proposal.purpose == "proof":
+        return "proven" if trial.is_shown else "not shown"
+    if trial.proposal.purpose == "simplify":
+        return "no less without" if trial.gain is not None and trial.gain > -LEAST_GAIN else "needed"
+    is_kept = set(trial.proposal.configuration.settings) <= set(result.best.settings)
+    if trial.is_shown:
+        return "kept" if is_kept else "helps, but not in the best"
+    if trial.is_promising:
+        return "may help, not shown"
+    return "slower" if trial.measured.verdict == "slower" else "no help"
+
+
+def reasons(result: TuneResult) -> Iterator[str]:
+    """Why what failed did, a sentence each."""
+    for trial in result.trials:
+        if trial.state == "failed" or (trial.measured is not None and not trial.keeps_losses):
+            why = loss_words(trial.measured.losses) if trial.measured is not None else trial.reason
+            yield f"{result.space.shown(trial.proposal.configuration)}: {why}"
+
+
+def command_line(result: TuneResult, command: Sequence[str]) -> str:
+    """The command by which the best configuration is used, without secrets; needs a best configuration."""
+    apply = result.space.apply_words(result.best)
+    variables = [f"{name}={shlex.quote(value)}" for name, value in result.space.variables(result.best).items()]
+    words = [*without_secrets(command), *result.space.arguments(result.best)]
+    shown = " ".join(word if "***" in word else shlex.quote(word) for word in words)
+    if apply:
+        shown = f"stepscope run --apply {','.join(apply)} {shown}"
+    elif _is_script(command):
+        shown = f"python {shown}"
+    return " ".join([*variables, shown])
+
+
+def _is_script(command: Sequence[str]) -> bool:
+    return bool(command) and (command[0].endswith(".py") or command[0] == "-m")
+
+
+def remedies(result: TuneResult) -> Iterator[tuple[Knob, str, str, str]]:
+    """Each setting of the best: its knob, in words, as code and as a diff of the user's lines."""
+    for name, value in result.best.settings:
+        knob = result.space.knob(name)
+        code = "" if knob.kind != "apply" else knob.code or code_of(name, value)
+        yield knob, knob.shown(value), code, knob.diff
+
+
+def applied_sentences(result: TuneResult, knob: Knob) -> list[str]:
+    """What the runs of the proof said of a remedy."""
+    measured = None if result.proof is None else result.proof.measured
+    if measured is None or knob.kind != "apply":
+        return []
+    return [text.removeprefix(f"{knob.name}: ") for text in measured.applied if text.startswith(f"{knob.name}: ")]
+
+
+def how(result: TuneResult) -> Iterator[str]:
+    """How it was searched and measured, a sentence each."""
+    ended = [trial for trial in result.trials if trial.state != "running"]
+    machines = {trial.machine for trial in ended if trial.machine}
+    where = f" on {len(machines)} machines" if len(machines) > 1 else ""
+    took = duration(result.seconds * 1e9)
+    yield f"{len(ended)} comparisons were measured{where}, each with both sides in turn; this process took {took}."
+    if result.proof is not None and result.proof.measured is not None:
+        proof = result.proof.measured
+        yield (
+            f"The proof rests on {proof.rounds} fresh runs of each side, {count(proof.steps)} steps of the best that "
+            "count; what was measured while choosing is not part of it."
+        )
+        yield from (_in_names(caveat) for caveat in proof.caveats)
+        if proof.other_cores is not None and proof.other_cores > _BUSY_CORES:
+            yield (
+                f"Other processes kept up to {proof.other_cores:.1f} cores busy meanwhile; without them the interval "
+                "would be narrower."
+            )
+    if result.stop == "budget":
+        yield "The budget ended before everything was tried: the same command with --study goes on."
+    if result.stop == "interrupted":
+        yield "The search was interrupted: the same command with --study goes on where it was."
+    yield from (f"{sentence}." for sentence in result.space.said)
+
+
+def _in_names(caveat: str) -> str:
+    """A caveat about the steps or runs "before" and "after", as one about those of the program and of the best."""
+    names = {"before": "as it is", "after": "with the best"}
+    return re.sub(r"\b(before|after)\b", lambda word: names[word[1]], caveat)
+
+
+def gain_words(trial: Trial) -> str:
+    """What a trial measured, for a line of progress: "54.0 ms -> 18.2 ms, 2.97 times faster (2.80 to 3.11)"."""
+    measured = trial.measured
+    if measured is None or measured.before_ns is None or measured.after_ns is None:
+        return trial.reason
+    interval = interval_words(measured)
+    shown = f" ({interval})" if interval else ""
+    reason = f"; {loss_words(measured.losses)}" if measured.losses.equal is False else ""
+    saved = f"{duration(measured.before_ns)} -> {duration(measured.after_ns)}, {faster(measured)}{shown}"
+    return f"{saved}{reason}"
+
+
+_INDENT: Final = "    "
+
+
+def tune_text(result: TuneResult, command: Sequence[str], *, width: int) -> str:
+    """The result, how to use it, the remedies as code, what was tried, and how it was measured."""
+    sentence = outcome_sentence(result)
+    lines = []
+    if result.best.settings:
+        best = "Best" if result.is_proven else "Best so far, not proven"
+        lines += [*filled(f"{best}: {printable(result.space.shown(result.best))}", width), ""]
+    lines += [*filled(f"{sentence[0].upper()}{sentence[1:]}.", width), ""]
+    if result.best.settings:
+        lines += [
+            "To use it:" if result.is_proven else "To try it:",
+            f"{_INDENT}{printable(command_line(result, command))}",
+            "",
+        ]
+        lines += _remedies(result, width)
+    lines += ["What was tried:", ""]
+    lines += table_lines(trial_table(result), width=width, whole="--json FILE")
+    lines.append("")
+    why = [line for said in reasons(result) for line in filled(printable(said), width, "  ", _INDENT)]
+    if why:
+        lines += ["Why some of it could not be had:", *why, ""]
+    for said in how(result):
+        lines += filled(printable(said), width)
+    return "\n".join(lines) + "\n"
+
+
+def _remedies(result: TuneResult, width: int) -> Iterator[str]:
+    for knob, shown, as_code, diff in remedies(result):
+        yield from filled(printable(f"{shown}: {knob.why}"), width)
+        for sentence in applied_sentences(result, knob):
+            yield from filled(printable(sentence), width, _INDENT, _INDENT)
+        for line in (diff or as_code).rstrip().splitlines():
+            yield f"{_INDENT}{printable(line)}"
+        yield ""
+
+
+def tune_markdown(result: TuneResult, command: Sequence[str]) -> str:
+    """The same for a pull request."""
+    sentence = outcome_sentence(result)
+    lines = [f"**{escape(sentence[0].upper() + sentence[1:])}.**", ""]
+    if result.best.settings:
+        lines += [
+            f"- {'Best' if result.is_proven else 'Best so far, not proven'}: {code(result.space.shown(result.best))}",
+            f"- To {'use' if result.is_proven else 'try'} it: {code(command_line(result, command))}",
+        ]
+        lines.append("")
+        for knob, shown, as_code, diff in remedies(result):
+            lines += [f"{code(shown)}: {escape(knob.why)}", ""]
+            lines += [f"- {escape(sentence)}" for sentence in applied_sentences(result, knob)]
+            lines.append("")
+            lines += [*_fenced(diff or as_code, "diff" if diff else "python"), ""]
+    rows = [
+        "| tried | on top of | step | times faster | outcome | interval | loss difference |",
+        "|---|---|---:|---:|---|---|---|",
+    ]
+    for row in trial_table(result).iter_rows(named=True):
+        row["step_ns"] = "" if row["step_ns"] is None else duration(row["step_ns"])
+        rows.append("| " + " | ".join(escape(str(word)) for word in row.values()) + " |")
+    return "\n".join([*lines, *rows, "", *(f"- {escape(said)}" for said in (*reasons(result), *how(result)))]) + "\n"
+
+
+def _fenced(text: str, language: str) -> list[str]:
+    if not text:
+        return []
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return [f"{fence}{language}", *(printable(line) for line in text.expandtabs(4).splitlines()), fence]
+
+
+SCHEMA: Final = 1
+
+
+def tune_json(result: TuneResult, command: Sequence[str]) -> dict[str, Any]:
+    """The best, its proof and every trial; keys may be added within schema 1, never removed."""
+    has_best = bool(result.best.settings)
+    return {
+        "schema": SCHEMA,
+        "stepscope": __version__,
+        "command": without_secrets(command),
+        "outcome": outcome_sentence(result),
+        "is_proven": result.is_proven,
+        "best": None
+        if not has_best
+        else {
+            "settings": dict(result.best.settings),
+            "apply": list(result.space.apply_words(result.best)),
+            "arguments": list(result.space.arguments(result.best)),
+            "variables": result.space.variables(result.best),
+            "command_line": command_line(result, command),
+            "remedies": [
+                {"setting": shown, "source": knob.source, "why": knob.why, "code": code, "diff": diff}
+                for knob, shown, code, diff in remedies(result)
+            ],
+        },
+        "proof": None if result.proof is None else _trial(result, result.proof),
+        "stop": result.stop,
+        "seconds": result.seconds,
+        "space": result.space.to_json(),
+        "trials": [_trial(result, trial) for trial in result.trials],
+        "how": list(how(result)),
+    }
+
+
+def _trial(result: TuneResult, trial: Trial) -> dict[str, Any]:
+    measured = trial.measured
+    return {
+        "number": trial.number,
+        "purpose": trial.proposal.purpose,
+        "configuration": dict(trial.proposal.configuration.settings),
+        "reference": dict(trial.proposal.reference.settings),
+        "state": trial.state,
+        "outcome": "" if trial.state == "running" else outcome_words(result, trial),
+        "reason": trial.reason,
+        "machine": trial.machine,
+        "folder": trial.folder,
+        "measured": None if measured is None else measured.to_json(),
+    }

@@ -1,0 +1,363 @@
+"""What a step would take with changes, for a terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Iterator
+from typing import Any, Final
+
+import polars as pl
+
+from stepscope import __version__
+from stepscope.analysis.host import CAUSES
+from stepscope.report.tables import count, duration, printable, share, showing, table_lines
+from stepscope.whatif.answer import Answer, AsMeasured, Prospect, path_by_name
+from stepscope.whatif.critical_path import slack_by_name
+from stepscope.whatif.experiment import RankProspect
+
+_SMALL_SHARE: Final = 0.005
+"""Resources below this share of the critical path are shown together."""
+_ALIKE: Final = 0.0005
+_APART: Final = 0.01
+"""Of a step: where a rank's replay with the others differs by more from the one alone, a sentence says so."""
+_LONGEST_NAME: Final = 80
+_WIDE: Final = 100
+"""Columns from which on there is room for what resources mean."""
+_NO_REMEDY: Final = ("compute", "untraced", "unknown")
+"""Causes that nobody can simply remove: there is a better one to try next."""
+_RESOURCES: Final = {
+    "compute": ("device: computation", "the device computed"),
+    "communication": ("communication", "data moved between ranks, or one waited for the others"),
+    "copy": ("device: copies", "memory was copied"),
+    "launch_latency": ("launch latency", CAUSES["launch_latency"]),
+    "wait": ("unexplained", "the device waited for what the trace does not show"),
+}
+_LIMITS: Final = {
+    "host": "The host limits {whole}: its work is {part} of the critical path, most of it {most}.",
+    "compute": "The device's computation limits {whole}: it is {part} of the critical path.",
+    "communication": "Communication limits {whole}: it is {part} of the critical path.",
+    "copy": "Copies of memory limit {whole}: they are {part} of the critical path.",
+    "launch_latency": "Launch latency limits {whole}: it is {part} of the critical path.",
+    "wait": "What limits {whole} is not in the trace: waiting for it is {part} of the critical path.",
+}
+_COMPUTING: Final = "operators computed"
+
+
+def whatif_text(answer: Answer, *, width: int, top: int) -> str:
+    """The whole answer as text; `top` rows of each table, 0 for all."""
+    parts = [*_head(answer, width), *_ranks(answer, width), *_limits(answer, width), *_causes(answer, width)]
+    if answer.path is not None:
+        title = "What stands on the critical path" + (" then" if answer.together else "")
+        parts += _table(title, _named(path_by_name(answer.path)), "names", width, top)
+    if answer.slack is not None:
+        title = f"Slack: how much later operators could end without making {whole(answer.measured)} longer"
+        slack = slack_by_name(answer.slack).rename({"critical": "without_slack"})
+        parts += _table(title, slack, "operators", width, top)
+    if answer.curve is not None:
+        title = f"How much shorter {whole(answer.measured)} would be if each took only a part of its time"
+        parts += _table(title, _curve(answer.curve), "names", width, 0)
+        parts += _curve_sentence(answer.curve, answer.measured, width)
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def whole(measured: AsMeasured) -> str:
+    """What is replayed."""
+    return "the step" if measured.stepped else "the recording"
+
+
+def measured_sentence(measured: AsMeasured) -> str:
+    """How long a step takes."""
+    if not measured.stepped:
+        return f"{duration(measured.step_ns)} recorded, without steps"
+    steps = "1 step" if measured.step_count == 1 else f"mean of {count(measured.step_count)}"
+    return f"a step takes {duration(measured.step_ns)} ({steps})"
+
+
+def trust_sentences(measured: AsMeasured) -> list[str]:
+    """How far a replay can be believed here."""
+    if measured.why_not is not None:
+        return [
+            f"Not certain: {printable(measured.why_not)}. What follows is what the replay gives, not a promise; "
+            "stepscope diagnose adds up the time that each cause took instead."
+        ]
+    off = abs(measured.replayed_step_ns - measured.step_ns) / max(measured.step_ns, 1)
+    given = "the measured time" if off < _ALIKE else f"{duration(measured.replayed_step_ns)}, off by {share(off)}"
+    sentence = f"Replayed without a change the trace gives {given}"
+    if measured.device is not None:
+        waits = (
+            f"waits {share(measured.unexplained_share)} of the time" if measured.unexplained_share else "never waits"
+        )
+        sentence += f"; the device {waits} for something that the trace does not show"
+    return [f"{sentence}."]
+
+
+def prospect_sentence(prospect: Prospect, measured: AsMeasured) -> str:
+    """Such as "a step would take 118.5 ms instead of 174.9 ms: 56.3 ms (32.2 %) less"."""
+    what = "a step" if measured.stepped else "the recording"
+    if abs(prospect.saving_share) < _ALIKE:
+        return f"{what} would still take {duration(prospect.step_ns)}"
+    text = f"{what} would take {duration(prospect.step_ns)} instead of {duration(measured.step_ns)}"
+    word = "less" if prospect.saving_ns > 0 else "more"
+    return f"{text}: {duration(abs(prospect.saving_ns))} ({share(abs(prospect.saving_share))}) {word}"
+
+
+def limit_sentence(resources: pl.DataFrame, measured: AsMeasured, then: str = "") -> str:
+    """Which resource takes most of the critical path."""
+    sums = resources.group_by("kind").agg(pl.col("share").sum()).sort(["share", "kind"], descending=[True, False])
+    if sums.is_empty():
+        return ""
+    kind, part = sums.row(0)
+    most = resources.filter(pl.col("kind") == kind).sort("share", descending=True).row(0, named=True)
+    cause = f"{printable(most['cause'] or '')} ({share(most['share'])})"
+    return _LIMITS[kind].format(whole=f"{whole(measured)}{then}", part=share(part), most=cause)
+
+
+def resource_name(kind: str, cause: str | None) -> str:
+    """What a part of the critical path is called."""
+    return f"host: {printable(cause or 'unknown')}" if kind == "host" else _RESOURCES[kind][0]
+
+
+def _filled(text: str, width: int, indent: str = "") -> Iterator[str]:
+    """A sentence in lines of this width; words that are longer stay whole."""
+    yield from textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _head(answer: Answer, width: int) -> Iterator[str]:
+    measured = answer.measured
+    name = printable(measured.path).replace("\\", "/").rsplit("/", 1)[-1]
+    yield from _filled(f"{name}: {measured_sentence(measured)}.", width)
+    for sentence in trust_sentences(measured):
+        yield from _filled(sentence, width)
+    for warning in measured.warnings:
+        text = f"While reading: {count(warning.count)} x {printable(warning.kind)}: {printable(warning.detail)}."
+        yield from _filled(text, width)
+    yield ""
+    if answer.together is None:
+        return
+    if len(answer.alone) == 1:
+        yield from _filled(f"{printable(answer.alone[0].name)}: {prospect_sentence(answer.together, measured)}.", width)
+        yield ""
+        return
+    yield from _filled(f"With all of these, {prospect_sentence(answer.together, measured)}.", width)
+    savings = [share(each.saving_share) for each in answer.alone]
+    alone = f"{', '.join(savings[:-1])} and {savings[-1]}"
+    yield from _filled(f"Alone they save {alone}; together {share(answer.together.saving_share)}.", width)
+    yield ""
+    rows = [*answer.alone, answer.together]
+    table = pl.DataFrame(
+        {
+            "change": [each.name for each in rows],
+            "step_ns": [each.step_ns for each in rows],
+            "saves_ns": [each.saving_ns for each in rows],
+            "saves_share": [each.saving_share for each in rows],
+        }
+    )
+    yield from ("  " + line for line in table_lines(table, width=width - 2))
+    yield ""
+
+
+def _ranks(answer: Answer, width: int) -> Iterator[str]:
+    """What every rank's step would take, which waits for the slowest in collectives."""
+    if not answer.ranks:
+        return
+    yield "The ranks together: each waits for the others in their collectives"
+    table = pl.DataFrame(
+        {
+            "rank": [_short(each.name) for each in answer.ranks],
+            "step_ns": [each.measured_step_ns for each in answer.ranks],
+            "then_ns": [each.step_ns for each in answer.ranks],
+            "saves_share": [_saved(each.step_ns, each) for each in answer.ranks],
+            "alone_share": [_saved(each.alone_step_ns, each) for each in answer.ranks],
+        }
+    )
+    yield from ("  " + line for line in table_lines(table, width=width - 2))
+    yield from _filled("alone: if only this rank were changed", width, "  ")
+    first = answer.ranks[0]
+    if answer.together is not None and abs(first.step_ns - answer.together.step_ns) > _APART * first.measured_step_ns:
+        yield from _filled(
+            f"All but this table is about {_short(first.name)} as if the others never made it wait longer or shorter: "
+            f"{duration(answer.together.step_ns)} a step. Believe the {duration(first.step_ns)} of the table, in which "
+            "it waits for them.",
+            width,
+        )
+    yield ""
+
+
+def _saved(step_ns: float, rank: RankProspect) -> float:
+    return 1 - step_ns / rank.measured_step_ns if rank.measured_step_ns else 0.0
+
+
+def _limits(answer: Answer, width: int) -> Iterator[str]:
+    """What the critical path consists of, before and after, and what limits."""
+    measured = answer.measured
+    per_step = ", per step" if measured.stepped else ""
+    yield f"What {whole(measured)} waits for: the critical path{per_step}"
+    table = _resource_table(measured.resources, answer.resources, measured.step_count)
+    table = table if width >= _WIDE else table.drop("what_it_means")
+    yield from ("  " + line for line in table_lines(table, width=width - 2))
+    yield ""
+    now = " now" if answer.resources is not None else ""
+    yield from _filled(limit_sentence(measured.resources, measured, now), width)
+    if answer.resources is not None:
+        yield from _filled(limit_sentence(answer.resources, measured, " then"), width)
+    yield ""
+
+
+def _resource_table(now: pl.DataFrame, then: pl.DataFrame | None, steps: int) -> pl.DataFrame:
+    """Columns resource, time and share, with changes also those then, and what they mean."""
+    keys = ["kind", "cause"]
+    table = now.select(*keys, now_ns=pl.col("ns") / steps, now_share="share")
+    if then is not None:
+        after = then.select(*keys, then_ns=pl.col("ns") / steps, then_share="share")
+        table = table.join(after, on=keys, how="full", nulls_equal=True, coalesce=True).fill_null(0)
+    parts = [name for name in table.columns if name.endswith("_share")]
+    table = table.sort([pl.max_horizontal(parts), "kind", "cause"], descending=[True, False, False])
+    small = table.filter(pl.max_horizontal(parts) < _SMALL_SHARE)
+    if small.height > 1:
+        table = table.filter(pl.max_horizontal(parts) >= _SMALL_SHARE)
+    names = [resource_name(kind, cause) for kind, cause in table.select(keys).iter_rows()]
+    meanings = [_meaning(kind, cause) for kind, cause in table.select(keys).iter_rows()]
+    shown = table.drop(keys).insert_column(0, pl.Series("resource", names, pl.String))
+    shown = shown.with_columns(pl.Series("what_it_means", meanings, pl.String))
+    if small.height > 1:
+        rest = small.drop(keys).sum().insert_column(0, pl.Series("resource", [f"{small.height} others"]))
+        shown = pl.concat([shown, rest.with_columns(what_it_means=pl.lit(""))])
+    return shown if then is not None else shown.rename({"now_ns": "ns", "now_share": "share"})
+
+
+def _meaning(kind: str, cause: str | None) -> str:
+    if kind != "host":
+        return _RESOURCES[kind][1]
+    return _COMPUTING if cause == "compute" else CAUSES.get(cause or "", "")
+
+
+def _causes(answer: Answer, width: int) -> Iterator[str]:
+    """What a step would save without each cause."""
+    measured, causes = answer.measured, answer.causes
+    if causes is None:
+        return
+    if causes.is_empty():
+        yield "No cause took a noticeable part of the time."
+        yield ""
+        return
+    table = causes.select(
+        "cause",
+        took_ns="attributed_ns",
+        took_share="attributed_share",
+        saves_ns="saving_ns",
+        saves_share="saving_share",
+    )
+    yield f"What {whole(measured)} would save without each cause; savings overlap"
+    yield from ("  " + line for line in table_lines(table, width=width - 2))
+    took = "the main thread's time by cause"
+    if measured.device is not None:
+        took = "the device's idle time by cause, with copies and communication that no computation hides"
+    yield from _filled(f"took: {took}; saves: what the replay without it gives", width, indent="  ")
+    yield ""
+    better = causes.filter(~pl.col("cause").is_in(_NO_REMEDY) & (pl.col("saving_ns") > 0))
+    if better.height:
+        best = better["cause"][0]
+        ask = f"stepscope whatif TRACE --remove {printable(best)}"
+        rule = "" if measured.why_not else ", or --remove RULE for what a rule of stepscope diagnose found"
+        yield from _filled(f"Next: {ask}{rule}.", width)
+        yield ""
+
+
+def _named(table: pl.DataFrame) -> pl.DataFrame:
+    """The rows of the critical path with the resource's name instead of its kind and cause."""
+    names = [resource_name(kind, cause) for kind, cause in table.select("kind", "cause").iter_rows()]
+    return table.drop("kind", "cause").insert_column(0, pl.Series("resource", names, pl.String))
+
+
+def _curve(curve: pl.DataFrame) -> pl.DataFrame:
+    """A row a name and a column a factor, in the order of the rows."""
+    names = curve["name"].unique(maintain_order=True).to_frame()
+    for factor in curve["factor"].unique().sort(descending=True).to_list():
+        column = "gone_share" if factor == 0 else f"{factor:.0%}_share"
+        mine = curve.filter(pl.col("factor") == factor).select("name", pl.col("saving_share").alias(column))
+        names = names.join(mine, on="name", how="left", maintain_order="left")
+    return names
+
+
+def _curve_sentence(curve: pl.DataFrame, measured: AsMeasured, width: int) -> Iterator[str]:
+    """Such as "If train.py:12 were twice as fast, the step would be 3.0 % shorter."."""
+    half = curve.filter((pl.col("factor") == 0.5) & (pl.col("saving_share") > 0)).sort("saving_share", descending=True)
+    if half.height:
+        name, part = _short(half["name"][0]), share(half["saving_share"][0])
+        yield from _filled(f"If {name} were twice as fast, {whole(measured)} would be {part} shorter.", width)
+
+
+def _short(name: str) -> str:
+    name = printable(name)
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _table(title: str, frame: pl.DataFrame, things: str, width: int, top: int) -> Iterator[str]:
+    yield title
+    if frame.is_empty():
+        yield f"  There are no {things} of that kind in the recording."
+    else:
+        shown = frame.head(top) if top else frame
+        yield from ("  " + line for line in table_lines(shown, width=width - 2))
+        cut = showing(shown.height, frame.height, things)
+        if cut:
+            yield f"  {cut}"
+    yield ""
+
+
+SCHEMA: Final = 1
+
+
+def whatif_json(answer: Answer) -> dict[str, Any]:
+    """Everything in an answer as plain values: times in nanoseconds, shares from 0 to 1, no NaN."""
+    measured = answer.measured
+    return {
+        "schema": SCHEMA,
+        "stepscope": __version__,
+        "trace": {
+            "path": measured.path,
+            "format": measured.format,
+            "warnings": [dataclasses.asdict(each) for each in measured.warnings],
+        },
+        "steps": {"source": "recorded" if measured.stepped else "none", "count": measured.step_count},
+        "step_ns": measured.step_ns,
+        "replayed_step_ns": measured.replayed_step_ns,
+        "device": measured.device,
+        "unexplained_share": measured.unexplained_share,
+        "why_not": measured.why_not,
+        "resources": _rows(measured.resources),
+        "causes": None if answer.causes is None else _rows(answer.causes),
+        "changes": [_prospect(each) for each in answer.alone],
+        "together": None if answer.together is None else _prospect(answer.together),
+        "ranks": [dataclasses.asdict(each) for each in answer.ranks],
+        "resources_then": None if answer.resources is None else _rows(answer.resources),
+        "critical_path": None if answer.path is None else _rows(answer.path),
+        "slack": None if answer.slack is None else _rows(answer.slack),
+        "curve": None if answer.curve is None else _rows(answer.curve),
+    }
+
+
+def _prospect(prospect: Prospect) -> dict[str, Any]:
+    return {
+        "change": prospect.name,
+        "step_ns": prospect.step_ns,
+        "saving_ns": prospect.saving_ns,
+        "saving_share": prospect.saving_share,
+    }
+
+
+def _rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    return [{name: _plain(value) for name, value in row.items()} for row in frame.iter_rows(named=True)]
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

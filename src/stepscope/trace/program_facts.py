@@ -1,0 +1,382 @@
+"""What a recording knows of the program beyond its events: settings of loaders, optimizers, torch and the process.
+
+Written by the recorder into the trace's header under KEY, read back by the readers into `Metadata.program`. Every field
+may be missing: None or empty means "not known". Stands apart from the readers and imports no more than it needs,
+because the user's process loads it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import xxhash
+
+from stepscope.errors import UnreadableTraceError
+from stepscope.files import whole_file
+
+KEY: Final = "stepscope"
+"""Name of the entry in the header of a Chrome-trace file."""
+_LARGEST: Final = 2**62
+
+
+class LoaderFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """One `DataLoader` that was iterated.
+
+    Attributes:
+        dataset: name of the dataset's class.
+        iterators: how many iterations over it began while steps were recorded.
+        prefetch_factor: batches ahead for each worker.
+    """
+
+    dataset: str = ""
+    workers: int | None = None
+    batch_size: int | None = None
+    batches: int | None = None
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
+    prefetch_factor: int | None = None
+    start_method: str | None = None
+    iterators: int | None = None
+
+
+class InputStageFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """One stage of the input pipeline, in the process or in workers, while steps were recorded.
+
+    Attributes:
+        stage: "item" (the dataset's `__getitem__` or iterator), "transform", "collate", "pin" or "worker_start".
+        name: what ran, such as "CocoDataset.__getitem__".
+        file, line: of its definition.
+        calls, total_ns, processor_ns: how often, how long by the clock, how long on a processor.
+        in_workers: whether worker processes ran it.
+    """
+
+    stage: str = ""
+    name: str = ""
+    file: str | None = None
+    line: int | None = None
+    calls: int = 0
+    total_ns: int = 0
+    processor_ns: int | None = None
+    in_workers: bool = False
+
+
+class OptimizerFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """One optimizer of the program.
+
+    Attributes:
+        implementation: what its step runs with these settings on these devices: "fused", "foreach" or "single".
+        device: type of the device that most of its tensors are on.
+    """
+
+    name: str = ""
+    tensors: int | None = None
+    implementation: str | None = None
+    device: str | None = None
+    foreach: bool | None = None
+    fused: bool | None = None
+    capturable: bool | None = None
+
+
+class DataParallelFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """One `DistributedDataParallel` or `DataParallel` module."""
+
+    kind: str = ""
+    devices: int | None = None
+    backend: str | None = None
+    bucket_bytes: int | None = None
+    gradient_bytes: int | None = None
+    find_unused_parameters: bool | None = None
+    gradient_as_bucket_view: bool | None = None
+    static_graph: bool | None = None
+    unused_parameters: int | None = None
+
+
+class ModelFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What the outermost modules hold together, in bytes."""
+
+    parameters: int | None = None
+    parameter_bytes: int | None = None
+    gradient_bytes: int | None = None
+    optimizer_state_bytes: int | None = None
+    buffer_bytes: int | None = None
+
+
+class CompilationFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """One compilation of a Python function, and the guard that failed before it.
+
+    Attributes:
+        reason: the compiler's own words for what changed; None for a first compilation.
+        start_unix_ns: when, nanoseconds since 1970.
+    """
+
+    function: str = ""
+    file: str | None = None
+    line: int | None = None
+    reason: str | None = None
+    start_unix_ns: int | None = None
+    duration_ns: int | None = None
+
+
+class PauseFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """One run of Python's garbage collector while steps were recorded.
+
+    Attributes:
+        start_unix_ns: when, nanoseconds since 1970.
+        generation: the oldest that was collected, 0 to 2.
+        thread: the operating system's number of the thread that it stopped.
+        collected: objects that were freed.
+        file, line, function: where the user's code was.
+        called: whether that line calls the collector itself; None where the line cannot be read.
+    """
+
+    start_unix_ns: int = 0
+    duration_ns: int = 0
+    generation: int = 0
+    thread: int | None = None
+    collected: int | None = None
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+    called: bool | None = None
+
+
+class StepFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What the operating system counted in one recorded step, of the thread that takes the steps or of the process.
+
+    Attributes:
+        index: number of the step.
+        duration_ns: by the clock.
+        thread_processor_ns: time the thread ran on a processor.
+        thread_system_ns: the part of that in the operating system, such as to map memory.
+        thread_waiting_ns: time the thread could have run and waited for a processor.
+        process_processor_ns: time all threads of the process ran on processors.
+        context_switches, involuntary_switches: of the thread; the second is part of the first.
+        minor_faults: of the process, pages that had to be mapped.
+        core: that the thread was on when the step ended.
+        clock_mhz: of that core.
+        pressure_ns: time in which some task of the machine or container waited for a processor.
+        throttled_ns: time in which the container's quota held its tasks back.
+        collector_ns: time the thread spent in Python's garbage collector.
+    """
+
+    index: int = 0
+    duration_ns: int = 0
+    thread_processor_ns: int | None = None
+    thread_system_ns: int | None = None
+    thread_waiting_ns: int | None = None
+    process_processor_ns: int | None = None
+    context_switches: int | None = None
+    involuntary_switches: int | None = None
+    minor_faults: int | None = None
+    core: int | None = None
+    clock_mhz: float | None = None
+    pressure_ns: int | None = None
+    throttled_ns: int | None = None
+    collector_ns: int | None = None
+
+
+class PaddingFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """How much of the integer tensors of the program's batches is padding, or is ignored, as sampled.
+
+    Attributes:
+        name: of the tensor in its batch, such as "input_ids"; its place where it has none.
+        batches: how many were looked at.
+        positions: of all of them together.
+        padding_share: positions that only fill rows up to the longest, 0 to 1.
+        sorted_padding_share: what would be left of them if the same rows were put in batches by length.
+        longest: length of the longest row.
+        ignored_share: positions whose number is -100, which losses ignore by default.
+    """
+
+    name: str = ""
+    batches: int = 0
+    positions: int = 0
+    padding_share: float | None = None
+    sorted_padding_share: float | None = None
+    longest: int | None = None
+    ignored_share: float | None = None
+
+
+class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """Settings and counts of the recorded program.
+
+    Attributes:
+        torch: settings of torch, such as {"version", "threads", "interop_threads", "float32_matmul_precision",
+            "cudnn_allow_tf32", "cudnn_benchmark", "deterministic", "anomaly_detection", "default_dtype",
+            "recompile_limit"}.
+        process: figures of the process and machine, such as {"processors", "usable_processors", "numa_nodes",
+            "threads", "allocator"}, and of the recorded steps {"garbage_collection_ns", "garbage_collections",
+            "checkpoint_bytes"}; also {"warm_up_ns", "warm_up_faults"}, the time before them in which the profiler was
+            ready and did not record, and the pages that the process had to map in it.
+        environment: variables that matter to speed.
+        start: nanoseconds from the process's start, {"torch_imported_ns", "first_step_ns", "recording_ns"}.
+        pauses: of Python's garbage collector, the long ones.
+        padding: of the batches' integer tensors.
+        steps: what the operating system counted in each recorded step.
+    """
+
+    loaders: tuple[LoaderFacts, ...] = ()
+    input_stages: tuple[InputStageFacts, ...] = ()
+    optimizers: tuple[OptimizerFacts, ...] = ()
+    data_parallel: tuple[DataParallelFacts, ...] = ()
+    model: ModelFacts | None = None
+    compilations: tuple[CompilationFacts, ...] = ()
+    torch: dict[str, str | int | float | bool | None] = {}
+    process: dict[str, str | int | float | bool | None] = {}
+    environment: dict[str, str] = {}
+    start: dict[str, int] = {}
+    pauses: tuple[PauseFacts, ...] = ()
+    padding: tuple[PaddingFacts, ...] = ()
+    steps: tuple[StepFacts, ...] = ()
+
+
+def to_json(facts: ProgramFacts) -> str:
+    """The facts as the JSON text that goes into a trace's header."""
+    return msgspec.json.encode(facts).decode()
+
+
+def from_header(value: Any) -> ProgramFacts | None:
+    """The facts in a trace's header; None where there are none or they are damaged."""
+    if not isinstance(value, dict):
+        return None
+    try:
+        return msgspec.convert(value, ProgramFacts) if _fits(value) else None
+    except (msgspec.ValidationError, RecursionError):
+        return None
+
+
+def _fits(value: Any) -> bool:
+    """Whether all numbers in it fit the tables, which hold 64 bits, and can be added up there."""
+    if isinstance(value, dict):
+        return all(map(_fits, value.values()))
+    if isinstance(value, list):
+        return all(map(_fits, value))
+    return not isinstance(value, (int, float)) or -_LARGEST < value < _LARGEST
+
+
+VERSION: Final = 1
+SUFFIX: Final = ".lines"
+MODULE_LEFT: Final = -1
+_HEADING: Final = b"stepscope lines\n"
+_BEGIN: Final = len(_HEADING) + 16
+"""Where the records begin, behind 128 bits of checksum."""
+_LARGEST_BYTES: Final = 2**30
+_LATEST_NS: Final = 2**62
+_LARGEST_LINE: Final = 2**31
+_LONGEST_NAME: Final = 4096
+LONGEST_MODULE: Final = 1000
+"""Letters of a module's path."""
+DEEPEST_MODULE: Final = 100
+"""Modules in each other."""
+
+
+class Location(msgspec.Struct, array_like=True, frozen=True):
+    """A line of the user's code, in the function of that name."""
+
+    file: str
+    line: int
+    function: str
+
+
+class ThreadLines(msgspec.Struct):
+    """Where one thread was in the user's code.
+
+    Attributes:
+        thread: the operating system's number of the thread.
+        times: since when, nanoseconds since 1970 as little-endian int64, ascending.
+        locations: where, as indices into `LineRecords.locations`, little-endian int32; -1 for outside the user's code.
+        module_times: when calls of modules began and ended, as `times`.
+        modules: which, as indices into `LineRecords.modules`, little-endian int32; MODULE_LEFT where a call ended.
+    """
+
+    thread: int
+    times: bytes
+    locations: bytes
+    module_times: bytes = b""
+    modules: bytes = b""
+
+
+class LineRecords(msgspec.Struct, kw_only=True):
+    """The content of a file of lines.
+
+    Attributes:
+        version: of this format.
+        process: the operating system's number of the process.
+        start_unix_ns, end_unix_ns: when lines were recorded.
+        problem: what kept lines from being recorded, or from being recorded to the end.
+        modules: names of nn.Modules.
+    """
+
+    version: int = VERSION
+    process: int
+    start_unix_ns: int
+    end_unix_ns: int
+    locations: list[Location]
+    threads: list[ThreadLines]
+    problem: str | None = None
+    modules: list[str] = []
+
+
+def lines_path(trace: str | Path) -> Path:
+    """The file of lines that belongs to a trace file."""
+    path = Path(trace)
+    return path.with_name(path.name + SUFFIX)
+
+
+def write_lines(records: LineRecords | None, trace: Path) -> None:
+    """Write the file of lines beside a trace file, complete or not at all; None removes one that was left there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = lines_path(trace)
+    if records is None:
+        path.unlink(missing_ok=True)
+        return
+    content = msgspec.msgpack.encode(records)
+    with whole_file(path, private=True) as file:
+        file.write(_HEADING + xxhash.xxh3_128_digest(content) + content)
+
+
+def read_lines(path: Path) -> LineRecords:
+    """Read a file of lines.
+
+    Raises:
+        UnreadableTraceError: it cannot be read, is damaged, or is of a newer version.
+    """
+    try:
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise UnreadableTraceError(f"{path} is larger than any file of lines")
+        content = path.read_bytes()
+        if content.startswith(_HEADING):
+            content, checksum = content[_BEGIN:], content[len(_HEADING) : _BEGIN]
+            if checksum != xxhash.xxh3_128_digest(content):
+                raise UnreadableTraceError(f"{path} is damaged: it is not as it was written")
+        records = msgspec.msgpack.decode(content, type=LineRecords)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableTraceError(f"{path} holds no lines that can be read: {error}") from error
+    if records.version > VERSION:
+        raise UnreadableTraceError(f"{path} was written by a newer stepscope (version {records.version})")
+    wrong = _damage(records)
+    if wrong is not None:
+        raise UnreadableTraceError(f"{path} is damaged: {wrong}")
+    return records
+
+
+def _damage(records: LineRecords) -> str | None:
+    """What no recording writes, or None; every number must fit the tables, every name a path or a module."""
+    for thread in records.threads:
+        if len(thread.times) % 8 or len(thread.times) // 8 * 4 != len(thread.locations):
+            return "times and locations of a thread differ in number"
+        if len(thread.module_times) % 8 or len(thread.module_times) // 8 * 4 != len(thread.modules):
+            return "times and modules of a thread differ in number"
+    if not (0 <= records.start_unix_ns < _LATEST_NS and 0 <= records.end_unix_ns < _LATEST_NS):
+        return "it does not say when lines were recorded"
+    for place in records.locations:
+        if not 0 <= place.line < _LARGEST_LINE or max(len(place.file), len(place.function)) > _LONGEST_NAME:
+            return "a line's number or names are larger than any"
+    if any(len(name) > LONGEST_MODULE or name.count(".") > DEEPEST_MODULE for name in records.modules):
+        return "a module's name is longer or deeper than any"
+    return None

@@ -1,0 +1,251 @@
+"""What a search does next, given all that was measured: a function of the trials alone.
+
+So a search that was stopped, however that came, goes on where it was, and several processes that read the same trials
+come to the same plan and only have to take different parts of it.
+
+1. Screening: each value of each knob alone against the program as it is.
+2. Combination: what may help, in the order of its gain, each on top of what was shown to help before; then what makes
+   sense only together with one of these, the other values of their knobs, and where the step is at most half as long by
+   now, what a longer step may have hidden. What is not shown to help is left out.
+3. Refinement: further combinations, as a sampler suggests them from all trials (Optuna's TPE). One that is shown to
+   help is measured without each setting that came with it, and keeps those that it is slower without.
+4. Proof: the best against the program as it is, in fresh runs. The best of many noisy measurements looks better than it
+   is; only these runs count for the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Final, Literal, TypeAlias
+
+from stepscope.errors import UsageError
+from stepscope.record.apply import parse_applications
+from stepscope.tune.knobs import Configuration, Space
+from stepscope.tune.trials import LEAST_GAIN, Proposal, Purpose, Trial
+
+Phase: TypeAlias = Literal["screen", "combine", "refine", "simplify", "proof", "done"]
+
+MOST_REFINEMENTS: Final = 8
+PATIENCE: Final = 4
+"""Refinements one after the other that are not shown to help, after which there are no more."""
+_HIDDEN_UNTIL: Final = 0.5
+"""Of the unchanged step: what the best must take at most, for what showed nothing alone to be tried once more."""
+_HIDDEN_GAIN: Final = 0.05
+"""Of the best's step: what it must have been able to save, as far as its interval tells, to be tried once more."""
+_HARMFUL: Final = -0.05
+"""What makes a step longer by more than this share alone is not tried in combinations."""
+_AHEAD: Final = 4
+"""Combinations that are offered before the outcome of earlier ones is known, to processes that have nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done.
+
+    Attributes:
+        phase: of the search; "done" where there is nothing left.
+        best: the configuration that is shown to help most so far; empty where none is.
+        proposals: what nobody has measured or measures now, the most useful first; empty where others measure what
+            the next step depends on, and in "refine", where a sampler makes them.
+        proof: of the best; None where it is not there yet.
+    """
+
+    phase: Phase
+    best: Configuration
+    proposals: tuple[Proposal, ...] = ()
+    proof: Trial | None = None
+
+
+class _Known:
+    """The trials by what they measured."""
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self.trials = sorted(trials, key=lambda trial: trial.number)
+        self._ended = {trial.proposal.key: trial for trial in self.trials if trial.state != "running"}
+        self._running = {trial.proposal.key for trial in self.trials if trial.state == "running"}
+
+    def ended(self, proposal: Proposal) -> Trial | None:
+        return self._ended.get(proposal.key)
+
+    def open(self, proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
+        """Those that nobody has measured or measures."""
+        return tuple(each for each in proposals if each.key not in self._ended and each.key not in self._running)
+
+    def of(self, purpose: Purpose) -> list[Trial]:
+        return [trial for trial in self.trials if trial.proposal.purpose == purpose and trial.state != "running"]
+
+
+def plan(space: Space, trials: Sequence[Trial], *, hurry: bool = False) -> Plan:
+    """What is to be done next.
+
+    Args:
+        trials: all of the study, without those whose process ended before it told what came of them.
+        hurry: prove what is known by now, and search no further.
+    """
+    known = _Known(trials)
+    screens = list(_screens(space))
+    best, wanted = _combined(space, known)
+    if not hurry:
+        if any(known.ended(each) is None for each in screens):
+            return Plan("screen", best, known.open(screens))
+        if wanted:
+            return Plan("combine", best, known.open(wanted))
+    best, simpler = _refined(best, known)
+    if not hurry and simpler is not None:
+        return Plan("simplify", best, known.open([simpler]))
+    if not hurry and _may_refine(space, known, best):
+        return Plan("refine", best)
+    return _proof(best, known)
+
+
+def _proof(best: Configuration, known: _Known) -> Plan:
+    if not best.settings:
+        return Plan("done", best)
+    proposal = Proposal("proof", best)
+    found = known.ended(proposal)
+    return Plan("done", best, proof=found) if found is not None else Plan("proof", best, known.open([proposal]))
+
+
+def _screens(space: Space) -> Iterator[Proposal]:
+    """Every knob alone: the first value of each, then the second of each, and so on."""
+    alone = [knob for knob in space.knobs if not knob.needs]
+    for values in zip_longest(*[[(knob.name, value) for value in knob.values] for knob in alone]):
+        for setting in values:
+            if setting is not None:
+                yield Proposal("screen", Configuration((setting,)))
+
+
+def _combined(space: Space, known: _Known) -> tuple[Configuration, list[Proposal]]:
+    """What was shown to help, put together one by one, and what has to be measured to know more."""
+    best, best_ns = Configuration(), float("inf")
+    wanted: list[Proposal] = []
+
+    def tried(candidate: Configuration) -> None:
+        nonlocal best, best_ns
+        if not _is_possible(space, candidate) or len(wanted) >= _AHEAD:
+            return
+        trial = None
+        if not best.settings:  # screening was this very comparison; where that was not clear, it is measured again
+            trial = known.ended(Proposal("screen", candidate))
+            trial = trial if trial is not None and trial.is_shown else None
+        proposal = Proposal("combine", candidate, best)
+        trial = trial or known.ended(proposal)
+        if trial is None:
+            wanted.append(proposal)
+        elif trial.is_shown and not wanted:  # what comes after one that is not known counts only if that is no help
+            best = candidate
+            best_ns = (trial.measured.after_ns if trial.measured is not None else None) or best_ns
+
+    for name, value in _by_gain(space, known):
+        if best.value(name) is None:
+            tried(best.with_setting(name, value))
+    for knob in space.knobs:
+        if knob.needs and best.value(knob.needs) not in (None, "0"):
+            for value in knob.values:
+                tried(best.with_setting(knob.name, value))
+    for name, chosen in best.settings:
+        for value in space.knob(name).values:
+            if value != chosen and value in _usable(space, known, name):
+                tried(best.with_setting(name, value))
+    for name, value in _hidden(space, known, best_ns):
+        if best.value(name) is None:
+            tried(best.with_setting(name, value))
+    return best, wanted
+
+
+def _hidden(space: Space, known: _Known, best_ns: float) -> Iterator[tuple[str, str]]:
+    """What showed no gain alone, but may have one beside a step that is much shorter than the one it was tried on."""
+    for knob in space.knobs:
+        for value in knob.values:
+            trial = known.ended(Proposal("screen", Configuration(((knob.name, value),))))
+            if trial is None or trial.measured is None or trial.is_promising or not trial.keeps_losses:
+                continue
+            before_ns, change_low = trial.measured.before_ns, trial.measured.change_low
+            if before_ns is None or change_low is None or best_ns > _HIDDEN_UNTIL * before_ns:
+                continue
+            if trial.measured.verdict != "slower" and -change_low * before_ns >= _HIDDEN_GAIN * best_ns:
+                yield knob.name, value
+
+
+def _by_gain(space: Space, known: _Known) -> list[tuple[str, str]]:
+    """What may help alone, the most first."""
+    found = []
+    for knob in space.knobs:
+        for value in knob.values:
+            trial = known.ended(Proposal("screen", Configuration(((knob.name, value),))))
+            if trial is not None and trial.is_promising:
+                found.append((-(trial.gain or 0.0), knob.name, value))
+    return [(name, value) for _, name, value in sorted(found)]
+
+
+def _usable(space: Space, known: _Known, name: str) -> tuple[str, ...]:
+    """The values of a knob that neither failed alone nor did much harm."""
+    knob = space.knob(name)
+    if knob.needs:
+        return knob.values
+    found = []
+    for value in knob.values:
+        trial = known.ended(Proposal("screen", Configuration(((name, value),))))
+        if trial is not None and trial.keeps_losses and trial.gain is not None and trial.gain > _HARMFUL:
+            found.append(value)
+    return tuple(found)
+
+
+def _is_possible(space: Space, configuration: Configuration) -> bool:
+    """Whether the remedies can be applied together."""
+    words = space.apply_words(configuration)
+    try:
+        return not words or bool(parse_applications(",".join(words)))
+    except UsageError:
+        return False
+
+
+def _refined(best: Configuration, known: _Known) -> tuple[Configuration, Proposal | None]:
+    """The best with the refinements that were shown to help, in the order in which they were measured.
+
+    Also what has to be measured to know whether all of the last one is needed; None where that is known.
+    """
+    for trial in known.of("refine"):
+        if trial.is_shown and trial.proposal.reference == best:
+            added = [name for name, value in trial.proposal.configuration.settings if best.value(name) != value]
+            best = trial.proposal.configuration
+            for name in added if len(added) > 1 else ():
+                proposal = Proposal("simplify", best.without(name), best)
+                found = known.ended(proposal)
+                if found is None:
+                    return best, proposal
+                if found.keeps_losses and found.gain is not None and found.gain > -LEAST_GAIN:
+                    best = proposal.configuration
+    return best, None
+
+
+def _may_refine(space: Space, known: _Known, best: Configuration) -> bool:
+    """Whether a sampler is to be asked: something helps, there is more to combine, and patience is left."""
+    tried = known.of("refine")
+    if not best.settings or len(tried) >= MOST_REFINEMENTS:
+        return False
+    if len(tried) >= PATIENCE and not any(trial.is_shown for trial in tried[-PATIENCE:]):
+        return False
+    return len(choices(space, [*known.trials], best)) > 1
+
+
+def choices(space: Space, trials: Sequence[Trial], best: Configuration) -> dict[str, tuple[str, ...]]:
+    """The knobs and values that refinements combine: those that are in the best, and those that did no harm alone."""
+    known = _Known(trials)
+    found = {}
+    for knob in space.knobs:
+        values = _usable(space, known, knob.name)
+        if knob.needs and best.value(knob.needs) in (None, "0"):
+            continue
+        if values:
+            found[knob.name] = values
+    return found
+
+
+def is_new(space: Space, trials: Sequence[Trial], configuration: Configuration) -> bool:
+    """Whether a refinement is worth measuring: it is possible, and no trial has measured it."""
+    if not configuration.settings or not _is_possible(space, configuration):
+        return False
+    return all(trial.proposal.configuration != configuration for trial in trials)

@@ -1,0 +1,358 @@
+"""The search space of a program: what its findings prescribe, the user's own knobs, and what is worth a try always."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope.compare.bench import Bench, BenchSettings
+from stepscope.compare.bench_programs import BenchCommand
+from stepscope.compare.run_times import profile_commands
+from stepscope.diagnosis import diagnose
+from stepscope.diagnosis.diffs import Diffs, UserSource
+from stepscope.diagnosis.finding import Finding
+from stepscope.errors import TraceError, UsageError
+from stepscope.machine.checks.processor import usable_cores
+from stepscope.machine.devices import find_device
+from stepscope.machine.observed import Machine
+from stepscope.record.apply import all_flags, parse_applications
+from stepscope.remedies.allocators import find_allocator
+from stepscope.trace import Trace
+from stepscope.tune.knobs import ON, Knob, Losses, Space, named_once
+
+_MOST_WORKERS: Final = 16
+_PROCESSOR_BF16: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""What processors call it in /proc/cpuinfo, on x86 and on Arm."""
+_LOADER: Final = "enumerate(DataLoader)#"
+_OPTIMIZER: Final = "Optimizer.step#"
+_TF32_CAPABILITY: Final = 8
+"""The first compute capability of NVIDIA with TF32 and bf16 tensor cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What decides which knobs make sense; None where it is not known.
+
+    Attributes:
+        cores: that a rank can keep busy.
+        accelerator: whether the program uses one.
+        cuda: whether that is a CUDA device.
+        half: whether the device, or without one the processor, multiplies bf16 in hardware.
+        tf32: whether the device multiplies TF32.
+        loader, optimizer: whether the program iterates a DataLoader, and steps an optimizer of torch.
+        ranks: of the program.
+        allocators: that the system has.
+    """
+
+    cores: int | None = None
+    accelerator: bool | None = None
+    cuda: bool | None = None
+    half: bool | None = None
+    tf32: bool | None = None
+    loader: bool | None = None
+    optimizer: bool | None = None
+    ranks: int = 1
+    allocators: tuple[str, ...] = ()
+
+
+def surroundings_of(
+    trace: Trace | None, facts: Mapping[str, Any], ranks: int, machine: Machine | None = None
+) -> Surroundings:
+    """Of a program on this machine.
+
+    Args:
+        trace: of its baseline; None where nothing could be recorded.
+        facts: what its process said of itself (`stepscope.record.manifest.process_facts`).
+    """
+    machine = machine or Machine()
+    cores = usable_cores(machine).usable
+    found = Surroundings(
+        cores=None if cores is None else max(1, cores // max(ranks, 1)),
+        ranks=ranks,
+        allocators=tuple(name for name in ("jemalloc", "tcmalloc") if find_allocator(name) is not None),
+    )
+    if trace is None:
+        return found
+    names = set(trace.annotations["name"].unique().to_list()) | set(trace.operators["name"].unique().to_list())
+    described = trace.metadata.devices
+    accelerator = bool(described) or not trace.device_work.is_empty()
+    versions = facts.get("versions") or {}
+    row = find_device(described[0]) if described else None
+    capability = described[0].compute_capability if described else None
+    major = int(capability.split(".")[0]) if capability and capability.split(".")[0].isdecimal() else 0
+    cuda = accelerator and "cuda" in versions and "hip" not in versions
+    is_new = cuda and major >= _TF32_CAPABILITY
+    return replace(
+        found,
+        accelerator=accelerator,
+        cuda=cuda,
+        half=is_new or (row is not None and "bf16" in row.flops_s) if accelerator else _processor_has_bf16(machine),
+        tf32=is_new,
+        loader=any(name.startswith(_LOADER) for name in names),
+        optimizer=any(name.startswith(_OPTIMIZER) for name in names),
+    )
+
+
+def _processor_has_bf16(machine: Machine) -> bool:
+    for line in (machine.read("proc/cpuinfo") or "").splitlines():
+        name, _, flags = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return not _PROCESSOR_BF16.isdisjoint(flags.split())
+    return False
+
+
+def search_space(findings: Sequence[Finding], user: Sequence[Knob], around: Surroundings) -> Space:
+    """What is worth measuring: findings by their promise, the user's knobs, then the standard ones.
+
+    Args:
+        findings: of the baseline, the largest saving first.
+    """
+    known = {flag.name for flag in all_flags()}
+    prescribed = [knob for finding in findings for knob in _of_finding(finding, around)]
+    standard = list(_standard(around))
+    first, second = [knob for knob in prescribed if knob.promised_ns], [k for k in prescribed if not k.promised_ns]
+    first.sort(key=lambda knob: -(knob.promised_ns or 0))
+    knobs = []
+    for knob in named_once([*first, *second, *user, *(knob for knob, why_not in standard if why_not is None)]):
+        values = tuple(value for value in knob.values if _is_allowed(knob, value, known, around))
+        if values:
+            knobs.append(replace(knob, values=values))
+    left_out: dict[str, list[str]] = {}
+    for knob, why_not in standard:
+        if why_not is not None and knob.name not in {each.name for each in knobs}:
+            left_out.setdefault(why_not, []).append(knob.name)
+    said = (f"{_listed(names)} left out: {why_not}" for why_not, names in left_out.items())
+    return Space(tuple(knobs), tuple(said))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Such as "a was", or "a, b and c were"."""
+    if len(names) == 1:
+        return f"{names[0]} was"
+    return f"{', '.join(names[:-1])} and {names[-1]} were"
+
+
+def chosen_space(space: Space, only: Sequence[str] | None, skip: Sequence[str]) -> Space:
+    """The space with these names only; the user's own knobs always stay.
+
+    Raises:
+        UsageError: no knob has one of the names.
+    """
+    known = {flag.name for flag in all_flags()} | {knob.name for knob in space.knobs}
+    for name in (*(only or ()), *skip):
+        if name not in known:
+            raise UsageError(f"there is no knob {name!r}; the knobs are {', '.join(sorted(known))}")
+    knobs = [
+        knob
+        for knob in space.knobs
+        if knob.source == "user" or (knob.name not in skip and (only is None or knob.name in only))
+    ]
+    return replace(space, knobs=tuple(knobs), said=() if only is not None else space.said)
+
+
+def _is_allowed(knob: Knob, value: str, known: set[str], around: Surroundings) -> bool:
+    """Whether `--apply` takes the word here; of other kinds everything is allowed."""
+    if knob.kind != "apply":
+        return True
+    if knob.name == "allocator" and value not in around.allocators:
+        return False
+    try:
+        return knob.name in known and bool(parse_applications(knob.shown(value)))
+    except UsageError:
+        return False
+
+
+def _of_finding(finding: Finding, around: Surroundings) -> Iterator[Knob]:
+    """A knob for each word of a finding's remedy, the first with the promise."""
+    for place, word in enumerate(finding.remedy.apply):
+        name, _, value = word.partition("=")
+        losses, draws, needs = _NATURE.get(name, ("reordered", False, ""))
+        yield Knob(
+            name,
+            (value or ON,),
+            losses=losses,
+            draws=draws,
+            needs=needs if place else "",
+            source="finding",
+            why=f"{finding.rule}: {finding.title}",
+            promised_ns=finding.saving_ns_per_step if place == 0 else None,
+            code=finding.remedy.code if place == 0 else "",
+            diff=finding.remedy.diff if place == 0 else "",
+        )
+
+
+_NATURE: Final[dict[str, tuple[Losses, bool, str]]] = {
+    "workers": ("reordered", True, ""),
+    "prefetch": ("reordered", True, "workers"),
+    "persistent-workers": ("reordered", True, "workers"),
+    "bf16": ("half", False, ""),
+    "fp16": ("half", False, ""),
+    "tf32": ("tf32", False, ""),
+    "compile": ("compiled", True, ""),
+    "channels-last": ("compiled", False, ""),
+    "cudnn-benchmark": ("compiled", False, ""),
+}
+"""How close losses stay, whether other random numbers may be drawn, and the knob without which it does nothing; what is
+not named here computes the same in another order at most."""
+
+
+def _standard(around: Surroundings) -> Iterator[tuple[Knob, str | None]]:
+    """The standard knobs, and why one makes no sense here."""
+    for name, values, why_not in _STANDARD:
+        losses, draws, needs = _NATURE.get(name, ("reordered", False, ""))
+        reason = why_not(around)
+        found = values(around)
+        if reason is None and not found:
+            reason = "nothing to choose from on this machine"
+        yield Knob(name, found or (ON,), losses=losses, draws=draws, needs=needs, why="worth a try anywhere"), reason
+
+
+def _switch(around: Surroundings) -> tuple[str, ...]:
+    return (ON,)
+
+
+def _worker_counts(around: Surroundings) -> tuple[str, ...]:
+    """Powers of two up to the cores."""
+    cores = around.cores or 1
+    counts = [2**power for power in range(5) if 2**power <= min(cores, _MOST_WORKERS)]
+    return tuple(map(str, counts[-4:]))
+
+
+def _thread_counts(around: Surroundings) -> tuple[str, ...]:
+    """One, half of the cores and all: torch takes one for each physical core by itself."""
+    cores = around.cores or 1
+    return tuple(map(str, dict.fromkeys([1, max(1, cores // 2), cores]))) if cores > 1 else ()
+
+
+def _always(around: Surroundings) -> str | None:
+    return None
+
+
+def _with_loader(around: Surroundings) -> str | None:
+    return "the program iterates no DataLoader" if around.loader is False else None
+
+
+def _with_optimizer(around: Surroundings) -> str | None:
+    return "the program steps no optimizer of torch" if around.optimizer is False else None
+
+
+def _with_accelerator(around: Surroundings) -> str | None:
+    return None if around.accelerator else "the program uses no accelerator"
+
+
+def _with_accelerator_and_loader(around: Surroundings) -> str | None:
+    return _with_accelerator(around) or _with_loader(around)
+
+
+def _on_cuda(around: Surroundings) -> str | None:
+    return None if around.cuda else "the program uses no CUDA device"
+
+
+def _with_tf32(around: Surroundings) -> str | None:
+    return _on_cuda(around) or (None if around.tf32 else "the device has no TF32")
+
+
+def _with_half(around: Surroundings) -> str | None:
+    return None if around.half else "neither the device nor the processor multiplies bf16 in hardware"
+
+
+def _with_fp16(around: Surroundings) -> str | None:
+    return _on_cuda(around) or ("bf16 needs no scaling of the loss" if around.half else None)
+
+
+def _with_ranks(around: Surroundings) -> str | None:
+    return None if around.ranks > 1 else "the program is one process"
+
+
+def _with_allocators(around: Surroundings) -> str | None:
+    return None if around.allocators else "neither jemalloc nor tcmalloc is installed"
+
+
+_Values = Callable[[Surroundings], tuple[str, ...]]
+_WhyNot = Callable[[Surroundings], "str | None"]
+_STANDARD: Final[tuple[tuple[str, _Values, _WhyNot], ...]] = (
+    ("batched-loss", _switch, _always),
+    ("fuse-optimizer", _switch, _with_optimizer),
+    ("workers", _worker_counts, _with_loader),
+    ("bf16", _switch, _with_half),
+    ("tf32", _switch, _with_tf32),
+    ("fp16", _switch, _with_fp16),
+    ("compile", lambda around: (ON, "reduce-overhead") if around.cuda else (ON,), _always),
+    ("threads", _thread_counts, _always),
+    ("deferred-logging", _switch, _with_accelerator),
+    ("pin-memory", _switch, _with_accelerator_and_loader),
+    ("non-blocking", _switch, _with_accelerator),
+    ("channels-last", _switch, _on_cuda),
+    ("cudnn-benchmark", _switch, _on_cuda),
+    ("allocator", lambda around: around.allocators, _with_allocators),
+    ("garbage-at-steps", _switch, _always),
+    ("clip-in-one-pass", _switch, _with_optimizer),
+    ("zero-grad", _switch, _with_optimizer),
+    ("bucket-mb", lambda around: ("50", "100"), _with_ranks),
+    ("gradient-view", _switch, _with_ranks),
+    ("static-graph", _switch, _with_ranks),
+    ("prefetch", lambda around: ("4",), _with_loader),
+    ("persistent-workers", _switch, _with_loader),
+)
+
+
+def program_hash(words: Sequence[str]) -> str:
+    """Of the script among a command's words, by its content; "" where there is none."""
+    from hashlib import sha256
+
+    script = next((Path(word) for word in words[1:] if word.endswith(".py") and Path(word).is_file()), None)
+    return "" if script is None else sha256(script.read_bytes()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a profile of the program as it is tells.
+
+    Attributes:
+        trace: of the first rank; None where nothing was recorded.
+        findings: the largest saving first.
+        facts: what the program's process said of itself.
+        ranks: of the program.
+    """
+
+    trace: Trace | None = None
+    findings: tuple[Finding, ...] = ()
+    facts: dict[str, Any] | None = None
+    ranks: int = 1
+
+
+def baseline_of(
+    command: Sequence[str],
+    words: Sequence[str],
+    folder: Path,
+    settings: BenchSettings,
+    open_trace: Callable[[str], Trace],
+    read: Callable[[str], UserSource | None],
+    say: Callable[[str], None],
+) -> Baseline:
+    """Record a few steps of the program and diagnose them; what cannot be recorded is said, and the search goes on.
+
+    Args:
+        read: a source file that the trace names, for diffs; None where there is none that may be read.
+
+    Raises:
+        UsageError: the program cannot be started.
+        KeyboardInterrupt: Ctrl-C came.
+    """
+    bench = Bench((BenchCommand("baseline", " ".join(command), tuple(words), {}),), settings, folder)
+    run = profile_commands(bench, say).get("baseline")
+    if run is None:
+        say("so there are no findings to begin with, and the standard knobs are tried")
+        return Baseline()
+    recordings = [one for one in run.recordings() if one.get("trace")]
+    try:
+        trace = open_trace(str(run.latest_traces()[0]))
+        findings = Diffs(read).filled(diagnose(trace)).findings
+    except TraceError as error:
+        say(f"the profile cannot be read, so there are no findings to begin with: {error}")
+        return Baseline()
+    facts = recordings[0].get("facts") if recordings else None
+    ranks = max([int(one.get("world_size", 1)) for one in recordings], default=1)
+    return Baseline(trace, tuple(findings), facts if isinstance(facts, dict) else None, ranks)

@@ -1,0 +1,1 @@
+"""Hyperparameters, searched for the best value of a metric."""

@@ -1,0 +1,301 @@
+"""Running a sweep: trials side by side until there are enough, each watched, pruned, recorded; nothing is lost.
+
+One loop in one thread looks after all programs. Any number of processes may run it for the same study.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from stepscope.errors import UsageError
+from stepscope.tune.sweep.study import BEAT_S, FOLDER, VALUES, SweepStudy, iterations_to_compare
+from stepscope.tune.sweep.trial import TrialProgram, end_left_over
+
+if TYPE_CHECKING:
+    import optuna
+
+Stop: TypeAlias = Literal["trials", "budget", "target", "interrupted", "failing"]
+
+POLL_S: Final = 0.2
+ASK_S: Final = 3.0
+"""How often to ask the study for a trial while it has none: another process may give one back."""
+FIRST_FAILURES: Final = 5
+"""So many failures at the beginning of a run, and no trial that did not fail, are no accident."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEnd:
+    """How one trial of this process went.
+
+    Attributes:
+        state: "complete", "pruned", "failed" or "interrupted".
+        value: of the metric; None where it has none.
+        reason: why it failed.
+        seconds: from its start to its end.
+    """
+
+    number: int
+    state: Literal["complete", "pruned", "failed", "interrupted"]
+    values: dict[str, Any]
+    value: float | None
+    iterations: int
+    seconds: float
+    folder: Path
+    reason: str | None = None
+
+
+@dataclass
+class _Running:
+    trial: optuna.Trial
+    program: TrialProgram
+    values: dict[str, Any]
+    slot: int
+    told_s: float
+    to_compare: list[int] = field(default_factory=list)
+
+
+class SweepRun:
+    """This process's part of a sweep.
+
+    Args:
+        folder: the sweep's.
+        tell: is told of each trial that ended.
+        say: is told what else happens, in sentences.
+
+    Attributes:
+        ended: the trials of this process, in the order in which they ended.
+    """
+
+    def __init__(
+        self,
+        study: SweepStudy,
+        folder: Path,
+        tell: Callable[[TrialEnd], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._study = study
+        self._sweep = study.sweep
+        self._folder = folder
+        self._tell = tell
+        self._say = say
+        self._running: list[_Running] = []
+        self._begun_s = time.monotonic()
+        self._looked_s = -BEAT_S
+        self._again_s = 0.0
+        self._devices = visible_devices() if self._sweep.jobs > 1 else []
+        self.ended: list[TrialEnd] = []
+
+    def run(self) -> Stop:
+        """Run trials until there are enough, or Ctrl-C or SIGTERM comes; returns why it ended.
+
+        Raises:
+            UsageError: a program cannot be started, or something cannot be written.
+        """
+        with _ended_by_signals():
+            try:
+                while (stop := self._stop()) is None:
+                    self._look_for_the_dead()
+                    self._fill()
+                    if not self._running:
+                        return "trials"
+                    self._look()
+                while self._running:
+                    self._look()
+            except KeyboardInterrupt:
+                return "interrupted"
+            finally:
+                self._end_all()
+        return stop
+
+    def _stop(self) -> Stop | None:
+        """Why no further trial begins."""
+        budget_s = self._sweep.budget_s
+        if budget_s is not None and time.monotonic() - self._begun_s >= budget_s:
+            return "budget"
+        if self._study.has_reached_target():
+            return "target"
+        if len(self.ended) >= FIRST_FAILURES and all(each.state == "failed" for each in self.ended):
+            return "failing"
+        return None
+
+    def _fill(self) -> None:
+        """Begin trials in the free places; where there was none to begin, only after a while or after an end."""
+        if time.monotonic() < self._again_s:
+            return
+        taken = {each.slot for each in self._running}
+        for slot in range(self._sweep.jobs):
+            if slot in taken:
+                continue
+            trial = self._study.begin()
+            if trial is None:
+                self._again_s = time.monotonic() + ASK_S
+                return
+            self._begin(trial, slot)
+
+    def _begin(self, trial: optuna.Trial, slot: int) -> None:
+        values = trial.user_attrs[VALUES]
+        try:
+            program = TrialProgram(
+                self._sweep, self._folder, trial.number, values, devices_of(slot, self._sweep.jobs, self._devices)
+            )
+        except BaseException as error:  # also Ctrl-C: the trial was taken, and nobody would run it
+            self._study.give_back(trial, f"it could not be started: {error}")
+            raise
+        self._study.note(trial, FOLDER, program.folder.name)
+        compared = list(iterations_to_compare(self._sweep))
+        self._running.append(_Running(trial, program, values, slot, time.monotonic(), compared))
+
+    def _look(self) -> None:
+        """Look once at every trial, then wait a little."""
+        for each in list(self._running):
+            self._look_at(each)
+        if all(not each.program.is_over for each in self._running):
+            time.sleep(POLL_S)
+
+    def _look_at(self, running: _Running) -> None:
+        program = running.program
+        now_s = time.monotonic()
+        if now_s - running.told_s >= BEAT_S:
+            running.told_s = now_s
+            self._study.beat(running.trial)
+        if program.is_over:
+            self._running.remove(running)
+            self._finish(running)
+            return
+        if program.is_pruned:
+            return
+        for iteration, value in program.look():
+            if iteration not in running.to_compare or not self._study.is_behind(running.trial, iteration, value):
+                continue
+            if not program.has_ended:  # else nothing is gained: it has its value
+                program.is_pruned = True
+                program.end()
+                return
+
+    def _finish(self, running: _Running) -> None:
+        program, trial = running.program, running.trial
+        iterations, value = program.seen.count, program.seen.result
+        if program.is_pruned:
+            program.keep("pruned", None)
+            self._study.prune(trial, iterations)
+            self._ended(running, "pruned", None)
+            return
+        reason = program.failure()
+        if reason is not None or value is None:
+            program.keep("failed", reason)
+            self._study.fail(trial, reason or "it has no value")
+            self._ended(running, "failed", reason)
+            return
+        program.keep("complete", None)
+        self._study.complete(trial, value, iterations)
+        self._ended(running, "complete", None)
+
+    def _ended(
+        self, running: _Running, state: Literal["complete", "pruned", "failed", "interrupted"], reason: str | None
+    ) -> None:
+        program = running.program
+        end = TrialEnd(
+            number=running.trial.number,
+            state=state,
+            values=running.values,
+            value=program.seen.result,
+            iterations=program.seen.count,
+            seconds=time.monotonic() - program.begun_s,
+            folder=program.folder,
+            reason=reason,
+        )
+        self.ended.append(end)
+        self._again_s = 0.0
+        self._tell(end)
+
+    def _look_for_the_dead(self) -> None:
+        """Now and then, have those trials repeated whose process is gone, and end what it left running."""
+        if time.monotonic() - self._looked_s < BEAT_S:
+            return
+        self._looked_s = time.monotonic()
+        for number in self._study.take_from_the_dead():
+            name = self._study.trials()[number].user_attrs.get(FOLDER)
+            if isinstance(name, str) and (self._folder / name).is_dir() and name == Path(name).name:
+                end_left_over(self._folder / name)
+            self._say(f"trial {number} was left unfinished by a process that is gone; it is repeated")
+
+    def _end_all(self) -> None:
+        """End what still runs, all at the same time, and have it repeated later; further signals wait until then."""
+        with _signals_ignored():
+            for each in self._running:
+                each.program.end()
+            for each in self._running:
+                each.program.wait()
+                with contextlib.suppress(UsageError):
+                    each.program.keep("interrupted", None)
+                self._study.give_back(each.trial, "it was interrupted")
+                self._ended(each, "interrupted", None)
+            self._running.clear()
+
+
+def devices_of(slot: int, jobs: int, devices: Sequence[str]) -> str | None:
+    """The devices of one of the places in which trials run: each has as many as there are enough for.
+
+    With more places than devices several share one; without devices None.
+    """
+    if not devices or jobs < 2:
+        return None
+    return ",".join(devices[slot::jobs]) if len(devices) >= jobs else devices[slot % len(devices)]
+
+
+def visible_devices() -> list[str]:
+    """The GPUs that a program started from here would see, as CUDA_VISIBLE_DEVICES names them."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        names = [name.strip() for name in listed.split(",")]
+        return names[: names.index("-1")] if "-1" in names else [name for name in names if name]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    except OSError:
+        return []
+    lines = [line for line in told.stdout.decode("utf-8", "replace").splitlines() if line.startswith("GPU ")]
+    return [str(number) for number in range(len(lines))] if told.returncode == 0 else []
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end this process as Ctrl-C does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handlers(end, ("SIGTERM", "SIGHUP")):
+        yield
+
+
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """Hold further signals back, so that an impatient second one leaves no program behind."""
+    with _handlers(lambda number, frame: None, ("SIGINT", "SIGTERM", "SIGHUP")):
+        yield
+
+
+@contextlib.contextmanager
+def _handlers(handler: Callable[[int, FrameType | None], None], names: Sequence[str]) -> Iterator[None]:
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before: dict[int, Any] = {}
+    with contextlib.suppress(ValueError):  # not on the main thread, to which no signal comes
+        for number in numbers:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -1,0 +1,420 @@
+"""The trials of a sweep in a database that several processes share: taking one, telling how it went, repeating.
+
+A trial that a process has begun carries that process's name and, every half minute, the time. Where the process is
+gone (on the same machine at once, from another one after some minutes of silence), another one marks the trial as
+abandoned and puts one with the same values in the queue. What was interrupted is repeated in the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stepscope.errors import UsageError
+from stepscope.tune.storage import held, import_optuna, is_alive, open_study, process_name
+from stepscope.tune.sweep.file import EarlyEnd, Metric, Sweep
+
+if TYPE_CHECKING:
+    import optuna
+
+
+ABANDONED: Final = "abandoned"
+"""On a trial whose process died, or which was interrupted: it counts for nothing, another one repeats it."""
+_LARGEST_GRID: Final = 100_000
+_LAST_ITERATION: Final = 10**9
+_MOST_BANDS: Final = 100
+
+
+def make_sampler(sweep: Sweep, begun: int) -> optuna.samplers.BaseSampler:
+    """What chooses the values of the next trial.
+
+    Args:
+        begun: trials of the study so far. A seed stands for one course of the whole study, so what one trial draws
+            depends on it and on the trial's place, however often the sweep was stopped meanwhile.
+
+    Raises:
+        UsageError: a grid's values cannot be counted up, or are too many.
+    """
+    package = import_optuna()
+    seed = None if sweep.seed is None else (sweep.seed * 1_000_003 + begun) % 2**32
+    match sweep.method:
+        case "grid":
+            return make_grid(sweep)  # type: ignore[no-any-return]
+        case "random":
+            return package.samplers.RandomSampler(seed=seed)  # type: ignore[no-any-return]
+        case _:
+            return package.samplers.TPESampler(seed=seed, constant_liar=True)  # type: ignore[no-any-return]
+
+
+def make_grid(sweep: Sweep) -> Any:
+    """Every combination of values, each once, in an order that a seed changes.
+
+    Raises:
+        UsageError: a parameter's values cannot be counted up, or there are too many combinations.
+    """
+    package = import_optuna()
+    values = {parameter.name: parameter.grid() for parameter in sweep.searched}
+    size = math.prod(map(len, values.values()))
+    if size > _LARGEST_GRID:
+        raise UsageError(f"parameters: the grid has {size:,} combinations; at most {_LARGEST_GRID:,} can be tried")
+
+    class Grid(package.samplers.GridSampler):  # type: ignore[misc, name-defined]
+        """Optuna's, for trials that are asked for one by one: it takes what nobody has begun."""
+
+        def before_trial(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+            if "grid_id" in trial.system_attrs:
+                return
+            left = self.left(study)
+            storage = study._storage
+            storage.set_trial_system_attr(trial._trial_id, "search_space", self._search_space)
+            storage.set_trial_system_attr(trial._trial_id, "grid_id", left[0] if left else 0)
+
+        def after_trial(
+            self,
+            study: optuna.Study,
+            trial: optuna.trial.FrozenTrial,
+            state: optuna.trial.TrialState,
+            values: Sequence[float] | None,
+        ) -> None:
+            """Optuna's ends a loop of its own here, which there is none of."""
+
+        def left(self, study: optuna.Study) -> list[int]:
+            """The numbers of the combinations that no trial has begun."""
+            trials = [trial for trial in study.get_trials(deepcopy=False) if ABANDONED not in trial.user_attrs]
+            taken = {trial.system_attrs.get("grid_id") for trial in trials}
+            return [number for number in range(len(self._all_grids)) if number not in taken]
+
+    return Grid(values, seed=sweep.seed or 0)
+
+
+def make_pruner(sweep: Sweep) -> optuna.pruners.BasePruner:
+    """What says whether a trial is to be ended."""
+    package = import_optuna()
+    early = sweep.early
+    if sweep.method == "hyperband":
+        return package.pruners.HyperbandPruner(  # type: ignore[no-any-return]
+            min_resource=_first(early),
+            max_resource="auto" if early is None or early.max_iter is None else early.max_iter,
+            reduction_factor=3 if early is None else max(2, round(early.eta)),
+        )
+    if early is None:
+        return package.pruners.NopPruner()  # type: ignore[no-any-return]
+    eta = early.eta
+
+    class Bands(package.pruners.BasePruner):  # type: ignore[misc, name-defined]
+        """W&B's Hyperband: at certain iterations, only the best 1/eta of all trials so far goes on."""
+
+        def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
+            at = trial.last_step
+            if at is None:
+                return False
+            others = study.get_trials(deepcopy=False)
+            values = [
+                each.intermediate_values[at]
+                for each in others
+                if at in each.intermediate_values and ABANDONED not in each.user_attrs
+            ]
+            return is_behind(trial.intermediate_values[at], values, eta, sweep.metric)
+
+    return Bands()
+
+
+def is_behind(value: float, values: Sequence[float], eta: float, metric: Metric) -> bool:
+    """Whether a trial is worse than the best 1/eta of all values at the same iteration, its own among them.
+
+    As W&B's sweeps compare: with the value at the place `int(count / eta)`, the best being at 0.
+    """
+    if math.isnan(value):
+        return True
+    known = sorted((each for each in values if not math.isnan(each)), reverse=metric.is_maximized)
+    if not known:
+        return False
+    return metric.better(known[min(int(len(known) / eta), len(known) - 1)], value)
+
+
+def iterations_to_compare(sweep: Sweep) -> Iterator[int]:
+    """The iterations at which trials are compared, ascending; none where no trial is ended early."""
+    early = sweep.early
+    if early is None and sweep.method != "hyperband":
+        return
+    eta = 3.0 if early is None else early.eta
+    if early is not None and early.min_iter is None and sweep.method != "hyperband":
+        assert early.max_iter is not None
+        assert early.s is not None
+        bands = {int(early.max_iter / eta**number) for number in range(1, early.s + 1)}
+        yield from sorted(band for band in bands if band >= 1)
+        return
+    if sweep.method == "hyperband":
+        eta = float(max(2, round(eta)))
+    last = _LAST_ITERATION if early is None or early.max_iter is None else early.max_iter
+    band, before = float(_first(early)), 0
+    for _ in range(_MOST_BANDS):
+        if band > last:
+            return
+        if int(band) > before:
+            before = int(band)
+            yield before
+        band *= eta
+
+
+def _first(early: EarlyEnd | None) -> int:
+    """The first iteration at which trials are compared."""
+    if early is None:
+        return 1
+    if early.min_iter is not None:
+        return early.min_iter
+    assert early.max_iter is not None
+    assert early.s is not None
+    return max(1, int(early.max_iter / early.eta**early.s))
+
+
+SWEEP: Final = "stepscope sweep"
+VALUES: Final = "values"
+REASON: Final = "reason"
+FOLDER: Final = "folder"
+COUNT: Final = "iterations"
+_OWNER: Final = "owner"
+_BEAT: Final = "beat"
+_REPEATS: Final = "repeats"
+BEAT_S: Final = 30.0
+SILENT_S: Final = 300.0
+"""A process of another machine that was silent for so long is dead; its clock may differ by a part of that."""
+MOST_REPEATS: Final = 3
+
+
+class SweepStudy:
+    """The study of a sweep.
+
+    Args:
+        place: the database, as of `stepscope.tune.storage`.
+        folder: of the sweep, with the lock of the processes that share it.
+
+    Raises:
+        UsageError: it cannot be opened, or was begun with other parameters or for another metric.
+    """
+
+    def __init__(self, sweep: Sweep, place: str | Path, folder: Path) -> None:
+        self.sweep = sweep
+        self._lock = folder / "sweep.lock"
+        self._is_locked_by_all = "://" not in str(place)  # of a database on another machine not all have this lock
+        self._grid = make_grid(sweep) if sweep.method == "grid" else None
+        direction: Any = sweep.metric.goal
+        with held(self._lock), _quietly():
+            self.study = open_study(
+                place,
+                sweep.name,
+                direction=direction,
+                sampler=make_sampler(sweep, 0),
+                pruner=make_pruner(sweep),
+            )
+            self.earlier_command = self._agree()
+        self._owner = process_name()
+
+    def trials(self) -> list[optuna.trial.FrozenTrial]:
+        """All of them."""
+        return self.study.get_trials(deepcopy=False)
+
+    def begin(self) -> optuna.Trial | None:
+        """Take the next trial, one to be repeated first; None where as many as were asked for have begun."""
+        with held(self._lock), _quietly():
+            trials = self.trials()
+            if not self._may_begin(trials):
+                return None
+            if self.sweep.seed is not None:
+                self.study.sampler = make_sampler(self.sweep, len(trials)) if self._grid is None else self._grid
+            distributions = {each.name: each.optuna_distribution() for each in self.sweep.searched}
+            trial: optuna.Trial = self.study.ask(fixed_distributions=distributions)
+            trial.set_user_attr(_OWNER, self._owner)
+            self.beat(trial)
+            trial.set_user_attr(VALUES, self.values_of(trial.params))
+            return trial
+
+    def values_of(self, drawn: dict[str, Any]) -> dict[str, Any]:
+        """What the program is given: every parameter's value, in the file's order."""
+        return {
+            each.name: each.values[0] if each.is_constant else each.value_of(drawn[each.name])
+            for each in self.sweep.parameters
+        }
+
+    def beat(self, trial: optuna.Trial) -> None:
+        """Say that this process is alive."""
+        self.note(trial, _BEAT, time.time())
+
+    def note(self, trial: optuna.Trial, key: str, value: Any) -> None:
+        """Keep something with the trial."""
+        with _quietly():
+            trial.set_user_attr(key, value)
+
+    def is_behind(self, trial: optuna.Trial, iteration: int, value: float) -> bool:
+        """Tell an intermediate value; whether the trial is to be ended for it."""
+        with _quietly():
+            trial.report(value, iteration)
+            return bool(trial.should_prune())
+        return False
+
+    def complete(self, trial: optuna.Trial, value: float, iterations: int) -> None:
+        """The trial is done; `iterations` values led to this one."""
+        with _quietly():
+            if iterations not in self.study.get_trials(deepcopy=False)[trial.number].intermediate_values:
+                trial.report(value, iterations)
+            trial.set_user_attr(COUNT, iterations)
+            self.study.tell(trial, value, skip_if_finished=True)
+
+    def prune(self, trial: optuna.Trial, iterations: int) -> None:
+        """The trial was ended because others were better."""
+        package = import_optuna()
+        with _quietly():
+            trial.set_user_attr(COUNT, iterations)
+            self.study.tell(trial, state=package.trial.TrialState.PRUNED, skip_if_finished=True)
+
+    def fail(self, trial: optuna.Trial, reason: str) -> None:
+        """The trial has no value, for that reason."""
+        package = import_optuna()
+        with _quietly():
+            trial.set_user_attr(REASON, reason[:1000])
+            self.study.tell(trial, state=package.trial.TrialState.FAIL, skip_if_finished=True)
+
+    def give_back(self, trial: optuna.Trial, reason: str) -> None:
+        """The trial was interrupted: the next process that looks repeats it."""
+        with held(self._lock), _quietly():
+            self._abandon(self.trials()[trial.number], reason, counts=False)
+
+    def take_from_the_dead(self) -> list[int]:
+        """Have those trials repeated whose process is gone; returns their numbers."""
+        package = import_optuna()
+        with held(self._lock), _quietly():
+            found = []
+            for trial in self.trials():
+                if trial.state is package.trial.TrialState.RUNNING and self._is_dead(trial):
+                    self._abandon(trial, "the process that ran it is gone", counts=True)
+                    found.append(trial.number)
+            return found
+
+    def has_reached_target(self) -> bool:
+        """Whether a trial's value is as good as the target of the metric."""
+        target = self.sweep.metric.target
+        package = import_optuna()
+        if target is None:
+            return False
+        states = (package.trial.TrialState.COMPLETE,)
+        values = [trial.value for trial in self.study.get_trials(deepcopy=False, states=states)]
+        return any(value is not None and not self.sweep.metric.better(target, value) for value in values)
+
+    def _may_begin(self, trials: list[optuna.trial.FrozenTrial]) -> bool:
+        package = import_optuna()
+        if any(trial.state is package.trial.TrialState.WAITING for trial in trials):
+            return True
+        if self.sweep.trials is not None and len(counted(trials)) >= self.sweep.trials:
+            return False
+        return self._grid is None or bool(self._grid.left(self.study))
+
+    def _agree(self) -> str:
+        """Keep the sweep in the study, or see that it is the same; returns the command it had before where it differs.
+
+        Raises:
+            UsageError: it is another one.
+        """
+        known = self.study.user_attrs.get(SWEEP)
+        if known is None:
+            if self.study.get_trials(deepcopy=False):
+                raise UsageError(f"the study {self.sweep.name} is none of stepscope sweep; choose another name")
+            self.study.set_user_attr(SWEEP, self.sweep.to_json())
+            return ""
+        try:
+            before = Sweep.from_json(known)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"the study {self.sweep.name} was written by another stepscope: {error}") from error
+        change = _difference(before, self.sweep)
+        if change:
+            raise UsageError(
+                f"the study {self.sweep.name} was begun {change}; take another --folder or name for a new one"
+            )
+        self.study.set_user_attr(SWEEP, self.sweep.to_json())
+        return before.command.shown if before.command != self.sweep.command else ""
+
+    def _abandon(self, trial: optuna.trial.FrozenTrial, reason: str, *, counts: bool) -> None:
+        """Mark it, and queue one with the same values; first the latter, so that no kill in between loses it."""
+        package = import_optuna()
+        waiting, failed = package.trial.TrialState.WAITING, package.trial.TrialState.FAIL
+        repeats = int(trial.user_attrs.get("deaths", 0)) + counts
+        storage = self.study._storage
+        if repeats > MOST_REPEATS:
+            storage.set_trial_user_attr(trial._trial_id, REASON, f"{reason}; it was repeated {MOST_REPEATS} times")
+            storage.set_trial_state_values(trial._trial_id, state=failed)
+            return
+        if VALUES in trial.user_attrs and not any(
+            each.user_attrs.get(_REPEATS) == trial.number for each in self.trials()
+        ):
+            kept = {
+                name: trial.system_attrs[name] for name in ("grid_id", "search_space") if name in trial.system_attrs
+            }
+            self.study.add_trial(
+                package.create_trial(
+                    state=waiting,
+                    params=trial.params,
+                    distributions=trial.distributions,
+                    user_attrs={_REPEATS: trial.number, "deaths": repeats},
+                    system_attrs=kept,
+                )
+            )
+        storage.set_trial_user_attr(trial._trial_id, ABANDONED, reason)
+        storage.set_trial_state_values(trial._trial_id, state=failed)
+
+    def _is_dead(self, trial: optuna.trial.FrozenTrial) -> bool:
+        owner = trial.user_attrs.get(_OWNER)
+        if not isinstance(owner, dict):  # its process died while it took it, or is taking it now, under the lock
+            if self._is_locked_by_all:
+                return True
+            begun = trial.datetime_start
+            return begun is None or time.time() - begun.timestamp() > SILENT_S
+        if owner.get("machine") == self._owner["machine"]:
+            return owner != self._owner and not is_alive(owner)
+        beat = trial.user_attrs.get(_BEAT)
+        return not isinstance(beat, (int, float)) or time.time() - beat > SILENT_S
+
+
+def counted(trials: list[optuna.trial.FrozenTrial]) -> list[optuna.trial.FrozenTrial]:
+    """Those trials that count towards the number asked for."""
+    return [trial for trial in trials if ABANDONED not in trial.user_attrs]
+
+
+def _difference(before: Sweep, now: Sweep) -> str:
+    """In words, what keeps the trials of the two from being compared; empty where nothing does."""
+    if before.metric.name != now.metric.name or before.metric.goal != now.metric.goal:
+        goal = f"to {before.metric.goal} {before.metric.name}"
+        return f"{goal}, not to {now.metric.goal} {now.metric.name}"
+    one, other = ({each.name: each for each in sweep.parameters} for sweep in (before, now))
+    differ = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+    if differ:
+        return f"with another {', '.join(differ)}"
+    if before.method != now.method and "grid" in (before.method, now.method):
+        return f"by method {before.method}, not {now.method}"
+    return ""
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without Optuna's notes that something is experimental, and without its complaint that a trial is over.
+
+    It is over where this process was silent for so long that another one took it for dead: that one's repeat counts.
+
+    Raises:
+        UsageError: the database does not answer.
+    """
+    package = import_optuna()
+    from sqlalchemy.exc import SQLAlchemyError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except package.exceptions.UpdateFinishedTrialError:
+            pass
+        except (package.exceptions.StorageInternalError, SQLAlchemyError) as error:
+            told = str(getattr(error, "orig", None) or error.__cause__ or error).splitlines()
+            raise UsageError(f"the study cannot be written: {told[0] if told else type(error).__name__}") from error
