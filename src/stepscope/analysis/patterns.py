@@ -17,14 +17,12 @@ from stepscope.analysis.work import (
     VIEWS,
     Shape,
     Traffic,
+    TrafficShape,
     base_name,
     elements,
     shapes_of,
     traffic,
     types_of,
-)
-from stepscope.analysis.work import (
-    TrafficShape,
 )
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows, inherit
