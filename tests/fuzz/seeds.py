@@ -100,22 +100,20 @@ def _real(pattern: str) -> Iterator[bytes]:
 
 def _facts() -> dict[str, Any]:
     """Program facts with every field in them."""
-    classes = {name[:-1]: each for name, each in vars(program_facts).items() if isinstance(each, type)}
-    one = {name: each() for name, each in classes.items() if issubclass(each, msgspec.Struct)}
     facts = {
-        "loaders": [one["LoaderFact"]],
-        "input_stages": [one["InputStageFact"]],
-        "optimizers": [one["OptimizerFact"]],
-        "data_parallel": [one["DataParallelFact"]],
-        "model": one["ModelFact"],
-        "compilations": [one["CompilationFact"]] * 2,
+        "loaders": [program_facts.LoaderFacts()],
+        "input_stages": [program_facts.InputStageFacts()],
+        "optimizers": [program_facts.OptimizerFacts()],
+        "data_parallel": [program_facts.DataParallelFacts()],
+        "model": program_facts.ModelFacts(),
+        "compilations": [program_facts.CompilationFacts()] * 2,
         "torch": {"version": "2.13.0", "threads": 4, "float32_matmul_precision": "highest", "recompile_limit": 8},
         "process": {"processors": 8, "garbage_collection_ns": 5_000, "warm_up_ns": 10**6, "allocator": "glibc"},
         "environment": {"OMP_NUM_THREADS": "4"},
         "start": {"torch_imported_ns": 10**9, "first_step_ns": 2 * 10**9, "recording_ns": 3 * 10**9},
-        "pauses": [one["PauseFact"]],
-        "padding": [one["PaddingFact"]],
-        "steps": [one["StepFact"]] * 2,
+        "pauses": [program_facts.PauseFacts()],
+        "padding": [program_facts.PaddingFacts()],
+        "steps": [program_facts.StepFacts()] * 2,
     }
     return dict(msgspec.to_builtins(facts))
 

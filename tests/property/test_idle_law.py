@@ -54,7 +54,7 @@ def test_every_piece_has_its_true_cause_and_trigger(machine: Machine, folder: Pa
 @given(machine=programs(), data=st.data())
 def test_busy_and_causes_add_up_over_any_window(machine: Machine, data: st.DataObject, folder: Path) -> None:
     trace = written_and_read(machine, folder)
-    for device in trace.device_work["device"].unique():
+    for device in trace.device_work["device"].unique().sort():
         whole = device_window(trace, device)
         start = data.draw(st.integers(0, whole.end_ns + 100))
         window = Window(start, start + data.draw(st.integers(1, whole.duration_ns + 200)))
