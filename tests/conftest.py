@@ -13,6 +13,27 @@ import pytest
 from stepscope import guard
 
 
+_SLOW_FOLDERS: Final = ("e2e", "fuzz", "golden", "guest", "property", "zoo")
+"""Whose tests start programs, read large files or try many inputs: `--all` runs them, as does naming one."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the slow tests too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(tests).parts[0] in _SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    if config.getoption("--all") or named or config.getoption("-m"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _folders_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Give the tests of this process, and the processes they start, a home of their own; fail where one leaves it."""

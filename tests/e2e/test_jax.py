@@ -331,7 +331,7 @@ FAILING = """
     import json, os, sys
 
     if os.environ.get("STEPSCOPE_RUN"):  # the entry that is to fail, and how often it was come to
-        from stepscope.capture import guard
+        from stepscope import guard
 
         def probe(name):
             if name == os.environ["FAILS"]:

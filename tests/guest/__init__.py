@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-import stepscope.capture
+import stepscope.record
 
 import stepscope.integrations
 from stepscope import guard

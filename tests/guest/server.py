@@ -43,9 +43,9 @@ def main() -> None:
 
     if "lightning" in sys.argv:
         import lightning.pytorch  # noqa: F401
-    import stepscope.capture.bootstrap
-    import stepscope.capture.profile_block
-    import stepscope.capture.telemetry.log  # noqa: F401
+    import stepscope.record.bootstrap
+    import stepscope.record.profile_block
+    import stepscope.record.telemetry.log  # noqa: F401
 
     for line in sys.stdin:
         job = json.loads(line)

@@ -13,9 +13,9 @@ import pytest
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 RECORDS = """
 import subprocess, sys
-from stepscope.capture.manifest import RunManifest
-from stepscope.capture.run_folder import RunFolder
-from stepscope.capture.runs import RunIndex
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder
+from stepscope.record.runs import RunIndex
 
 def test_here():
     RunIndex().add(RunFolder.create(None, "before", RunManifest(command=("x",))))

@@ -144,7 +144,7 @@ def test_this_process_is_pinned_and_given_back() -> None:
     said = in_a_process(
         """
         import json, os, threading
-        from stepscope.capture.quiet import prepare_quiet
+        from stepscope.machine.quiet import prepare_quiet
 
         begun, ended = threading.Event(), threading.Event()
         thread = threading.Thread(target=lambda: (begun.set(), ended.wait()))
@@ -243,7 +243,7 @@ def test_a_forked_child_collects_again() -> None:
     assert in_a_process(
         """
         import gc, json, os
-        from stepscope.capture.quiet import quiet_steps
+        from stepscope.machine.quiet import quiet_steps
         read, write = os.pipe()
         with quiet_steps():
             if os.fork() == 0:
@@ -269,7 +269,7 @@ def test_what_the_program_does_to_its_own_timings_is_said() -> None:
 
 SEEDED = """
 import json, importlib.util, sys
-from stepscope.capture.quiet import prepare_quiet
+from stepscope.machine.quiet import prepare_quiet
 early = {early}
 if early:
     import numpy, torch

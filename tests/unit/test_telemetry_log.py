@@ -394,7 +394,7 @@ def test_a_folder_that_cannot_be_made_stops_no_training(
 FORKING = """
     import multiprocessing, os, sys
     from pathlib import Path
-    from stepscope.capture.telemetry.log import telemetry
+    from stepscope.record.telemetry.log import telemetry
 
     def child(number):
         run.log({"child": number}, step=number)

@@ -25,8 +25,8 @@ POWER = Series("device", "power_w", "0", "W")
 WRITE_AND_DIE = """
     import os, signal, sys, time
     from pathlib import Path
-    from stepscope.capture.telemetry.store import Sample, Series
-    from stepscope.capture.telemetry.writer import Writer
+    from stepscope.record.telemetry.store import Sample, Series
+    from stepscope.record.telemetry.store import Writer
     writer = Writer(Path(sys.argv[1]), {"rank": "0"})
     for step in range(100_000):
         writer.add(Sample(Series("log", "loss"), step, step, float(step)))
