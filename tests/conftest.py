@@ -12,7 +12,6 @@ import pytest
 
 from stepscope import guard
 
-
 _SLOW_FOLDERS: Final = ("e2e", "fuzz", "golden", "guest", "property", "zoo")
 """Whose tests start programs, read large files or try many inputs: `--all` runs them, as does naming one."""
 

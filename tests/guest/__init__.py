@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-import stepscope.record
-
 import stepscope.integrations
+import stepscope.record
 from stepscope import guard
 
 
