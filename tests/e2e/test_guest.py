@@ -39,12 +39,12 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any] | None, str]] = {
     "lightning": (programs.LIGHTNING, None, ""),
 }
 ELSEWHERE = {
-    "capture.applying.guarded_code.Guard.__call__": "tests/unit/test_guard.py",
-    "capture.energy_counters.SampledPower._run": "tests/unit/test_guard.py",
-    "capture.quiet_seeds._SeedWhenImported._imported": "tests/unit/test_guard.py",
-    "capture.xla_hooks.XlaHooks._seen": "tests/e2e/test_jax.py",
-    "capture.xla_hooks._Calls._begins": "tests/e2e/test_jax.py",
-    "capture.xla_hooks._jitted": "tests/e2e/test_jax.py",
+    "record.apply.code_swaps.Guard.__call__": "tests/unit/test_guard.py",
+    "machine.energy_counters.SampledPower._run": "tests/unit/test_guard.py",
+    "machine.quiet._SeedWhenImported._imported": "tests/unit/test_guard.py",
+    "record.xla_hooks.XlaHooks._seen": "tests/e2e/test_jax.py",
+    "record.xla_hooks._Calls._begins": "tests/e2e/test_jax.py",
+    "record.xla_hooks._jitted": "tests/e2e/test_jax.py",
 }
 """Entries that no program here comes to, and where an error is put into them."""
 KINDS = ("RuntimeError", "ENOSPC", "Panic", "EIO", "MemoryError", "EDQUOT", "RecursionError", "EROFS", "ENOENT")
@@ -132,7 +132,7 @@ def test_an_error_in_a_remedy_changes_nothing(flag: str, run: Run) -> None:
     word = flag if chosen.value is None or chosen.value.default is not None else f"{flag}={2}"
     options = {**RECORD, "apply": [word]}
     plain, applied = run("training", options=None), run("training", options=options)
-    entered = [entry for entry in applied["hit"] if entry.startswith(("apply.", "capture.applying"))]
+    entered = [entry for entry in applied["hit"] if entry.startswith(("apply.", "record.apply"))]
     for entry in entered:
         broken = run("training", entry, options=options)
         is_exact = flag not in INEXACT  # until the error comes up, the remedy computes in its own precision

@@ -358,11 +358,11 @@ FAILING = """
 @pytest.mark.parametrize(
     "entry",
     [
-        "capture.xla_hooks.XlaHooks._seen",
-        "capture.xla_hooks._Calls._begins",
-        "capture.xla_hooks._jitted",
-        "capture.controller.StepController.step_boundary",
-        "capture.bootstrap.was_imported",
+        "record.xla_hooks.XlaHooks._seen",
+        "record.xla_hooks._Calls._begins",
+        "record.xla_hooks._jitted",
+        "record.controller.StepController.step_boundary",
+        "record.bootstrap.was_imported",
     ],
 )
 def test_an_error_in_an_entry_changes_nothing(entry: str, jax: Jax) -> None:

@@ -272,14 +272,14 @@ def test_a_watch_of_lines_that_fails_ends_and_the_program_goes_on(
 @fails
 def test_a_thread_that_samples_power_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = SampledPower(Counter("gpu", "0", "power samples"), lambda: 1.0, interval_s=0.001)
-    guard.probe = _fails_in("capture.energy_counters.SampledPower._run")
+    guard.probe = _fails_in("machine.energy_counters.SampledPower._run")
 
     thread = threading.Thread(target=sampled._run)
     thread.start()
     thread.join(10)
     sampled.close()
 
-    assert guard._failed_in == "capture.energy_counters.SampledPower._run"
+    assert guard._failed_in == "machine.energy_counters.SampledPower._run"
 
 
 @fails
@@ -292,12 +292,12 @@ def test_a_seed_that_cannot_be_fixed_lets_the_import_pass() -> None:
     loader.exec_module(module)
 
     assert module.imported
-    assert guard._failed_in == "capture.quiet_seeds._SeedWhenImported._imported"
+    assert guard._failed_in == "machine.quiet._SeedWhenImported._imported"
 
 
 @fails
 def test_a_rewrite_that_cannot_be_asked_about_is_left_out() -> None:
-    guard.probe = _fails_in("capture.applying.guarded_code.Guard.__call__")
+    guard.probe = _fails_in("record.apply.code_swaps.Guard.__call__")
 
     assert Guard(lambda *_: True)(0) is False
     assert guard.has_failed()

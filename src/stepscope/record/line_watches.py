@@ -131,8 +131,8 @@ class _UserFiles(dict[str, bool]):
 
 
 _is_user = _UserFiles()
-_TRACE: Final = guard.inline("capture.line_watches.Tracing")
-_MONITOR: Final = guard.inline("capture.line_watches.Monitoring")
+_TRACE: Final = guard.inline("record.line_watches.Tracing")
+_MONITOR: Final = guard.inline("record.line_watches.Monitoring")
 
 
 def _line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:

@@ -63,7 +63,7 @@ def profile(
         from stepscope.record.profile_block import open_block
         from stepscope.record.schedule import RecordOptions
     if loading.error is not None:
-        guard.failed(loading.error, "capture.profile")
+        guard.failed(loading.error, "record.profile")
         return _NOTHING
     options = RecordOptions(
         shapes=shapes, stacks=stacks, memory=memory, lines=lines, flops=flops, modules=modules

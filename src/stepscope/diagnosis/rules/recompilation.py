@@ -56,7 +56,7 @@ _PROPERTY: Final = re.compile(
     r"tensor '(.{1,200}?)' (dtype|device|stride|requires_grad|dispatch key set|rank|Tensor) ?(?:mismatch|set mismatch)"
 )
 _EQUAL: Final = re.compile(r"^(?:\d+/\d+: )?(.{1,200}?) (?:==|is) (.{1,60}?)(?:\s{2,}|\n|$)")
-_OWN_FILE: Final = re.compile(r"/stepscope/capture/")
+_OWN_FILE: Final = re.compile(r"/stepscope/(capture|record)/")
 _MOST_VALUES: Final = 4
 
 
