@@ -38,9 +38,9 @@ from tests.fuzz.invariants import (
 from tests.fuzz.seeds import Case
 from tests.fuzz.values import TEXTS
 
-DIAGNOSED, COMMANDED, SELECTED = 0.1, 0.015, 0.04
+DIAGNOSED, COMMANDED, SELECTED = 0.06, 0.01, 0.04
 """Shares of the inputs that are diagnosed, given to some other command, and read in part: each takes its time."""
-WITH_TRACE = 0.015
+WITH_TRACE = 0.01
 """Share of the side files that are given to a command beside a trace."""
 Examine = Callable[[Path, Random], None]
 _TABLES = (
