@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import cast
@@ -13,6 +15,7 @@ from stepscope.commands import main
 from stepscope.diagnosis.finding import Threshold
 from stepscope.diagnosis.pages import SECTIONS, rule_index, rule_page
 from stepscope.diagnosis.rules import RULES
+from tests import api_page
 from tests.quoted_output import PAGES, with_output
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "rules"
@@ -91,3 +94,17 @@ def test_quoted_output_is_what_the_command_prints(page: Path) -> None:
 
     assert "<!-- output of: stepscope " in text
     assert text == with_output(text), "run scripts/generate_docs"
+
+
+def test_the_reference_is_of_this_code() -> None:
+    assert api_page.PAGE.read_text(encoding="utf-8") == api_page.api_page(), "run scripts/generate_docs"
+
+
+@pytest.mark.parametrize("name", api_page.MODULES)
+def test_everything_public_is_there_and_says_what_it_is(name: str) -> None:
+    module = import_module(name)
+
+    for each in module.__all__:
+        value = getattr(module, each)
+        assert each == "__version__" or inspect.getdoc(value), each
+    assert set(module.__all__) <= set(dir(module))
