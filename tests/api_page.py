@@ -13,8 +13,8 @@ MODULES: Final = ("stepscope", "stepscope.remedies")
 _HEAD: Final = """# Python interface
 
 What `import stepscope` and `stepscope.remedies` offer; everything else is internal and may change.
-`scripts/generate_docs` writes this page from the code. The callbacks for Lightning and Transformers have [a page of their
-own](integrations.md).
+`scripts/generate_docs` writes this page from the code. The callbacks for Lightning and Transformers have
+[a page of their own](integrations.md).
 """
 
 

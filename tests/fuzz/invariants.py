@@ -22,8 +22,8 @@ from stepscope.diagnosis.diagnosis import Afterwards, DeviceSummary, Together, U
 from stepscope.diagnosis.finding import Confidence, Evidence, Location, NotAnswered, Remedy, SavingFrom, Severity
 from stepscope.diagnosis.view import View
 from stepscope.errors import StepscopeError
+from stepscope.report.format import printable
 from stepscope.report.json import json_bytes, json_reports
-from stepscope.report.tables import printable
 from stepscope.report.text import text_reports
 from stepscope.trace import Trace, TraceWarning, Window
 from tests.fuzz.values import SCRIPT

@@ -5,17 +5,10 @@ import math
 import polars as pl
 import pytest
 
+from stepscope.report.format import cell, count, duration, filled, printable, printable_json, share, size
 from stepscope.report.tables import (
-    cell,
-    count,
-    duration,
-    filled,
     heading,
-    printable,
-    printable_json,
-    share,
     showing,
-    size,
     table_bytes,
     table_lines,
 )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.analysis.derived import DERIVED
 from stepscope.analysis.host import CAUSES
 from stepscope.commands import COMMANDS
-from stepscope.commands.read.query import DERIVED
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
 

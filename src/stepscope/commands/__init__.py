@@ -42,7 +42,7 @@ from stepscope.commands.read import (
 from stepscope.commands.record import attach, run, runs, session, telemetry
 from stepscope.commands.shared.output import CommandParser, discard_standard_output, unknown_command, unknown_options
 from stepscope.errors import StepscopeError
-from stepscope.report.tables import printable
+from stepscope.report.format import printable
 
 __all__ = ["COMMANDS", "OWN_ERROR", "main"]
 

@@ -38,7 +38,7 @@ def was_imported(module: str) -> None:
     options = RunOptions.parse(os.environ.get(RUN_OPTIONS, ""))
     folder.sign(module.partition(".")[0])
     if options.trackers:
-        from stepscope.record.telemetry.log import keep_values
+        from stepscope.record.telemetry.tracked_values import keep_values
 
         keep_values(module)
         return

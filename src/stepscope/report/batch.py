@@ -10,7 +10,8 @@ import polars as pl
 
 from stepscope.analysis.batch_size import GAIN, BatchModel, Line, Measurement
 from stepscope.predict.data_parallel_settings import Reason, SettingsFromTrace
-from stepscope.report.tables import count, duration, filled, share, size, table_lines
+from stepscope.report.format import count, duration, filled, share, size
+from stepscope.report.tables import table_lines
 
 _BATCH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "batch_size": pl.Int64,

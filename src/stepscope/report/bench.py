@@ -19,8 +19,9 @@ from stepscope.compare.statistics import NAME as WARM_UP_RULE
 from stepscope.compare.statistics import SampleComparison
 from stepscope.report.comparison import change_words, detectable_sentences, interval_words, share_of, verdict_sentence
 from stepscope.report.comparison_formats import comparison_markdown, comparison_report, comparison_text
+from stepscope.report.format import duration, printable, share
 from stepscope.report.markdown import escape
-from stepscope.report.tables import duration, printable, share, table_lines
+from stepscope.report.tables import table_lines
 
 _FEWEST_RUNS: Final = 3
 _UNLIKELY: Final = 0.01

@@ -13,7 +13,7 @@ from stepscope.compare.matching import ONLY_AFTER, ONLY_BEFORE, SAME
 from stepscope.compare.notes import EnergyComparison
 from stepscope.compare.statistics import POWER, SampleComparison
 from stepscope.report.energy import ALL_WORDS, energy
-from stepscope.report.tables import count, duration, printable, share
+from stepscope.report.format import count, duration, printable, share
 
 _SAMPLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "run": pl.String,

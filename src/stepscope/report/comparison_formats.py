@@ -25,9 +25,10 @@ from stepscope.report.comparison import (
     where_sentences,
 )
 from stepscope.report.energy import energy
+from stepscope.report.format import cell, printable, printable_json
 from stepscope.report.json import Redactor
 from stepscope.report.markdown import escape
-from stepscope.report.tables import cell, heading, printable, printable_json, showing, table_lines
+from stepscope.report.tables import heading, showing, table_lines
 
 
 def comparison_text(comparisons: Sequence[Comparison], *, width: int, top: int, only_why: bool = False) -> str:

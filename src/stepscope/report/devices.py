@@ -10,7 +10,7 @@ import polars as pl
 
 from stepscope.machine.own_devices import NUMBER_TYPES, DevicePeaks
 from stepscope.predict.cost.prices import Price
-from stepscope.report.tables import printable
+from stepscope.report.format import printable
 
 _LABEL: Final = 14
 

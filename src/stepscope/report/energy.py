@@ -19,8 +19,9 @@ from stepscope.predict.cost.energy_parts import (
     counted_hosts,
     joules,
 )
+from stepscope.report.format import count, duration, filled, printable
 from stepscope.report.html.picture import View, table_view
-from stepscope.report.tables import count, duration, filled, printable, showing, table_lines
+from stepscope.report.tables import showing, table_lines
 from stepscope.trace.energy_records import Counter, EnergyRecord, MissingCounter
 
 _JOULES: Final = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"))

@@ -14,7 +14,8 @@ import polars as pl
 from stepscope import __version__
 from stepscope.compare.history import CONFIDENCE, FEWEST_RUNS, Change, History, LeftOut, RunSeries, moment, series_table
 from stepscope.report.comparison import change_words, interval_words, share_of, verdict_sentence
-from stepscope.report.tables import count, duration, printable, printable_json, share, table_lines
+from stepscope.report.format import count, duration, printable, printable_json, share
+from stepscope.report.tables import table_lines
 
 SOURCE_WORDS: Final = {
     "unprofiled": "steps without the profiler",

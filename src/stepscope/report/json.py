@@ -18,7 +18,7 @@ from stepscope.diagnosis.finding import Finding
 from stepscope.predict.cost.energy_parts import TraceEnergy
 from stepscope.report.energy import each_or_none
 from stepscope.report.energy_json import trace_json
-from stepscope.report.tables import printable_json
+from stepscope.report.format import printable_json
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
 

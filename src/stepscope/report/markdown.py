@@ -12,6 +12,7 @@ from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Finding
 from stepscope.predict.cost.energy_parts import TraceEnergy
 from stepscope.report.energy import each_or_none, section_sentences
+from stepscope.report.format import cell, duration, printable, share
 from stepscope.report.places import glances
 from stepscope.report.sentences import (
     afterwards_sentence,
@@ -35,7 +36,7 @@ from stepscope.report.sentences import (
     unreadable_sentences,
     warning_sentences,
 )
-from stepscope.report.tables import cell, duration, heading, printable, share, showing
+from stepscope.report.tables import heading, showing
 
 _SPECIAL = re.compile(r"([\\`*_\[\]#|~!$])")
 

@@ -9,7 +9,8 @@ import polars as pl
 
 from stepscope.analysis.memory_blocks import CATEGORIES
 from stepscope.analysis.memory_growth import MemorySummary
-from stepscope.report.tables import cell, count, duration, printable, share, showing, size, table_lines
+from stepscope.report.format import cell, count, duration, printable, share, size
+from stepscope.report.tables import showing, table_lines
 
 NO_ADDRESSES = (
     "The events have no addresses, as those of older profilers: how long each block lived is not known, and what was "

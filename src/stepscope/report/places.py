@@ -13,19 +13,12 @@ from stepscope.analysis.device_time import ENGINES, EngineUse
 from stepscope.analysis.places import PHASE_COLUMNS, PlaceCosts
 from stepscope.analysis.summary import DeviceUse, HostUse
 from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.report.format import cell, count, duration, printable, share
 from stepscope.report.json import SCHEMA
-from stepscope.report.tables import (
-    cell,
-    count,
-    duration,
-    printable,
-    share,
-    showing,
-    table_lines,
-)
 from stepscope.report.tables import (
     heading as column_heading,
 )
+from stepscope.report.tables import showing, table_lines
 from stepscope.trace.model import XLA_FORMATS
 
 _SMALLEST_PHASE: Final = 0.01

@@ -11,7 +11,8 @@ import polars as pl
 from stepscope import __version__
 from stepscope.predict.cost.plan import Machine, Plan, Refused
 from stepscope.predict.cost.prices import OLD_DAYS
-from stepscope.report.tables import count, dollars, duration, filled, printable, share, showing, size, table_lines
+from stepscope.report.format import count, dollars, duration, filled, printable, share, size
+from stepscope.report.tables import showing, table_lines
 
 _EXACT: Final = 0.005
 """A band that is narrower than this share of its middle is not shown."""

@@ -13,7 +13,8 @@ from stepscope.predict.answer import PredictedSteps
 from stepscope.predict.links import Link
 from stepscope.predict.prediction import StepPrediction
 from stepscope.predict.scaling import ScaledStep
-from stepscope.report.tables import count, duration, filled, printable, share, showing, size, table_lines
+from stepscope.report.format import count, duration, filled, printable, share, size
+from stepscope.report.tables import showing, table_lines
 
 _MOST_WARNINGS: Final = 5
 _EXACT: Final = 0.0005

@@ -10,7 +10,7 @@ import polars as pl
 from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Finding, Location, Remedy
-from stepscope.report.tables import count, duration, printable, share
+from stepscope.report.format import count, duration, printable, share
 
 _SMALL_SHARE: Final = 0.005
 """Causes below this share of the window are shown together, and shares that are closer than this are alike."""

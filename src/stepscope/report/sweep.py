@@ -11,7 +11,8 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope import __version__
-from stepscope.report.tables import duration, filled, printable, share, showing, table_lines
+from stepscope.report.format import duration, filled, printable, share
+from stepscope.report.tables import showing, table_lines
 from stepscope.tune.sweep.parameters import Parameter
 from stepscope.tune.sweep.results import BEST_SHARE, FEWEST_FOR_IMPORTANCE, Effect, SweepResults, SweepTrial
 

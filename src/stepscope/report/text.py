@@ -17,6 +17,7 @@ from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Finding
 from stepscope.predict.cost.energy_parts import TraceEnergy
 from stepscope.report.energy import each_or_none, section_sentences
+from stepscope.report.format import duration, printable, share
 from stepscope.report.places import glances
 from stepscope.report.sentences import (
     about_sentence,
@@ -44,7 +45,7 @@ from stepscope.report.sentences import (
     unreadable_sentences,
     warning_sentences,
 )
-from stepscope.report.tables import duration, printable, share, showing, table_lines
+from stepscope.report.tables import showing, table_lines
 
 _BAR_WIDTH: Final = 20
 _SEVERITY_STYLES: Final = {"high": "bold red", "medium": "bold yellow", "low": "bold cyan", "note": "bold"}

@@ -12,8 +12,9 @@ import polars as pl
 from stepscope import __version__
 from stepscope.record.manifest import without_secrets
 from stepscope.report.comparison import share_of
+from stepscope.report.format import count, duration, filled, printable
 from stepscope.report.markdown import code, escape
-from stepscope.report.tables import count, duration, filled, printable, table_lines
+from stepscope.report.tables import table_lines
 from stepscope.tune.knobs import Configuration, Knob, code_of
 from stepscope.tune.measure import UNCHECKED
 from stepscope.tune.search import TuneResult

@@ -12,7 +12,8 @@ import polars as pl
 
 from stepscope import __version__
 from stepscope.analysis.host import CAUSES
-from stepscope.report.tables import count, duration, printable, share, showing, table_lines
+from stepscope.report.format import count, duration, printable, share
+from stepscope.report.tables import showing, table_lines
 from stepscope.whatif.answer import Answer, AsMeasured, Prospect, path_by_name
 from stepscope.whatif.critical_path import slack_by_name
 from stepscope.whatif.experiment import RankProspect

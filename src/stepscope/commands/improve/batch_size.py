@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from stepscope.commands.shared import output
 from stepscope.commands.shared.reading import add_reading_options, open_from, place_of, trace_paths
 from stepscope.errors import NotATraceError, UnreadableTraceError, UsageError
-from stepscope.report.tables import printable
+from stepscope.report.format import printable
 
 if TYPE_CHECKING:
     from stepscope.analysis.batch_size import Measurement

@@ -19,7 +19,7 @@ from stepscope.commands.shared import output
 from stepscope.commands.shared.applying import add_slower_option, applications, judged
 from stepscope.errors import TraceError, UsageError
 from stepscope.files import private_folder
-from stepscope.report.tables import duration, printable
+from stepscope.report.format import duration, printable
 
 if TYPE_CHECKING:
     from stepscope.compare import Comparison

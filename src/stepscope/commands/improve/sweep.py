@@ -13,7 +13,7 @@ from stepscope.commands.shared.output import CommandParser
 from stepscope.commands.shared.tables import whole_number
 from stepscope.errors import UsageError
 from stepscope.files import private_folder
-from stepscope.report.tables import printable
+from stepscope.report.format import printable
 
 if TYPE_CHECKING:
     from stepscope.tune.sweep.file import Sweep

@@ -15,7 +15,7 @@ from stepscope.commands.shared import output
 from stepscope.commands.shared.output import CommandParser
 from stepscope.errors import UsageError
 from stepscope.files import private_folder
-from stepscope.report.tables import duration, printable
+from stepscope.report.format import duration, printable
 
 if TYPE_CHECKING:
     from stepscope.compare.bench import Bench, BenchRun, BenchSettings

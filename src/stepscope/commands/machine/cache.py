@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from stepscope.commands.shared import compile_caches, output
 from stepscope.commands.shared.output import CommandParser, suggestion
 from stepscope.errors import UsageError
-from stepscope.report.tables import count, size
+from stepscope.report.format import count, size
 
 if TYPE_CHECKING:
     from stepscope.trace.cache import TraceCache

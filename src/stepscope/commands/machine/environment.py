@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.shared import output
 from stepscope.errors import UsageError
-from stepscope.report.tables import printable, printable_json
+from stepscope.report.format import printable, printable_json
 
 if TYPE_CHECKING:
     from stepscope.machine.environment import Machine, Observation, Runtime

@@ -11,7 +11,7 @@ from stepscope.commands.shared import output
 from stepscope.commands.shared.output import CommandParser
 from stepscope.commands.shared.tables import add_table_options, write_table
 from stepscope.errors import UsageError
-from stepscope.report.tables import printable
+from stepscope.report.format import printable
 
 if TYPE_CHECKING:
     import polars as pl

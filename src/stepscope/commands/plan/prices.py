@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from stepscope.commands.shared import output
 from stepscope.commands.shared.tables import add_table_options, write_table
 from stepscope.errors import UsageError
-from stepscope.report.tables import count, printable
+from stepscope.report.format import count, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

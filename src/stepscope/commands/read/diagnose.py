@@ -25,7 +25,7 @@ from stepscope.commands.shared.reading import (
 from stepscope.commands.shared.tables import whole_number
 from stepscope.commands.shared.user_code import add_user_code_options, user_code_from
 from stepscope.errors import UsageError
-from stepscope.report.tables import printable, share
+from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
     from stepscope.analysis.flame import FlameGraph

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from stepscope.commands.shared.reading import add_reading_options, open_from
 from stepscope.commands.shared.tables import add_table_options, column_names, write_table
 from stepscope.errors import UsageError
-from stepscope.report.tables import count, printable
+from stepscope.report.format import count, printable
 
 if TYPE_CHECKING:
     import polars as pl

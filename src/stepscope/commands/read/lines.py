@@ -71,8 +71,8 @@ def _of_file(table: pl.DataFrame, wanted: str) -> tuple[pl.DataFrame, str]:
 
 def _print_source(costs: PlaceCosts, table: pl.DataFrame, recorded: str, arguments: argparse.Namespace) -> None:
     from stepscope.commands.shared.user_code import source_lines
+    from stepscope.report.format import printable
     from stepscope.report.places import source_view
-    from stepscope.report.tables import printable
 
     found = source_lines(recorded, arguments.file, arguments.source_root)
     named = with_short_files(table)

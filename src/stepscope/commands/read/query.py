@@ -6,40 +6,21 @@ import argparse
 import re
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-import polars as pl
-
-from stepscope.analysis.attribution import ATTRIBUTION_SCHEMA, operator_places, work_places
-from stepscope.analysis.device_time import DEVICE_TIME_SCHEMA, QUEUE_TIME_SCHEMA, device_time, queue_time
-from stepscope.analysis.host import HOST_SCHEMA, host_time
-from stepscope.analysis.idle import IDLE_SCHEMA, idle_time
-from stepscope.analysis.kernels import LAUNCH_SCHEMA, launch_table
-from stepscope.analysis.operators import COST_SCHEMA, operator_costs
-from stepscope.analysis.roofline import (
-    TABLE_SCHEMA as ROOFLINE_SCHEMA,
-)
-from stepscope.analysis.roofline import (
-    TENSOR_CORE_TABLE as TENSOR_CORE_SCHEMA,
-)
-from stepscope.analysis.roofline import (
-    roofline_table,
-    tensor_core_table,
-)
-from stepscope.analysis.steps import STEP_SCHEMA, step_table
 from stepscope.commands.shared import output
 from stepscope.commands.shared.output import CommandParser, suggestion
 from stepscope.commands.shared.reading import add_reading_options, open_from, redactor_of
 from stepscope.commands.shared.tables import add_table_options, write_table
 from stepscope.errors import UsageError
-from stepscope.report.tables import count
-from stepscope.trace import Trace
+from stepscope.report.format import count
 
 if TYPE_CHECKING:
     import polars as pl
 
     from stepscope.report.json import Redactor
+    from stepscope.trace import Trace
 
 
 DEFAULT_TIMEOUT_S: Final = 60.0
@@ -112,6 +93,7 @@ def answer(trace: Trace, sql: str, timeout_s: float | None = None, redactor: Red
     """
     import polars as pl
 
+    from stepscope.analysis.derived import DERIVED
     from stepscope.trace.tables import SCHEMAS
 
     _refuse_more_than_reading(sql)
@@ -202,6 +184,7 @@ def _tables(trace: Trace) -> pl.DataFrame:
     """Columns table, rows, columns; the trace's own tables first, then those that follow from them."""
     import polars as pl
 
+    from stepscope.analysis.derived import DERIVED
     from stepscope.trace.tables import SCHEMAS
 
     rows = [
@@ -209,23 +192,3 @@ def _tables(trace: Trace) -> pl.DataFrame:
     ]
     rows += [(name, None, ["row", *schema]) for name, (_, schema) in DERIVED.items()]  # made when a query names them
     return pl.DataFrame(rows, schema=["table", "rows", "columns"], orient="row")
-
-
-Schema = Mapping[str, type[pl.DataType]]
-
-DERIVED: Final[dict[str, tuple[Callable[[Trace], pl.DataFrame], Schema]]] = {
-    "steps": (step_table, STEP_SCHEMA),
-    "idle": (idle_time, IDLE_SCHEMA),
-    "host_time": (host_time, HOST_SCHEMA),
-    "device_time": (device_time, DEVICE_TIME_SCHEMA),
-    "queue_time": (queue_time, QUEUE_TIME_SCHEMA),
-    "launch_statistics": (launch_table, LAUNCH_SCHEMA),
-    "operator_costs": (operator_costs, COST_SCHEMA),
-    "roofline": (roofline_table, ROOFLINE_SCHEMA),
-    "tensor_cores": (tensor_core_table, TENSOR_CORE_SCHEMA),
-    "operator_places": (operator_places, ATTRIBUTION_SCHEMA),
-    "work_places": (work_places, ATTRIBUTION_SCHEMA),
-}
-"""Name -> the function that makes the table, and its columns.
-
-`operator_costs` and `operator_places` have the rows of `operators`, `work_places` those of `device_work`."""

@@ -18,7 +18,7 @@ from stepscope.commands.shared.agents import add_record_flags, record_options
 from stepscope.commands.shared.applying import LIST, allocator_variables, applications, say_applied, show_list
 from stepscope.commands.shared.output import CommandParser
 from stepscope.errors import RunFolderError, StepscopeError, UsageError
-from stepscope.report.tables import printable
+from stepscope.report.format import printable
 
 if TYPE_CHECKING:
     from stepscope.record.bootstrap_plan import RunOptions

@@ -12,7 +12,7 @@ from stepscope.commands.shared import output
 from stepscope.commands.shared.reading import place_of, redactor_of
 from stepscope.commands.shared.tables import add_table_options, write_table
 from stepscope.errors import UsageError
-from stepscope.report.tables import printable
+from stepscope.report.format import printable
 
 if TYPE_CHECKING:
     from stepscope.trace.telemetry import Telemetry

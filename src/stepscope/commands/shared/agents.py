@@ -17,7 +17,7 @@ from stepscope.commands.read import diagnose
 from stepscope.commands.shared.output import CommandParser
 from stepscope.errors import AgentError, StepscopeError, UsageError
 from stepscope.record.schedule import RecordOptions
-from stepscope.report.tables import count, printable
+from stepscope.report.format import count, printable
 
 if TYPE_CHECKING:
     from stepscope.record.client import AgentClient, CaptureState, Started

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stepscope.commands.read.diagnose import parsed_share
 from stepscope.commands.shared import output
 from stepscope.errors import UsageError
-from stepscope.report.tables import printable, share
+from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
     from stepscope.compare import SampleComparison

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.commands.shared import output
 from stepscope.errors import UsageError
-from stepscope.report.tables import count, printable, share, size
+from stepscope.report.format import count, printable, share, size
 
 if TYPE_CHECKING:
     from stepscope.remedies.compile_caches import CompileCache, Entry, Eviction

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 from stepscope.errors import UsageError
 from stepscope.files import whole_file
-from stepscope.report.tables import printable
+from stepscope.report.format import printable
 
 _PLAIN: Final = re.compile(r"([\n\t])")
 _COLOURED: Final = re.compile(r"([\n\t]|\x1b\[[0-9;]*m)")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from stepscope.errors import NoStepMarksError, TraceError, UsageError
-from stepscope.report.tables import count, printable, share, size
+from stepscope.report.format import count, printable, share, size
 
 if TYPE_CHECKING:
     from stepscope.diagnosis.diagnosis import Unreadable

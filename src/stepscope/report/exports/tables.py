@@ -18,7 +18,7 @@ import polars as pl
 from stepscope import __version__
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.report.exports.json_text import parts
-from stepscope.report.tables import printable
+from stepscope.report.format import printable
 from stepscope.trace import Trace
 from stepscope.trace.csv_text import csv_text
 from stepscope.trace.store import disk_errors

@@ -22,9 +22,10 @@ from stepscope.report.comparison import (
     where_sentences,
 )
 from stepscope.report.comparison_formats import overview
+from stepscope.report.format import duration, printable, share
 from stepscope.report.html.page import page
 from stepscope.report.html.picture import View, cause_view, picture_view, table_view
-from stepscope.report.tables import duration, printable, share, showing
+from stepscope.report.tables import showing
 
 _BUSY_COLOURS: Final = {
     "communication": "var(--k-communication)",

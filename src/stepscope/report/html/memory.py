@@ -14,8 +14,9 @@ from markupsafe import Markup
 from stepscope.analysis.memory_blocks import CATEGORIES
 from stepscope.analysis.memory_growth import MemoryPicture
 from stepscope.analysis.telemetry import Plot, PlotLine, TelemetryPicture
+from stepscope.report.format import cell, count, duration, printable, share, size
 from stepscope.report.html.picture import View
-from stepscope.report.tables import cell, count, duration, heading, printable, share, showing, size
+from stepscope.report.tables import heading, showing
 
 _WIDTH: Final = 1000
 _HEIGHT: Final = 300

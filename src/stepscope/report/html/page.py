@@ -24,6 +24,7 @@ from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Figure, Finding, Interval, Location
 from stepscope.predict.cost.energy_parts import TraceEnergy
 from stepscope.report.energy import each_or_none, energy_view
+from stepscope.report.format import cell, count, duration, printable, share, size
 from stepscope.report.html.memory import memories_or_none, memory_view, pictures_or_none, telemetry_view
 from stepscope.report.html.picture import View, cause_view, flame_view, graphs_or_none, picture_view, table_view
 from stepscope.report.places import glances
@@ -47,7 +48,7 @@ from stepscope.report.sentences import (
     whole,
     worst_device,
 )
-from stepscope.report.tables import cell, count, duration, printable, share, showing, size
+from stepscope.report.tables import showing
 
 MAXIMUM_BARS: Final = 300
 """Steps beyond this many share a bar, which shows the slowest of them."""

@@ -14,7 +14,8 @@ from stepscope.analysis.flame import FlameGraph
 from stepscope.analysis.host import CAUSES
 from stepscope.analysis.module_paths import PHASES
 from stepscope.analysis.picture import PathPiece, Shown, StepPicture
-from stepscope.report.tables import cell, count, duration, heading, printable
+from stepscope.report.format import cell, count, duration, printable
+from stepscope.report.tables import heading
 
 View: TypeAlias = dict[str, Any]
 """What a template fills in."""

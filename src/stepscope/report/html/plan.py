@@ -10,6 +10,7 @@ import polars as pl
 
 from stepscope.compare.history import History, PlacedRun, RunSeries, moment, series_table
 from stepscope.predict.cost.plan import Machine, Plan
+from stepscope.report.format import duration, printable
 from stepscope.report.history import (
     SOURCE_WORDS,
     change_sentence,
@@ -39,7 +40,6 @@ from stepscope.report.plan import (
     samples_sentence,
     warning_sentences,
 )
-from stepscope.report.tables import duration, printable
 
 _ROOM: Final = 0.06
 """Of the plot's width and height beside the outermost points."""

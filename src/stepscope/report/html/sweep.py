@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from stepscope.report.format import printable, share
 from stepscope.report.html.page import page
 from stepscope.report.html.picture import View, table_view
 from stepscope.report.sweep import (
@@ -21,7 +22,6 @@ from stepscope.report.sweep import (
     searched_words,
     value_words,
 )
-from stepscope.report.tables import printable, share
 from stepscope.tune.sweep.parameters import Parameter
 from stepscope.tune.sweep.results import Effect, SweepResults, SweepTrial
 
