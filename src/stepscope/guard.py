@@ -36,7 +36,7 @@ INLINE: Final[set[str]] = set()
 probe: Callable[[str], None] | None = None
 """Called with an entry's name before it runs; tests have entries fail by it."""
 
-_OURS: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OURS: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LONGEST_REASON: Final = 300
 
 _failed_in: str | None = None

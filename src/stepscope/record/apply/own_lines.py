@@ -11,7 +11,7 @@ from typing import Any, Final
 from stepscope import guard
 from stepscope.record.apply.code_swaps import Guard, NotSwapped, is_current, rewrites_in, swap
 from stepscope.record.apply.flags import Flag
-from stepscope.record.apply.patching import Applying, in_a_line, is_users_file
+from stepscope.record.apply.patching import PACKAGE, Applying, in_a_line, is_users_file
 from stepscope.remedies.rewrites import Criterion, Positions, Rewrite
 
 _INNER = ("<listcomp>", "<genexpr>")
@@ -141,7 +141,7 @@ class _Batching:
         self._applying = applying
         self._not_users = (
             os.path.dirname(torch.__file__) + os.sep,
-            os.path.dirname(os.path.dirname(__file__)) + os.sep,
+            PACKAGE,
         )
         self._compiling = getattr(torch.compiler, "is_compiling", lambda: False)
         self._judged: dict[int, CodeType] = {}

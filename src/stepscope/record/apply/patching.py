@@ -25,7 +25,7 @@ from stepscope.record.run_folder import RunFolder, write_json
 
 Changed = TypeVar("Changed")
 
-_PACKAGE: Final = str(Path(__file__).resolve().parents[2]) + os.sep
+PACKAGE: Final = str(Path(__file__).resolve().parents[2]) + os.sep
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _FOLDERS: Final = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\][^\s'\"(),:]*[/\\]")
 """Of a path in a text, all but the last part; parts of an address are left."""
@@ -218,7 +218,7 @@ def users_place() -> str:
 
 def is_users_file(file: str) -> bool:
     """Whether code of that file is the user's own: no library's, no part of Python, and not made at run time."""
-    return not (file.startswith(("<", _PACKAGE, _STANDARD_LIBRARY)) or any(folder in file for folder in _INSTALLED))
+    return not (file.startswith(("<", PACKAGE, _STANDARD_LIBRARY)) or any(folder in file for folder in _INSTALLED))
 
 
 def _is_distributed() -> bool:
