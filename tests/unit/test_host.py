@@ -218,3 +218,10 @@ def test_the_main_thread_is_the_one_with_steps_else_with_marks_else_the_process_
     recording.step(0, 10, 1, stepped)
 
     assert host_activity(recording.trace()).main_lanes == {"1": stepped, "2": own}
+
+
+def test_the_slices_of_a_table_are_worked_out_once() -> None:
+    """Rules ask for them thousands of times: each time anew would be quadratic."""
+    activity = host_activity(Recording().trace())
+
+    assert activity.slices_of("operators") is activity.slices_of("operators")

@@ -163,10 +163,17 @@ class HostActivity:
 
     def slices_of(self, table: str) -> Rows:
         """For each row of a table, the index of its slice, -1 where the row is on no host thread."""
-        found = np.full(self._trace.table(table).height, -1, np.int64)
-        mine = np.flatnonzero(self.table == TABLES.index(table))
-        found[self.row[mine]] = mine
-        return found
+        if table not in self._slices:  # rules ask for the slices of a few rows, thousands of times
+            found = np.full(self._trace.table(table).height, -1, np.int64)
+            mine = np.flatnonzero(self.table == TABLES.index(table))
+            found[self.row[mine]] = mine
+            found.flags.writeable = False
+            self._slices[table] = found
+        return self._slices[table]
+
+    @cached_property
+    def _slices(self) -> dict[str, Rows]:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
