@@ -17,7 +17,7 @@ from stepscope.errors import UsageError
 from stepscope.record.energy import DeviceLimits, Limit, LimitRun, device_limits, measure_limits
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
-from stepscope.report.energy_json import limits_text
+from stepscope.report.energy_limits import limits_text
 from tests.unit.test_energy import measured
 
 

@@ -202,7 +202,7 @@ def _run_limits(arguments: argparse.Namespace, command: Sequence[str], environ: 
     from stepscope.record.manifest import RunManifest
     from stepscope.record.run_folder import RunFolder
     from stepscope.record.runs import RunIndex
-    from stepscope.report.energy_json import limits_text
+    from stepscope.report.energy_limits import limits_text
 
     devices = device_limits()
     limits = [devices.watts(limit) for limit in arguments.power_limits]

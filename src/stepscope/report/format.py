@@ -1,0 +1,156 @@
+"""Numbers and sentences as people read them, in a terminal and on pages."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from typing import Final
+
+_DURATIONS: Final = ((1_000_000_000, "s", 2), (1_000_000, "ms", 1), (1_000, "us", 1), (1, "ns", 0))
+
+_SIZES: Final = ((1 << 40, "TiB", 2), (1 << 30, "GiB", 2), (1 << 20, "MiB", 1), (1 << 10, "KiB", 1), (1, "B", 0))
+
+_IDENTIFIERS: Final = frozenset(
+    {"index", "step", "rank", "line", "lane", "device", "queue", "row", "correlation", "address", "python_id", "parent"}
+)
+
+_SHARES: Final = ("share", "occupancy", "utilisation")
+
+_UNKNOWN: Final = "-"
+
+_ABOVE_ASCII: Final = re.compile(r"[^\x00-\x7e]")
+
+
+def duration(ns: float) -> str:
+    """A time in nanoseconds as "1.23 s", "54.1 ms", "8.3 us" or "540 ns"."""
+    return _scaled(ns, _DURATIONS)
+
+
+def size(bytes: float) -> str:
+    """An amount of memory as "1.50 GiB", "23.4 MiB", "1.5 KiB" or "512 B"."""
+    return _scaled(bytes, _SIZES)
+
+
+def share(x: float) -> str:
+    """A share from 0 to 1 as "47.2 %"; what would round to nothing is "<0.1 %", of a negative one ">-0.1 %"."""
+    if not math.isfinite(x):
+        return _UNKNOWN
+    if 0 < abs(x) < 0.0005:
+        return "<0.1 %" if x > 0 else ">-0.1 %"
+    return f"{x * 100 + 0.0:,.1f} %"
+
+
+def count(n: float) -> str:
+    """A number of things as "1,234,567"; fractions keep up to three digits."""
+    if not math.isfinite(n):
+        return _UNKNOWN
+    if n == int(n):
+        return f"{int(n):,}"
+    return f"{n:,.0f}" if abs(n) >= 1000 else f"{n:.3g}"
+
+
+def dollars(usd: float) -> str:
+    """An amount of money as "$1,234.56", "$0.74" or "$0.0031"; above a hundred thousand without cents."""
+    if not math.isfinite(usd):
+        return _UNKNOWN
+    if abs(usd) >= 100_000:
+        return f"${usd:,.0f}"
+    return f"${usd:,.2f}" if abs(usd) >= 0.095 or not usd else f"${usd:.2g}"
+
+
+def cell(column_name: str, value: object) -> str:
+    """A value of a table, its unit taken from the column's name; null is empty, and strings are made printable.
+
+    Columns ending in `_ns` are times, in `bytes` amounts of memory, in `share`, `occupancy` or `utilisation` shares,
+    in `usd` or `usd_h` money;
+    `start_ns` keeps microseconds, so that a moment can be found again.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return _number(column_name, value)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(cell(column_name, item) for item in value)
+    return printable(str(value))
+
+
+def printable(text: str | None) -> str:
+    r"""The text with every control, invisible or direction-changing character written out, such as \x1b.
+
+    Names come from traces, which may be anyone's: printed raw, they could move the cursor or recolour the terminal.
+    """
+    if text is None:  # a damaged file has no name there
+        return "unnamed"
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in text)
+
+
+def printable_json(data: bytes) -> bytes:
+    r"""The same JSON with every control, invisible or direction-changing character as an escape such as \u202e.
+
+    The values stay what they are, and the text can be read on a terminal.
+    """
+    if data.isascii() and b"\x7f" not in data:
+        return data  # JSON has the other controls escaped
+    return _ABOVE_ASCII.sub(lambda match: _escaped(match[0]), data.decode("utf-8", "surrogatepass")).encode()
+
+
+def _escaped(mark: str) -> str:
+    if mark.isprintable():
+        return mark
+    units = mark.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[place]:02x}{units[place + 1]:02x}" for place in range(0, len(units), 2))
+
+
+def _number(column_name: str, value: float) -> str:
+    if column_name in _IDENTIFIERS:
+        return str(value)
+    if column_name == "start_ns":
+        return f"{value / 1e6:,.3f} ms"
+    if column_name.endswith("_ns") or column_name == "ns":
+        return duration(value)
+    if column_name.endswith("bytes"):
+        return size(value)
+    if column_name.endswith(_SHARES):
+        return share(value)
+    if column_name.endswith(("usd", "usd_h")):
+        return dollars(value)
+    return count(value)
+
+
+def _scaled(value: float, units: tuple[tuple[int, str, int], ...]) -> str:
+    if not math.isfinite(value):
+        return _UNKNOWN
+    for position, (unit, word, digits) in enumerate(units):
+        # A unit is used from where its smaller neighbour would round up to it: 999.96 ms is "1.00 s".
+        smaller = units[min(position + 1, len(units) - 1)]
+        if round(abs(value) / smaller[0], smaller[2]) * smaller[0] >= unit or position == len(units) - 1:
+            return f"{round(value / unit, digits) + 0.0:,.{digits}f} {word}"  # never "-0"
+    raise AssertionError("the last unit takes every value")
+
+
+_BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|x|[num]?s|min|h|days|[KMGT]iB|B|GB/s|W|[mk]?J|kWh|k?g|times)(?!\w))")
+
+_KEPT: Final = "\xa0"
+"""No-break space: it keeps a number and its unit on one line while lines are made."""
+
+
+def filled(text: str, width: int, first: str = "", following: str = "") -> list[str]:
+    """The text as lines of at most so many characters; longer words stay whole, and so do numbers with their unit.
+
+    Args:
+        first, following: what the first line and the others begin with.
+    """
+    lines = textwrap.wrap(
+        _BEFORE_UNIT.sub(_KEPT, text),
+        width,
+        initial_indent=first,
+        subsequent_indent=following,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(_KEPT, " ") for line in lines]
