@@ -27,7 +27,7 @@ from stepscope.compare import compare_traces
 from stepscope.report.html.compare import html_comparison
 from stepscope.report.html.page import html_report
 from tests.unit.hand_built import empty, full
-from tests.unit.test_html_compare import training
+from tests.unit.report.test_html_compare import training
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 DEADLINE_S = 60.0

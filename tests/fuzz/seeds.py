@@ -32,8 +32,12 @@ from tests.simulator.nsight_systems import write_nsight
 from tests.simulator.perfetto import PerfettoOptions, perfetto_bytes
 from tests.simulator.rocprof import rocprof_bytes
 from tests.simulator.xplane import xplane_bytes
-from tests.unit import test_devices_own, test_hardware_counters, test_price_files, test_side_files, test_sweep_file
-from tests.unit.test_readers_xla_json import profile
+from tests.unit.analysis import test_hardware_counters
+from tests.unit.machine import test_devices_own
+from tests.unit.predict import test_price_files
+from tests.unit.readers import test_side_files
+from tests.unit.readers.test_xla_json import profile
+from tests.unit.tune import test_sweep_file
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SAMPLES = ("src/stepscope/data/gpt2_per_token_loss_cpu.json.gz", "tests/fixtures/gpt2_batched_loss_cpu.json.gz")

@@ -31,7 +31,7 @@ from stepscope.tune.sweep.study import SweepStudy
 from stepscope.tune.trials import Proposal
 from tests.unit.run_folders import made_run, recording
 from tests.unit.small_traces import complete, kernel, launch
-from tests.unit.tuning.searches import measured
+from tests.unit.tune.searches import measured
 
 RUN: Final = (["runs", "show", "one"], ["history"], ["compare", "one", "one"], ["energy", "one"])
 READ_BY: Final[dict[str, tuple[list[str], ...]]] = {

@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.diagnosis import diagnose
 from tests.simulator.parallel_faults import PARALLEL_FAULTS
-from tests.unit.rules.cases import recorded
+from tests.unit.diagnosis.rules.cases import recorded
 
 EXPECTED = {
     "layout_conversion": "layout-conversion",

@@ -10,8 +10,8 @@ from stepscope.predict.links import Link, Protocol
 from stepscope.predict.scaling import data_parallel
 from stepscope.trace import Trace
 from stepscope.whatif import Experiment
-from tests.unit.test_scaling import MIB, gradient
-from tests.unit.test_whatif_graph import US, Machine
+from tests.unit.predict.test_scaling import MIB, gradient
+from tests.unit.whatif.test_graph import US, Machine
 
 GRADIENTS = st.lists(st.tuples(st.integers(5, 300), st.integers(1, 12 * MIB)), min_size=1, max_size=12)
 

@@ -1,0 +1,88 @@
+"""`stepscope predict --devices`: what it prints for people and for programs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepscope.commands import main
+from tests.unit.predict.test_scaling import device_steps
+from tests.unit.whatif.test_graph import waiting_step
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    device_steps().save(tmp_path / "trace")
+    return str(tmp_path / "trace")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["predict", *arguments]) == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    return written.err
+
+
+def test_several_of_the_recorded_device(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", trace, "--devices", "1,2,2", "--link", "10GB/s"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("What a step would take on several devices over 10GB/s (10 GB/s), each with a batch as")
+    assert [line.split()[0] for line in lines[2:4]] == ["1", "2"]
+    assert lines[4].startswith("  efficiency: ")
+
+
+def test_programs_get_everything(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", trace, "--devices", "2", "--link", "nvlink4", "--json", "-"]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["predictions"] == []
+    [scaled] = answer["scaling"]
+    assert scaled["link"]["name"] == "nvlink4"
+    [step] = scaled["steps"]
+    assert step["devices"] == 2
+    # 3 MiB over 367.6 GB/s, and the latencies of two messages.
+    assert step["communication_ns"] == pytest.approx(2 * 14_000 + 4 * 1_900 + 3 * 2**20 / 367.6 / 0.92, rel=0.3)
+
+
+def test_without_devices_nothing_is_scaled(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", trace, "--to", "L4", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["scaling"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--link", "nvlink4"], "--link joins devices: say how many, --devices 1,2,4,8"),
+        (["--devices", "2"], "name the link that joins the devices, such as nvlink4"),
+        (["--devices", "2", "--link", "string"], "'string' is neither a link that the table knows nor a bandwidth"),
+        (["--devices", "2", "--link", "0GB/s"], "'0GB/s' is neither a link that the table knows nor a bandwidth"),
+        (["--devices", "0", "--link", "nvlink4"], "'0' are no numbers of devices: write 1,2,4,8"),
+        (["--devices", "2,", "--link", "nvlink4"], "'2,' are no numbers of devices"),
+        (["--devices", "99999", "--link", "nvlink4"], "99999 devices are not possible; take 1 to 65,536"),
+    ],
+)
+def test_what_is_not_possible_is_refused(
+    options: list[str], sentence: str, trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in refused(capsys, trace, *options)
+
+
+def test_a_trace_without_gradients_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    waiting_step().save(tmp_path / "inference")
+
+    assert "tells no gradients" in refused(capsys, str(tmp_path / "inference"), "--devices", "2", "--link", "pcie4")
+
+
+def test_why_no_step_time_is_given_is_said_for_several_as_well(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, trace, "--to", "L4", "--devices", "2", "--link", "pcie4")
+
+    assert "so neither for several of them: for 100% of the device's time nothing tells what the L4 needs: " in said

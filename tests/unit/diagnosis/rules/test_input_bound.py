@@ -1,0 +1,241 @@
+"""input-bound: the device waits for data."""
+
+from __future__ import annotations
+
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Location
+from stepscope.diagnosis.rules import input_bound as rule
+from stepscope.trace import Trace
+from tests.simulator import Machine
+from tests.simulator.device import Queue
+from tests.simulator.host import Host
+from tests.simulator.programs import input_bound_training, item_every_step
+from tests.unit.diagnosis.rules.cases import (
+    US,
+    Cases,
+    asked,
+    busy_device,
+    empty_trace,
+    figures_of,
+    layers,
+    places_of,
+    recorded,
+    the_finding,
+    training,
+    true_idle_ns,
+)
+from tests.unit.diagnosis.rules.loaders import MS, facts, loading
+from tests.unit.recording import Recording
+
+LOADING = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def with_workers() -> Machine:
+    def step(host: Host, queue: Queue) -> None:
+        host.data_loader(400 * US, workers=True)
+        layers(host, queue, kernel_us=50)
+
+    return training(step)
+
+
+def quick_loader() -> Machine:
+    def step(host: Host, queue: Queue) -> None:
+        host.data_loader(30 * US)
+        layers(host, queue)
+
+    return training(step)
+
+
+def on_the_host(loading_ns: int = 30) -> Trace:
+    """Two steps of 100 ns without a device."""
+    recording = Recording()
+    for number in (0, 1):
+        recording.step(100 * number, 100, number)
+        recording.frame(100 * number, 100, "train.py(12): step")
+        recording.annotation(100 * number + 10, loading_ns, LOADING)
+        recording.operator(100 * number + 50, 40, "aten::mm")
+    return recording.trace()
+
+
+FIRES: Cases = {
+    "loads in the step": lambda: recorded(input_bound_training()),
+    "workers too slow": lambda: recorded(with_workers()),
+    "without a device": on_the_host,
+}
+SILENT: Cases = {
+    "empty": empty_trace,
+    "nothing is wrong": busy_device,
+    "no loader": lambda: recorded(item_every_step()),
+    "a quick loader": lambda: recorded(quick_loader()),
+    "a quick loader without a device": lambda: on_the_host(4),
+}
+
+
+def test_the_finding_without_a_device() -> None:
+    remedy = the_finding(rule, on_the_host()).remedy
+
+    assert the_finding(rule, on_the_host()) == Finding(
+        rule="input-bound",
+        title="30% of the step the main thread spends its time on the data loader",
+        severity="high",
+        saving_ns_per_step=30,
+        saving_share=0.3,
+        saving_basis="time of the main thread inside the data loader",
+        confidence="high",
+        evidence=Evidence(
+            (
+                Figure("share of the step lost to loading data", 0.3, "share", 0.05),
+                Figure("time lost per step", 30, "ns"),
+                Figure("batches loaded per step", 1.0, "count"),
+                Figure("worker processes", 0, "count"),
+            ),
+            (Interval(10, 30, "waiting for data"), Interval(110, 30, "waiting for data")),
+        ),
+        remedy=remedy,
+        where=(Location("train.py", 12, "step"),),
+        saving_from="replayed",
+    )
+    assert "num_workers=1," in remedy.code  # 30 ns to make a batch, 70 to compute with it
+
+
+def test_the_saving_is_the_idle_time_while_data_was_loaded() -> None:
+    machine = input_bound_training()
+    lost = true_idle_ns(machine, {"input"})  # of three steps: nothing is known of the device before its first work
+    step = machine.truth().steps[-1].duration_ns
+
+    finding = the_finding(rule, recorded(machine))
+
+    # Without loading the device decides: from copy to copy 80 us for the copy, 31 until the host, which waited for it,
+    # has launched again, six products of 200 and the update of 40.
+    assert finding.saving_ns_per_step == step - (80 + 31 + 6 * 200 + 40) * US > 3_000 * US
+    assert figures_of(finding) == [
+        ("share of the step lost to loading data", lost / 3 / step, "share", 0.05),
+        ("time lost per step", lost // 3, "ns", None),
+        ("batches loaded per step", 1.0, "count", None),
+        ("worker processes", 0, "count", None),
+    ]
+    assert places_of(finding) == [("train.py", 12, "step")]
+    assert finding.title == "74% of the step the device waits for the data loader"
+
+
+def test_the_device_waits_for_a_batch_until_it_has_work_again() -> None:
+    def step(host: Host, queue: Queue) -> None:
+        host.data_loader(2_000 * US)
+        host.work(300 * US)
+        layers(host, queue, count=4, kernel_us=300)
+
+    machine = training(step, wait=False)
+    idle = true_idle_ns(machine, {"input", "python", "dispatch", "launch_latency"})
+
+    finding = the_finding(rule, recorded(machine))
+
+    assert finding.saving_ns_per_step == idle // 3
+    assert true_idle_ns(machine, {"input"}) < idle - 3 * 300 * US
+
+
+def test_workers_that_are_there_already_are_not_suggested_again() -> None:
+    remedy = the_finding(rule, recorded(with_workers())).remedy
+
+    assert "Worker processes load already" in remedy.text
+    assert "persistent_workers=True" in remedy.code
+
+
+def test_workers_leave_what_the_processors_have_no_time_for() -> None:
+    # 120 ms to make a batch and 60 to compute: with two workers on two processors a step takes (120 + 60) / 2.
+    finding = the_finding(rule, loading(120, facts(processors=2, item_ms=120, busy_ms=180)).trace())
+
+    assert finding.saving_ns_per_step == 90 * MS
+    assert finding.saving_basis == (
+        "time of the main thread inside the data loader, less what 2 workers would leave of it on 2 processors"
+    )
+    assert "num_workers=2," in finding.remedy.code
+    assert figures_of(finding)[-1] == ("time to make a batch", 120 * MS, "ns", None)
+
+
+def test_waiting_for_a_disk_needs_no_processor() -> None:
+    finding = the_finding(rule, loading(120, facts(processors=2, item_ms=120, item_processor_ms=1, busy_ms=61)).trace())
+
+    assert finding.saving_ns_per_step == 120 * MS
+    assert "num_workers=2," in finding.remedy.code
+
+
+def test_too_few_workers_are_told_how_many_are_needed() -> None:
+    program = facts(workers=1, item_ms=150, prefetch_factor=2, busy_ms=60)
+    finding = the_finding(rule, loading(90, program, workers=True).trace())
+
+    assert finding.saving_ns_per_step == 90 * MS
+    assert finding.remedy.text == (
+        "One worker process cannot make batches as fast as they are used: 3 workers can keep up with the computation."
+    )
+    assert "num_workers=3, prefetch_factor=2" in finding.remedy.code
+    assert figures_of(finding)[3:5] == [
+        ("worker processes", 1, "count", None),
+        ("batches prefetched by each worker", 2, "count", None),
+    ]
+
+
+def test_where_the_processors_are_busy_only_cheaper_batches_help() -> None:
+    finding = the_finding(rule, loading(60, facts(processors=1, item_ms=60, busy_ms=120)).trace())
+
+    assert finding.saving_ns_per_step == 60 * MS
+    assert finding.saving_basis == "time of the main thread inside the data loader, if batches cost nothing"
+    assert finding.remedy.text.startswith("The processor that the program may use is busy already")
+
+
+def test_workers_that_are_fast_enough_should_run_ahead() -> None:
+    program = facts(workers=2, item_ms=80, busy_ms=60)
+    finding = the_finding(rule, loading([2, 52, 2, 2], program, workers=True).trace())
+
+    assert finding.saving_ns_per_step == 50 * MS // 4
+    assert finding.remedy.text.startswith("2 worker processes make batches as fast as they are used, but not far")
+    assert "prefetch_factor=8" in finding.remedy.code
+
+
+def test_receiving_batches_that_are_ready() -> None:
+    program = facts(workers=1, item_ms=50, busy_ms=60)
+    finding = the_finding(rule, loading([13, 13, 13, 15], program, workers=True).trace())
+
+    assert finding.saving_ns_per_step == 12 * MS
+    assert finding.remedy.text.startswith("One worker process makes batches as fast as they are used, but each takes")
+    assert "file_system" in finding.remedy.code
+    assert places_of(finding) == [("train.py", 7, "main")]
+
+
+def test_batches_that_are_quicker_made_than_received() -> None:
+    program = facts(workers=1, item_ms=1, busy_ms=60)
+    finding = the_finding(rule, loading([8, 8, 8, 8], program, workers=True).trace())
+
+    assert finding.saving_ns_per_step == 7 * MS
+    assert "num_workers=0" in finding.remedy.code
+
+
+def test_receiving_a_batch_in_little_time_is_no_fault() -> None:
+    program = facts(workers=1, item_ms=4, busy_ms=60)
+
+    assert asked(rule, loading(4, program, workers=True).trace()).findings == ()  # 3 of 64 ms could be saved
+
+
+def test_a_librarys_function_that_makes_batches_slow_is_named() -> None:
+    recording = Recording()
+    for number in (0, 1, 2):
+        begin = 1000 * number
+        recording.step(begin, 1000, number)
+        recording.frame(begin, 1000, "train.py(12): step")
+        recording.annotation(begin + 10, 500, LOADING)
+        recording.frame(begin + 10, 500, "torch/utils/data/dataloader.py(703): __next__")
+        recording.frame(begin + 12, 490, "torch/utils/data/_utils/fetch.py(25): fetch")
+        recording.frame(begin + 15, 480, "<built-in function next>")
+        recording.frame(begin + 20, 450, f"transformers/image_processing.py({30 + number // 2}): resize")  # a generator
+        recording.frame(begin + 25, 400, "/opt/env/lib/python3.11/site-packages/scipy/ndimage/zoom.py(9): zoom")
+        recording.operator(begin + 600, 390, "aten::mm")
+
+    finding = the_finding(rule, recording.trace())
+
+    assert figures_of(finding)[-1] == ("share of it in zoom of scipy/ndimage/zoom.py", 0.8, "share", None)
+    assert finding.remedy.text.endswith(" 80% of the time to make a batch goes to zoom of scipy/ndimage/zoom.py.")
+    assert places_of(finding) == [("train.py", 12, "step")]
+
+
+def test_the_threshold_decides() -> None:
+    assert asked(rule, on_the_host(4), share=0.03).findings[0].saving_ns_per_step == 4
+    assert asked(rule, on_the_host(4), share=0.04).findings[0].evidence.figures[0].threshold == 0.04
+    assert asked(rule, on_the_host(), share=0.31).findings == ()

@@ -1,0 +1,166 @@
+"""low-precision: numbers are wider than they need to be."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.diagnosis.rules import low_precision as rule
+from stepscope.trace import Trace
+from stepscope.trace.program_facts import ProgramFacts
+from tests.unit.diagnosis.rules.cases import (
+    US,
+    Cases,
+    asked,
+    busy_device,
+    empty_trace,
+    figures_of,
+    places_of,
+    the_finding,
+    with_capability,
+)
+from tests.unit.recording import Recording
+from tests.unit.shaped import Shaped
+
+
+def multiplying(kernel: str = "ampere_sgemm_128x64_nn", capability: str | None = "8.0", length_us: int = 400) -> Trace:
+    """One matrix product and another kernel in a step of 1000 us, whose end waits for the device."""
+    recording = Recording()
+    recording.step(0, 1000 * US, 1)
+    recording.frame(0, 1000 * US, "train.py(12): step")
+    recording.launched(5 * US, 10 * US, length_us * US, kernel, 101)
+    after = (10 + length_us) * US
+    recording.launched(
+        15 * US, after, 980 * US - after, "void at::native::vectorized_elementwise_kernel<4, float>", 102
+    )
+    recording.launch(20 * US, 970 * US, 103, name="cudaDeviceSynchronize", kind="synchronise")
+    return with_capability(recording.trace(), capability)
+
+
+def computing(
+    *types: str, casts: bool = False, optimizer: bool = False, classes: int = 64, default: str | None = None
+) -> Trace:
+    """A matrix product of 10,000 ns on each type in a step of 100,000 ns."""
+    step = Shaped(facts=ProgramFacts(torch={"default_dtype": default}) if default else None)
+    for kind in types:
+        if casts:
+            with step.inside("aten::to", 2_000, (64, 64), types="float"):
+                step.call("aten::copy_", 1_000, (64, 64), (64, 64), types=[kind, "float"])
+        step.call("aten::mm", 10_000, (64, 64), (64, classes), types=kind)
+    if optimizer:
+        step.recording.operator(
+            90_000, 4_000, "aten::_fused_adam_", input_shapes="[[[64, 64]], [[64, 64]]]",
+            input_types='["TensorList", "TensorList"]',
+        )  # fmt: skip
+    return step.trace()
+
+
+def mixed(double_rows: int) -> Trace:
+    """An operator on 64 rows in float32 and some in float64."""
+    step = Shaped()
+    step.call("CompiledFunction", 50_000, (64, 64), (double_rows // 4, 64), types=["float", "double"])
+    return step.trace()
+
+
+def scoring_in_double() -> Trace:
+    """A loss over 4,000 classes in float64, of which large-logits tells."""
+    step = Shaped()
+    step.call("aten::linear", 3_000, (64, 32), (4000, 32), number=1)
+    with step.inside("aten::to", 2_000, (64, 4000), number=2):
+        step.call("aten::copy_", 1_900, (64, 4000), (64, 4000), types=["double", "float"])
+    step.call("aten::_log_softmax", 20_000, (64, 4000), types="double", number=3)
+    step.gradient("LogSoftmaxBackward0", 20_000, 3)
+    return step.trace()
+
+
+FIRES: Cases = {
+    "float64": lambda: computing("float", "double"),
+    "mostly in double": lambda: mixed(256),
+    "float64 throughout": lambda: computing("double", optimizer=True),
+    "ampere": multiplying,
+    "volta": lambda: multiplying("volta_sgemm_64x64_nt", "7.0"),
+    "convolution": lambda: multiplying("cudnn_volta_scudnn_128x64_relu_xregs_large_nn_v1", "7.0"),
+    "cdna": lambda: multiplying("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN", "9.4"),
+}
+SILENT: Cases = {
+    "empty": empty_trace,
+    "nothing is wrong": busy_device,
+    "fp16": lambda: multiplying("volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn"),
+    "bf16": lambda: multiplying("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT", "9.0"),
+    "tf32": lambda: multiplying("cutlass_80_tensorop_s1688gemm_256x64_16x4_tn_align1"),
+    "no matrix product": lambda: multiplying("void fbgemm_gpu::permute_2D_data_kernel<false, int, float>"),
+    "no tensor cores": lambda: multiplying("maxwell_sgemm_128x128_tn", "6.1"),
+    "unknown device": lambda: multiplying(capability=None),
+    "little": lambda: multiplying(length_us=90),
+    "a small input in double": lambda: mixed(64),
+    "float32": lambda: computing("float", "float"),
+    "scores in float64": scoring_in_double,
+}
+
+
+def test_half_of_the_time_is_saved() -> None:
+    finding = the_finding(rule, multiplying())
+
+    assert (finding.saving_ns_per_step, finding.saving_share, finding.confidence) == (200 * US, 0.2, "low")
+    assert finding.saving_from == "replayed"
+    assert finding.saving_basis == "50% of the time of FP32 matrix kernels, an assumption below the hardware's ratio"
+    assert finding.title == "40% of the step is FP32 matrix products that tensor cores could do"
+    assert figures_of(finding) == [
+        ("share of the step in FP32 matrix kernels", 0.4, "share", 0.1),
+        ("such kernels per step", 1.0, "count", None),
+        ("matrix products, convolutions and attention per step", 400 * US, "ns", None),
+        ("share of it on tensor cores", 0.0, "share", None),
+    ]
+    assert [(interval.start_ns, interval.duration_ns) for interval in finding.evidence.intervals] == [
+        (10 * US, 400 * US)
+    ]
+    assert places_of(finding) == [("train.py", 12, "step")]
+
+
+def test_half_of_what_computes_in_double_is_saved_and_all_conversions() -> None:
+    finding = the_finding(rule, computing("float", "double", casts=True))
+
+    assert (finding.saving_ns_per_step, finding.confidence) == (10_000 // 2 + 2_000, "medium")
+    assert finding.saving_from == "replayed"
+    assert finding.title == "10% of the step computes in float64, in numbers twice as wide as float32"
+    assert figures_of(finding) == [
+        ("share of the step in operators on float64 tensors", 0.1, "share", 0.04),
+        ("such operators per step", 1.0, "count", None),
+        ("share of the step in conversions to float64 and back", 0.02, "share", None),
+    ]
+    assert places_of(finding) == [("train.py", 20, "step")]
+    assert "constant = torch.from_numpy(array).float()" in finding.remedy.code
+
+
+def test_a_model_in_double_has_its_optimizer_in_double() -> None:
+    finding = the_finding(rule, computing("double", optimizer=True))
+
+    assert finding.saving_ns_per_step == (10_000 + 4_000) // 2
+    assert "model = model.float()" in finding.remedy.code
+
+
+def test_double_by_choice_is_told_with_less_confidence() -> None:
+    assert the_finding(rule, computing("double", default="torch.float64")).confidence == "low"
+
+
+@pytest.mark.parametrize(
+    ("capability", "remedy"),
+    [("7.0", "torch.amp.GradScaler()"), ("7.5", "torch.amp.GradScaler()"), ("8.0", "set_float32_matmul_precision")],
+)
+def test_the_remedy_suits_the_device(capability: str, remedy: str) -> None:
+    assert remedy in the_finding(rule, multiplying(capability=capability)).remedy.code
+
+
+def test_an_unknown_device_leaves_a_question() -> None:
+    [question] = asked(rule, multiplying(capability=None)).not_answered
+
+    assert question.question == "Would lower precision speed up the FP32 matrix products?"
+    assert asked(rule, multiplying(capability=None, length_us=90)).not_answered == ()
+
+
+def test_the_thresholds_decide() -> None:
+    assert the_finding(rule, multiplying(), saved=0.25).saving_ns_per_step == 100 * US
+    assert asked(rule, multiplying(), share=0.41).findings == ()
+    assert len(asked(rule, multiplying(length_us=90), share=0.09).findings) == 1
+    assert asked(rule, busy_device(), share=0).findings == ()
+    assert the_finding(rule, computing("double"), double_saved=0.25).saving_ns_per_step == 2_500
+    assert asked(rule, computing("double"), double_share=0.11).findings == ()

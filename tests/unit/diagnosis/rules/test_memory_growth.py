@@ -1,0 +1,123 @@
+"""memory-growth: memory grows with every step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepscope.diagnosis.diagnosis import diagnose
+from stepscope.diagnosis.rules import memory_growth as rule
+from stepscope.readers import open_trace
+from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ProgramFacts
+from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
+from tests.unit.recording import Recording
+
+REPOSITORY = Path(__file__).resolve().parents[4]
+MIB = 2**20
+
+
+def leaking(
+    kept: tuple[int, ...] = (8192,) * 6,
+    *,
+    given_back: bool = False,
+    memory_bytes: int | None = None,
+    by: str = "aten::mm",
+) -> Trace:
+    """Steps of 1000 ns that use 1 MiB each for a while; `kept` bytes of each stay, or live until the next step."""
+    process = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
+    recording = Recording(Metadata(program=ProgramFacts(process=process)))
+    for step, size in enumerate(kept):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        lines = {"source_file": "train.py", "source_line": 8, "source_function": "evaluate"}
+        recording.operator(begin + 10, 100, by, **lines)
+        recording.operator(begin + 200, 100, "aten::relu")
+        recording.block(begin + 20, begin + 900, MIB, device="cpu")
+        if size:
+            recording.block(begin + 30, begin + 1950 if given_back else None, size, device="cpu")
+    return recording.trace()
+
+
+def cache_of_limited_size() -> Trace:
+    """Each step keeps 8 KiB and gives back the 8 KiB of three steps before."""
+    recording = Recording()
+    for step in range(8):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.operator(begin + 10, 100, "aten::mm")
+        recording.block(begin + 20, begin + 3050 if step < 5 else None, 8192, device="cpu")
+    recording.block(10, 900, MIB, device="cpu")
+    return recording.trace()
+
+
+FIRES: Cases = {
+    "each step leaves something": leaking,
+    "each batch is kept": lambda: leaking(by="aten::randn"),
+    "just enough steps": lambda: leaking((8192,) * 5),
+    "a size of its own in each step": lambda: leaking((9000, 8192, 20000, 8500, 12000, 9000)),
+}
+SILENT: Cases = {
+    "empty": empty_trace,
+    "nothing is wrong": busy_device,
+    "given back in the next step": lambda: leaking(given_back=True),
+    "a number in each step": lambda: leaking((4,) * 6),
+    "too few steps": lambda: leaking((8192,) * 4),
+    "a cache that fills in the first steps": lambda: leaking((8192, 8192, 0, 0, 0, 0)),
+    "only warm-up": lambda: leaking((65536, 0, 0, 0, 0, 0)),
+    "a cache of limited size": cache_of_limited_size,
+    "a real training": lambda: open_trace(REPOSITORY / "tests/fixtures/gpt2_batched_loss_cpu.json.gz"),
+}
+
+
+def test_the_leak_is_what_each_step_leaves_behind() -> None:
+    finding = the_finding(rule, leaking())
+
+    assert finding.title == "the host's memory grows by 8.0 KiB every step"
+    assert (finding.severity, finding.saving_ns_per_step, finding.ends_run_in_ns) == ("note", 0, None)
+    assert figures_of(finding) == [
+        ("memory that each step leaves behind", 8192, "bytes", 4096),
+        ("the same as a share of the peak", 8192 / (MIB + 6 * 8192), "share", 0.001),
+        ("steps that left something behind", 4, "count", 3),
+        ("blocks left behind per step", 1.0, "count", None),
+        ("memory at the end of the first step", 8192, "bytes", None),
+        ("memory at the end of the last step", 6 * 8192, "bytes", None),
+    ]
+    assert places_of(finding) == [("train.py", 8, "evaluate")]
+    assert finding.where[0].exact_line
+    assert "loss.item()" in finding.remedy.code
+
+
+def test_a_batch_that_is_kept_has_its_own_remedy() -> None:
+    assert "seen.append" in the_finding(rule, leaking(by="aten::randn")).remedy.code
+
+
+def test_a_leak_that_ends_the_run_comes_before_every_saving() -> None:
+    trace = leaking(memory_bytes=100 * MIB)
+
+    finding = the_finding(rule, trace)
+
+    free = 100 * MIB - 6 * 8192
+    assert finding.ends_run_in_ns == free // 8192 * 1000
+    assert finding.severity == "high"
+    assert diagnose(trace).findings[0].rule == "memory-growth"
+
+
+@pytest.mark.parametrize(
+    ("hours", "severity"), [(0.9, "high"), (1.1, "medium"), (25.0, "low"), (200.0, "note")]
+)  # fmt: skip
+def test_the_sooner_it_ends_the_run_the_severer(hours: float, severity: str) -> None:
+    steps = int(hours * 3600e9 / 1000)
+    finding = the_finding(rule, leaking(memory_bytes=steps * 8192 + 6 * 8192))
+
+    assert finding.severity == severity
+    assert (finding.ends_run_in_ns is None) == (severity == "note")
+
+
+def test_the_thresholds_decide() -> None:
+    assert asked(rule, leaking(), bytes=8193).findings == ()
+    assert asked(rule, leaking(), share=0.01).findings == ()
+    assert asked(rule, leaking(), steps=5).findings == ()
+    assert len(asked(rule, leaking((4,) * 6), bytes=1, share=0).findings) == 1
+    assert len(asked(rule, leaking((8192,) * 4), steps=2).findings) == 1

@@ -1,0 +1,102 @@
+"""python-in-step: long stretches of Python between the operators."""
+
+from __future__ import annotations
+
+from stepscope.diagnosis import diagnose
+from stepscope.diagnosis.rules import python_in_step as rule
+from stepscope.trace import Trace
+from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
+from tests.unit.recording import Recording
+
+MS = 1_000_000
+
+
+def formatting(python_ms: int = 30, *, lines: bool = True, pieces: int = 1) -> Trace:
+    """Two steps of 100 ms: operators, and Python in so many pieces that operators of no length divide."""
+    recording = Recording()
+    for step in range(2):
+        begin = 100 * MS * step
+        recording.step(begin, 100 * MS, step)
+        computing = (100 - python_ms) * MS
+        recording.operator(begin, computing, "aten::mm")
+        each = python_ms * MS // pieces
+        for number in range(pieces):
+            start = begin + computing + number * each
+            if lines:
+                recording.line(start, each // 2, "train.py(20): report")
+                recording.line(start + each // 2, each - each // 2, "train.py(21): report")
+            else:
+                recording.frame(start, each, "train.py(19): report")
+            recording.operator(start + each - 1, 1, "aten::add")
+    return recording.trace()
+
+
+def on_a_device() -> Trace:
+    """A device that works 60 ms of each 100 ms step and waits for Python in the rest."""
+    recording = Recording()
+    for step in range(2):
+        begin = 100 * MS * step
+        recording.step(begin, 100 * MS, step)
+        recording.line(begin, 40 * MS, "train.py(20): report")
+        recording.launched(begin + 40 * MS, begin + 40 * MS + 10, 60 * MS - 10, "gemm", 101 + step)
+    return recording.trace()
+
+
+def preempted(often: int) -> Trace:
+    """Two steps of 100 calls from one line with 50 us of Python before each, but 2 ms before one of so many."""
+    recording = Recording()
+    begin = 0
+    for step in range(2):
+        first = begin
+        for call in range(100):
+            python = 2 * MS if call % often == 0 else MS // 20
+            recording.line(begin, python + MS // 10, "model.py(8): forward")
+            recording.operator(begin + python, MS // 10, "aten::linear")
+            begin += python + MS // 10
+        recording.step(first, begin - first, step)
+    return recording.trace()
+
+
+FIRES: Cases = {
+    "every third call": lambda: preempted(3),
+    "by lines": formatting,
+    "by frames": lambda: formatting(lines=False),
+    "on a device": on_a_device,
+}
+SILENT: Cases = {
+    "empty": empty_trace,
+    "nothing is wrong": busy_device,
+    "little": lambda: formatting(2),
+    "now and then": lambda: preempted(10),
+    "many short pieces": lambda: formatting(30, pieces=300),
+}
+
+
+def test_saving_figures_and_lines() -> None:
+    found = the_finding(rule, formatting())
+
+    assert found.title == "30% of the step is Python code between operators"
+    assert (found.saving_ns_per_step, found.saving_share) == (30 * MS - 1, (30 * MS - 1) / (100 * MS))
+    assert figures_of(found) == [
+        ("share of the step in long stretches of Python", (60 * MS - 2) / (200 * MS), "share", 0.03),
+        ("such stretches per step", 1.0, "count", None),
+        ("the longest of them", 30 * MS - 1, "ns", 200_000),
+    ]
+    assert places_of(found) == [("train.py", 20, "report"), ("train.py", 21, "report")]
+    assert all(place.exact_line for place in found.where)
+
+
+def test_frames_name_the_function() -> None:
+    assert places_of(the_finding(rule, formatting(lines=False))) == [("train.py", 19, "report")]
+
+
+def test_thresholds() -> None:
+    assert asked(rule, formatting(), share=0.31).findings == ()
+    assert asked(rule, formatting(), stretch=31 * MS).findings == ()
+    assert len(asked(rule, formatting(2), share=0.01).findings) == 1
+
+
+def test_it_takes_the_place_of_launch_bound() -> None:
+    rules = [finding.rule for finding in diagnose(on_a_device(), rules=["launch-bound", rule.ID]).findings]
+
+    assert rules == [rule.ID]
