@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ from stepscope.commands import COMMANDS, main
 from stepscope.commands.machine.cache import parsed_size
 from stepscope.commands.read.diagnose import parsed_setting, parsed_share
 from stepscope.commands.shared import output, reading
+from stepscope.diagnosis.rule import Answers, Limits, Rule, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace
@@ -27,21 +27,22 @@ from stepscope.trace.naming import UserCode
 from tests.unit.hand_built import FULL, empty, full
 
 
-@dataclass(frozen=True)
-class Threshold:
-    value: float
-    unit: str
-    meaning: str
+class DocumentedRule(Rule):
+    page = "The device waits for data.\n\n    What to do\n        Use workers."
+
+
+def finds_nothing(view: View, limits: Limits) -> Answers:
+    yield from ()
 
 
 RULES = [
-    SimpleNamespace(
-        __doc__="The device waits for data.\n\n    What to do\n        Use workers.",
-        ID="input-bound",
-        TITLE="Data loading",
-        THRESHOLDS={"minimum_share": Threshold(0.05, "share", "idle time that counts")},
+    DocumentedRule(
+        "input-bound",
+        "Data loading",
+        {"minimum_share": Threshold(0.05, "share", "idle time that counts")},
+        finds_nothing,
     ),
-    SimpleNamespace(__doc__="x", ID="launch-bound", TITLE="Launches", THRESHOLDS={}),
+    DocumentedRule("launch-bound", "Launches", {}, finds_nothing),
 ]
 
 
