@@ -1,6 +1,6 @@
 """The step time of runs of the same program over time, and where it changed.
 
-Places are proposed by PELT (Killick, Fearnhead and Eckley 2012; the package ruptures) on the logarithms of the runs'
+Places are proposed by optimal partitioning (Jackson et al. 2005) of the logarithms of the runs'
 mean step times: different means before and after a place must explain more of the squared deviations than
 `PENALTY` x noise^2 x ln(runs), where the noise is taken from the differences of neighbouring runs. A proposed place
 becomes a change only where the runs before and after it (up to the next change) differ by `compare_samples`, with the
@@ -256,19 +256,48 @@ def _between(
 
 
 def _proposed_places(means_ns: Sequence[float]) -> list[int]:
-    """Where PELT parts the runs: positions of the first run after each place."""
+    """Where different means explain the runs best: positions of the first run after each place."""
     if len(means_ns) < FEWEST_RUNS:
         return []
-    import ruptures
-
     signal = np.log(np.maximum(np.asarray(means_ns, np.float64), 1.0))
     noise = max(_noise(signal), _SMALLEST_NOISE)
-    detector = ruptures.KernelCPD(kernel="linear", min_size=_FEWEST_A_SIDE).fit(signal.reshape(-1, 1))
     penalty = PENALTY * noise**2 * np.log(len(signal))
-    places = [int(place) for place in detector.predict(pen=penalty)[:-1]]
-    if len(places) > _PROPOSED:
-        places = [int(place) for place in detector.predict(n_bkps=_PROPOSED)[:-1]]
-    return places
+    places = best_places(signal, penalty)
+    return places if len(places) <= _PROPOSED else best_places(signal, 0.0, parts=_PROPOSED + 1)
+
+
+def best_places(signal: Numbers, penalty: float, parts: int | None = None) -> list[int]:
+    """Where to part a signal so that squared deviations from each part's mean, plus a penalty a part, are least.
+
+    Optimal partitioning (Jackson et al. 2005): the best parting of the first n values follows from those of fewer.
+
+    Args:
+        parts: exactly how many; None for as many as pay.
+
+    Returns:
+        The first position after each place, in order; no part is shorter than two values.
+    """
+    count = len(signal)
+    centred = signal - signal.mean()
+    sums, squares = (np.concatenate([[0.0], np.cumsum(values)]) for values in (centred, centred**2))
+    rows = 1 if parts is None else parts + 1  # with a given number, row k is of k parts
+    best = np.full((rows, count + 1), np.inf)
+    best[0, 0] = 0.0
+    sources = np.zeros((rows, count + 1), np.int64)
+    for last in range(_FEWEST_A_SIDE, count + 1):
+        first = np.arange(last - _FEWEST_A_SIDE + 1)
+        cost = squares[last] - squares[first] - (sums[last] - sums[first]) ** 2 / (last - first) + penalty
+        totals = best[:, first] + cost
+        chosen = totals.argmin(axis=1)
+        into = slice(None) if parts is None else slice(1, None)
+        source = chosen if parts is None else chosen[:-1]
+        sources[into, last] = source
+        best[into, last] = totals[np.arange(len(source)), source]
+    places, at, row = [], count, rows - 1
+    while (at := int(sources[row, at])) > 0:
+        places.append(at)
+        row = max(row - 1, 0)
+    return places[::-1]
 
 
 def _noise(signal: Numbers) -> float:
