@@ -412,25 +412,31 @@ def main_lane(trace: Trace, activity: HostActivity) -> int | None:
     return int(busy["lane"][0]) if busy.height else next(iter(activity.timelines), None)
 
 
+def host_window(trace: Trace, activity: HostActivity) -> Window:
+    """From the main thread's first slice to its last one's end, as far as that was read; empty without a thread.
+
+    It never goes beyond the end of PyTorch's profiler: an annotation that was open then, such as the optimizer's step
+    whose end stops the profiler, ends only when the trace is written.
+    """
+    lane = main_lane(trace, activity)
+    if lane is None:
+        return Window(0, 0)
+    times, read = activity.timelines[lane].times, trace.metadata.window or Window(0, 2**62)
+    start_ns = max(int(times[1]), read.start_ns)
+    return Window(start_ns, max(min(int(times[-1]), read.end_ns, _profiler_end_ns(trace)), start_ns))
+
+
 def host_time(trace: Trace, *, window: Window | None = None, activity: HostActivity | None = None) -> pl.DataFrame:
     """Every piece of the main host thread's time with its cause.
 
     Returns:
-        Columns as in HOST_SCHEMA, in order of time; the durations add up to the window, by default from the
-        thread's first slice to its last one's end, or what of that was read, and never beyond the end of PyTorch's
-        profiler: an annotation that was open then, as of the optimizer's step whose end stops it, ends when all is
-        written.
+        Columns as in HOST_SCHEMA, in order of time; the durations add up to the window, by default `host_window`.
     """
     activity = activity or host_activity(trace)
     lane = main_lane(trace, activity)
     if lane is None:
         return pl.DataFrame(schema=dict(HOST_SCHEMA))
-    timeline = activity.timelines[lane]
-    if window is None:
-        read = trace.metadata.window or Window(0, 2**62)
-        start_ns = max(int(timeline.times[1]), read.start_ns)
-        end_ns = min(int(timeline.times[-1]), read.end_ns, _profiler_end_ns(trace))
-        window = Window(start_ns, max(end_ns, start_ns))
+    window = window or host_window(trace, activity)
     pieces = activity.cut(lane, np.array([window.start_ns]), np.array([window.end_ns]))
     cause = pl.Series(list(CAUSES)).gather(pieces.cause.astype(np.int64))
     frame = pl.DataFrame(

@@ -1,11 +1,10 @@
 """The step time of runs of the same program over time, and where it changed.
 
-Places are proposed by optimal partitioning (the problem that PELT solves: Killick, Fearnhead and Eckley 2012) of the
-logarithms of the runs' mean step times: different means before and after a place must explain more of the squared
-deviations than `PENALTY` x noise^2 x ln(runs), with the noise estimated from the differences of neighbouring runs. A
-proposed place becomes a change only where the runs before and after it (up to the next change) differ by
-`compare_samples` with the confidence `CONFIDENCE`, which is high because the place was chosen by looking at the same
-data.
+Places are proposed by optimal partitioning (Jackson et al. 2005) of the logarithms of the runs' mean step times:
+different means before and after a place must explain more of the squared deviations than `PENALTY` x noise^2 x ln(runs),
+with the noise estimated from the differences of neighbouring runs. A proposed place becomes a change only where the runs
+before and after it (up to the next change) differ by `compare_samples` with the confidence `CONFIDENCE`, which is high
+because the place was chosen by looking at the same data.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ class RunSeries:
         doubtful: places that looked like a change but were not shown to be one.
         smallest_detectable: the smallest change in the middle of the series that these runs could have shown, as a
             share; None where there are too few, or where a change was shown.
-        latest: the latest run compared with those since the last change, where they differ; one run is not yet a change.
+        latest: the latest run compared with those since the last change, where they differ; one run is no change.
         left_out: runs of the series without such step times.
     """
 
@@ -152,7 +151,7 @@ def run_history(runs: Sequence[TimedRun], source: Source | None = None, *, last:
         groups[run.series, run.place].append(run)
     series, left_out = [], []
     for group in groups.values():
-        chosen = source or max(SOURCES, key=lambda each: sum(bool(run.steps_ns.get(each)) for run in group))
+        chosen = source or _best_source(group)
         with_times = [position for position, run in enumerate(group) if run.steps_ns.get(chosen)]
         if 0 < last < len(with_times):
             group = group[with_times[-last] :]
@@ -163,6 +162,10 @@ def run_history(runs: Sequence[TimedRun], source: Source | None = None, *, last:
             left_out += of_group
     series.sort(key=lambda each: (-each.runs[-1].started_unix_s, each.name))
     return History(tuple(series), tuple(left_out))
+
+
+def _best_source(runs: Sequence[TimedRun]) -> Source:
+    return max(SOURCES, key=lambda source: sum(bool(run.steps_ns.get(source)) for run in runs))
 
 
 def _why_not(run: TimedRun, source: Source) -> str:
@@ -231,37 +234,48 @@ def _changes(runs: Sequence[PlacedRun], steady: Sequence[Sequence[float]]) -> tu
 
 
 def _proposed_places(means_ns: Sequence[float]) -> list[int]:
-    """Where the series is best cut: positions of the first run after each cut."""
+    """Where the series is best cut: positions of the first run after each place."""
     if len(means_ns) < FEWEST_RUNS:
         return []
     signal = np.log(np.maximum(np.asarray(means_ns, np.float64), 1.0))
     # A standard deviation of neighbouring runs that a few changes do not move.
     noise = max(float(np.median(np.abs(np.diff(signal)))) / _NORMAL_MEDIAN / 2**0.5, _SMALLEST_NOISE)
-    penalty = PENALTY * noise**2 * float(np.log(len(signal)))
-    places = _best_cuts(signal, penalty)
-    while len(places) > _PROPOSED:
-        penalty *= 1.25
-        places = _best_cuts(signal, penalty)
-    return places
+    places = best_places(signal, PENALTY * noise**2 * float(np.log(len(signal))))
+    return places if len(places) <= _PROPOSED else best_places(signal, 0.0, parts=_PROPOSED + 1)
 
 
-def _best_cuts(signal: npt.NDArray[np.float64], penalty: float) -> list[int]:
-    """The cuts with the least sum of squared deviations from the segments' means and a penalty for each segment."""
-    signal = signal - signal.mean()
-    sums, squares = (np.concatenate([[0.0], np.cumsum(each)]) for each in (signal, signal**2))
-    least = np.full(len(signal) + 1, np.inf)
-    least[0] = 0.0
-    begins = np.zeros(len(signal) + 1, np.int64)
-    for end in range(_FEWEST_A_SIDE, len(signal) + 1):
-        begin = np.arange(end - _FEWEST_A_SIDE + 1)
-        deviations = squares[end] - squares[begin] - (sums[end] - sums[begin]) ** 2 / (end - begin)
-        costs = least[begin] + deviations + penalty
-        begins[end] = np.argmin(costs)
-        least[end] = costs[begins[end]]
-    cuts = [int(begins[-1])]
-    while cuts[0]:
-        cuts.insert(0, int(begins[cuts[0]]))
-    return cuts[1:]
+def best_places(signal: npt.NDArray[np.float64], penalty: float, parts: int | None = None) -> list[int]:
+    """Where to cut a signal so that squared deviations from each part's mean, plus a penalty per part, are least.
+
+    Optimal partitioning (Jackson et al. 2005): the best cuts of the first n values follow from those of fewer.
+
+    Args:
+        parts: exactly how many; None for as many as pay.
+
+    Returns:
+        The first position after each cut, in order; no part is shorter than two values.
+    """
+    count = len(signal)
+    centred = signal - signal.mean()
+    sums, squares = (np.concatenate([[0.0], np.cumsum(values)]) for values in (centred, centred**2))
+    rows = 1 if parts is None else parts + 1  # with a given number, row k is of k parts
+    best = np.full((rows, count + 1), np.inf)
+    best[0, 0] = 0.0
+    sources = np.zeros((rows, count + 1), np.int64)
+    for last in range(_FEWEST_A_SIDE, count + 1):
+        first = np.arange(last - _FEWEST_A_SIDE + 1)
+        cost = squares[last] - squares[first] - (sums[last] - sums[first]) ** 2 / (last - first) + penalty
+        totals = best[:, first] + cost
+        chosen = totals.argmin(axis=1)
+        into = slice(None) if parts is None else slice(1, None)
+        source = chosen if parts is None else chosen[:-1]
+        sources[into, last] = source
+        best[into, last] = totals[np.arange(len(source)), source]
+    places, at, row = [], count, rows - 1
+    while (at := int(sources[row, at])) > 0:
+        places.append(at)
+        row = max(row - 1, 0)
+    return places[::-1]
 
 
 def _differences(runs: Sequence[PlacedRun], place: int) -> tuple[tuple[str, str, str], ...]:
@@ -342,12 +356,12 @@ def _rows(series: RunSeries) -> Iterator[dict[str, Any]]:
         row |= {"run": run.name, "started": moment(run.started_unix_s), "source": series.source, **place}
         row |= {"git_commit": run.settings.get("git commit"), "device": run.settings.get("device")}
         if (change := changes.get(position)) is not None:
-            comparison = change.comparison
+            row |= {"change_share": change.comparison.change}
             row |= {
-                "change_share": comparison.change,
-                "differs": [difference_words(*each) for each in change.differences],
+                "change_low_share": change.comparison.change_low,
+                "change_high_share": change.comparison.change_high,
             }
-            row |= {"change_low_share": comparison.change_low, "change_high_share": comparison.change_high}
+            row |= {"differs": [difference_words(*each) for each in change.differences]}
         yield row
     for each in series.left_out:
         yield {"run": each.name, "left_out": each.why, **place}

@@ -86,12 +86,10 @@ def matched(
     parts.append(_renamed(left, keys, sums, "before").with_columns(match=pl.lit(ONLY_BEFORE)))
     parts.append(_renamed(right, keys, sums, "after").with_columns(match=pl.lit(ONLY_AFTER)))
     varying = [key for key in keys if key not in levels[-1].keys]
-    return _side_by_side(pl.concat(parts, how="diagonal"), keys, varying, sums)
+    return _paired(pl.concat(parts, how="diagonal"), keys, varying, sums)
 
 
-def _side_by_side(
-    table: pl.DataFrame, keys: Sequence[str], varying: Sequence[str], sums: Sequence[str]
-) -> pl.DataFrame:
+def _paired(table: pl.DataFrame, keys: Sequence[str], varying: Sequence[str], sums: Sequence[str]) -> pl.DataFrame:
     """The columns of `matched`; `varying` are keys that may be another one after."""
     is_added = pl.col("match") == ONLY_AFTER
     named = [pl.when(is_added).then(f"after_{key}").otherwise(key).alias(key) for key in keys]
@@ -106,7 +104,7 @@ def _side_by_side(
 def without_unknown(
     before: pl.DataFrame, after: pl.DataFrame, columns: Sequence[str]
 ) -> tuple[pl.DataFrame, pl.DataFrame, tuple[str, ...]]:
-    """The tables without columns that only one of them knows, such as shapes only one recording kept; and their names."""
+    """The tables without columns that only one of them knows, such as shapes that one recording kept; and these."""
     gone = []
     for column in columns:
         known = [bool(table[column].is_not_null().any()) for table in (before, after)]
@@ -161,7 +159,7 @@ def matched_lines(before: pl.DataFrame, after: pl.DataFrame, sums: Sequence[str]
         .then(pl.lit(SAME))
         .otherwise(pl.lit(LINE_MOVED))
     )
-    return _side_by_side(table.with_columns(match=match), _KEYS, _PLACE, sums)
+    return _paired(table.with_columns(match=match), _KEYS, _PLACE, sums)
 
 
 def _line_pairs(before: pl.DataFrame, after: pl.DataFrame) -> _Pairs:
@@ -197,17 +195,16 @@ def _aligned(before: list[_Row], after: list[_Row]) -> _Pairs:
     if not (before[0]["exact_line"] and after and after[0]["exact_line"]):
         yield from zip_longest(before, after)
         return
-    operators = ([row["operators"] or "" for row in rows] for rows in (before, after))
-    matcher = SequenceMatcher(None, *operators, autojunk=False)
+    ours, theirs = ([str(row["operators"] or "") for row in rows] for rows in (before, after))
+    matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
     shift = 0
     for kind, begin, end, after_begin, after_end in matcher.get_opcodes():
-        ours, theirs = before[begin:end], after[after_begin:after_end]
         if kind == "equal":
-            yield from zip(ours, theirs, strict=True)
-            shift = _number(theirs[-1]) - _number(ours[-1])
+            yield from zip(before[begin:end], after[after_begin:after_end], strict=True)
+            shift = _number(after[after_end - 1]) - _number(before[end - 1])
             continue
-        by_number = {_number(row): row for row in theirs}
-        yield from [(row, by_number.pop(_number(row) + shift, None)) for row in ours]
+        by_number = {_number(row): row for row in after[after_begin:after_end]}
+        yield from [(row, by_number.pop(_number(row) + shift, None)) for row in before[begin:end]]
         yield from ((None, row) for row in by_number.values())
 
 

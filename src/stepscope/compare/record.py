@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.attribution import Attribution
 from stepscope.analysis.communication import collectives
 from stepscope.analysis.device_time import COPY_KINDS, busy_intervals
-from stepscope.analysis.host import HostActivity, host_time
+from stepscope.analysis.host import host_time
 from stepscope.analysis.idle import idle_time
 from stepscope.analysis.memory import DeviceMemory, alive_table
 from stepscope.analysis.places import PlaceCosts, place_costs
@@ -88,28 +86,12 @@ class TraceRecord:
     warnings: tuple[TraceWarning, ...]
 
 
-class _UsedSteps(View):
-    """The view of some of a trace's complete steps, with what does not depend on them taken from the view of all."""
-
-    def __init__(self, whole: View, used: pl.DataFrame) -> None:
-        super().__init__(whole.trace, user_code=whole.user_code, device=whole.device)
-        self._whole, self._used = whole, used
-
-    @cached_property
-    def complete_steps(self) -> pl.DataFrame:
-        return self._used
-
-    @cached_property
-    def steps(self) -> pl.DataFrame:
-        return self._whole.steps
-
-    @cached_property
-    def activity(self) -> HostActivity:
-        return self._whole.activity
-
-    @cached_property
-    def attribution(self) -> Attribution:
-        return self._whole.attribution
+def _of_used_steps(whole: View, used: pl.DataFrame) -> View:
+    """The view of some of a trace's complete steps; what does not depend on them is taken from the view of all."""
+    view = View(whole.trace, user_code=whole.user_code, device=whole.device)
+    view.activity, view.attribution, view.steps = whole.activity, whole.attribution, whole.steps
+    view.complete_steps = used
+    return view
 
 
 def trace_record(
@@ -134,7 +116,7 @@ def trace_record(
         gone = tuple(left_out(_steps(view, window), number))
     if gone:
         unused = [each.index for each in gone]
-        view = _UsedSteps(view, view.complete_steps.filter(~pl.col("index").is_in(unused)))
+        view = _of_used_steps(view, view.complete_steps.filter(~pl.col("index").is_in(unused)))
         window = _window(view)
     places = _place_costs(view, window)
     tables = {
