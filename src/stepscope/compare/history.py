@@ -1,10 +1,10 @@
 """The step time of runs of the same program over time, and where it changed.
 
 Places are proposed by optimal partitioning (Jackson et al. 2005) of the logarithms of the runs' mean step times:
-different means before and after a place must explain more of the squared deviations than `PENALTY` x noise^2 x ln(runs),
-with the noise estimated from the differences of neighbouring runs. A proposed place becomes a change only where the runs
-before and after it (up to the next change) differ by `compare_samples` with the confidence `CONFIDENCE`, which is high
-because the place was chosen by looking at the same data.
+different means before and after a place must explain more of the squared deviations than
+`PENALTY` x noise^2 x ln(runs), with the noise estimated from the differences of neighbouring runs. A proposed place
+becomes a change only where the runs before and after it (up to the next change) differ by `compare_samples` with the
+confidence `CONFIDENCE`, which is high because the place was chosen by looking at the same data.
 """
 
 from __future__ import annotations

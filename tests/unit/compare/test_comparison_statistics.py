@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from stepscope.compare import SampleComparison, compare_samples
-from stepscope.compare.notes import far_edges
+from stepscope.compare.record import far_edges
 from stepscope.compare.statistics import joint_confidence
 
 MS = 1_000_000
