@@ -454,7 +454,7 @@ def test_without_the_package_one_sentence_says_what_to_install(tmp_path: Path, m
 
     monkeypatch.setattr(messages, "import_module", missing)
 
-    with pytest.raises(UsageError, match="pip install --upgrade perfetto protobuf"):
+    with pytest.raises(UsageError, match=r"pip install --upgrade .stepscope\[perfetto\]. protobuf"):
         opened(tmp_path, training().bytes())
 
 
