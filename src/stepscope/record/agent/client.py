@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, TypeVar
 from urllib.parse import quote
@@ -74,8 +73,7 @@ class Transport(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureState:
+class CaptureState(msgspec.Struct, frozen=True):
     """The state of a capture.
 
     Attributes:
