@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import CAUSE_CODES, CAUSES, DEVICE_CAUSES
+from stepscope.analysis.host import CAUSES, DEVICE_CAUSES
 from stepscope.errors import UsageError
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.window import Times, union
@@ -274,7 +274,7 @@ def without_cause(cause: str) -> Change:
 
 
 def _scaled_host_cause(experiment: Experiment, graph: Graph, cause: str, factor: float) -> Graph:
-    code = CAUSE_CODES["dispatch" if cause == "compute" else cause]
+    on_host = "dispatch" if cause == "compute" else cause
     activity = experiment.activity
     told = _overhead(experiment) if cause == "profiler_overhead" else (np.zeros(0, np.int64),) * 2
     for lane, timeline in activity.timelines.items():
@@ -282,8 +282,8 @@ def _scaled_host_cause(experiment: Experiment, graph: Graph, cause: str, factor:
             continue
         first, last = int(timeline.times[1]), int(timeline.times[-1])
         pieces = activity.cut(lane, np.array([first]), np.array([last]))
-        mine = pieces.cause == code
-        whole = union(np.concatenate([told[0], pieces.start[mine]]), np.concatenate([told[1], pieces.end[mine]]))
+        mine = pieces.filter(pl.col("cause") == on_host)
+        whole = union(np.append(told[0], mine["start"]), np.append(told[1], mine["end"]))
         lanes = np.full(len(whole.starts), lane, np.int32)
         if cause in _BUSY:
             graph = graph.with_host_time(lanes, whole.starts, whole.ends, np.full(len(lanes), factor))
