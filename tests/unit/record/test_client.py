@@ -210,7 +210,7 @@ class TestSentences:
         [
             (b"", "hung up without an answer: the process has ended, or is busy"),
             (b"SSH-2.0-OpenSSH_9.2\r\n", r"is not an agent of stepscope \(BadStatusLine\)"),
-            (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n<ht>", "is not an agent of stepscope: its answer is not JSON"),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n<ht>", "stepscope: its answer is not JSON"),
             (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "it is not an agent of this version of stepscope"),
             (b"HTTP/1.1 404 No\r\nContent-Length: 2\r\n\r\n{}", "it: it answered 404"),
         ],
