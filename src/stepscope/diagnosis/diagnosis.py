@@ -9,12 +9,11 @@ from html import escape
 
 import polars as pl
 
-from stepscope.analysis.device_time import EngineUse, engine_uses
+from stepscope.analysis.device_time import DeviceUse, EngineUse, HostUse, device_uses, engine_uses, host_use
 from stepscope.analysis.host import host_summary, host_time
 from stepscope.analysis.idle import device_window, idle_summary
 from stepscope.analysis.kernels import kernel_table
 from stepscope.analysis.operators import operator_table
-from stepscope.analysis.summary import DeviceUse, HostUse, device_uses, host_use
 from stepscope.diagnosis.finding import Finding, NotAnswered
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Rule

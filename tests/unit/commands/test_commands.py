@@ -14,7 +14,8 @@ import polars as pl
 import pytest
 
 import stepscope.diagnosis
-import stepscope.diagnosis.ranks  # with the true rules, before a fixture puts others in their place
+import stepscope.diagnosis.ranks
+import stepscope.diagnosis.rules
 from stepscope.commands import COMMANDS, main
 from stepscope.commands.machine.cache import parsed_size
 from stepscope.commands.read.diagnose import parsed_setting, parsed_share
@@ -28,7 +29,7 @@ from tests.unit.hand_built import FULL, empty, full
 
 
 class DocumentedRule(Rule):
-    page = "The device waits for data.\n\n    What to do\n        Use workers."
+    page = "The device waits for data.\n\nWhat to do\n    Use workers."
 
 
 def finds_nothing(view: View, limits: Limits) -> Answers:
@@ -54,7 +55,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture(autouse=True)
 def _rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "stepscope.diagnosis.rules", module_with(RULES=RULES))
+    monkeypatch.setattr(stepscope.diagnosis.rules, "RULES", RULES)
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def diagnose_as(monkeypatch: pytest.MonkeyPatch, *diagnoses: Any) -> list[dict[s
     calls: list[dict[str, Any]] = []
 
     def diagnose_view(view: View, **arguments: Any) -> Any:
-        calls.append({**arguments, "settings": view._settings, "user_code": view.user_code})
+        calls.append({**arguments, "settings": view.settings, "user_code": view.user_code})
         return diagnoses[len(calls) - 1]
 
     monkeypatch.setattr(stepscope.diagnosis, "diagnose_view", diagnose_view, raising=False)

@@ -30,8 +30,7 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.analysis.memory import DeviceMemory
-from stepscope.analysis.memory_growth import MemoryGrowth, memory_growth
+from stepscope.analysis.memory import DeviceMemory, MemoryGrowth, memory_growth
 from stepscope.diagnosis.finding import Severity
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._memory import memory_locations, size_in_words, time_in_words

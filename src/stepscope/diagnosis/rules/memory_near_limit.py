@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from stepscope.analysis.blocks import out_of_memory
 from stepscope.analysis.memory import DeviceMemory, alive_at, alive_table
-from stepscope.analysis.memory_blocks import out_of_memory
 from stepscope.diagnosis.finding import Interval, Location
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._memory import memory_locations, size_in_words
