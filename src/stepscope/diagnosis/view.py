@@ -109,7 +109,7 @@ class View(StepView):
 
     @cached_property
     def torch_device(self) -> str:
-        """PyTorch's module for the device: torch.cuda for NVIDIA, AMD and where nothing tells, else torch.accelerator.
+        """PyTorch's module for the device: torch.cuda for NVIDIA, AMD and where nothing shows, else torch.accelerator.
 
         The latter has the same functions for every accelerator (PyTorch 2.9 and later).
         """
@@ -128,7 +128,7 @@ class View(StepView):
 
     @cached_property
     def framework(self) -> Framework | None:
-        """What the program uses, by what only it records; None for PyTorch on a GPU or CPU and where nothing tells."""
+        """What the program uses, by what only it records; None for PyTorch on a GPU or CPU and where nothing shows."""
         return framework_of(self.trace)
 
     @property

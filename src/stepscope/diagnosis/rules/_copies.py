@@ -84,11 +84,9 @@ def lost_ns(view: View, starts: Sequence[int], ends: Sequence[int], launches: Se
     begin = pieces["start_ns"].to_numpy()
     position = np.searchsorted(np.array(starts, np.int64), begin, side="right") - 1
     inside = (position >= 0) & (begin < np.array(ends, np.int64)[np.maximum(position, 0)]) if len(starts) else begin < 0
-    operator = view.trace.launches["operator"].cast(pl.Int64).fill_null(-1)
-    calls = view.trace.launches.with_row_index("launch").filter(
-        operator.is_in(operator.gather(list(launches)).implode()) & (operator >= 0)
-    )
-    caused = pieces["trigger_launch"].is_in(calls["launch"].implode()).fill_null(False).to_numpy()
+    copying = view.launching[list(launches)]
+    calls = np.flatnonzero(np.isin(view.launching, copying[copying >= 0])).astype(np.uint32)
+    caused = pieces["trigger_launch"].is_in(pl.Series(calls).implode()).fill_null(False).to_numpy()
     return int(pieces["duration_ns"].to_numpy()[inside | caused].sum())
 
 
@@ -152,7 +150,7 @@ def round_trips(view: View) -> list[RoundTrip]:
     found = copies(view)
     ordered, position = outermost_in_order(view)
     launching = np.zeros(view.trace.operators.height, np.bool_)
-    launching[_launching_rows(view)] = True
+    launching[rows_and_around(view, view.trace.launches["operator"].drop_nulls())] = True
     durations = view.trace.operators["duration_ns"].to_numpy()
     trips: list[RoundTrip] = []
     for _, mine in found.group_by("lane", "step", maintain_order=True):
@@ -187,15 +185,12 @@ def _trip(out: dict[str, int], back: dict[str, int], on_host: tuple[int, ...]) -
     )
 
 
-def _launching_rows(view: View) -> Rows:
-    """Operators that launched something, and those around them."""
-    operators = view.trace.launches["operator"].drop_nulls().to_numpy().astype(np.int64)
-    parent = view.trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
-    rows = np.unique(operators)
-    found = [rows]
-    while (rows := np.unique(parent[rows][parent[rows] >= 0])).size:
-        found.append(rows)
-    return np.concatenate(found)
+def rows_and_around(view: View, operators: pl.Series) -> Rows:
+    """These rows of `operators` and those around them."""
+    found = [np.unique(operators.to_numpy().astype(np.int64))]
+    while (parents := np.setdiff1d(view.parents[found[-1]], -1)).size:
+        found.append(parents)
+    return np.unique(np.concatenate(found))
 
 
 def _works_on_host(view: View, row: int, launching: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> bool:

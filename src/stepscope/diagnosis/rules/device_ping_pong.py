@@ -17,8 +17,8 @@ Two tensors of the same size, one of which is read while the other is input.
 Keep the tensor on the device, and pass it on from there.
 
 # Reference
-PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization"; TraceLens reports more than ten copies
-in one direction.
+PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization"; TraceLens reports more than ten copies in
+one direction.
 """
 
 from __future__ import annotations
@@ -34,12 +34,10 @@ from stepscope.diagnosis.rules._copies import cost_ns, round_trips, without_trip
 
 def check(view: View, limits: Limits) -> Answers:
     """Weigh the round trips in which nothing happened on the host."""
-    if view.device is None:
+    trips = [trip for trip in round_trips(view) if not trip.on_host] if view.device is not None else []
+    if not trips:
         return
-    trips = [trip for trip in round_trips(view) if not trip.on_host]
-    cost = cost_ns(view, trips) if trips else 0
-    if not limits.reached(cost):
-        return
+    cost = cost_ns(view, trips)
     rows = np.array([row for trip in trips for row in trip.copying], np.int64)
     count = len(trips) / view.step_count
     yield Found(
