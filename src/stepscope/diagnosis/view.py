@@ -373,9 +373,10 @@ class View(StepView):
         return self.activity.slices_of("operators")[rows]
 
     def slices_of_launches(self, launches: pl.Series) -> Rows:
-        """Indices of the slices of these rows of `launches`."""
-        slices: Rows = self.activity.slices_of("launches")[launches.to_numpy().astype(np.int64)]
-        return slices
+        """Indices of the slices of these rows of `launches`, -1 for null."""
+        slices = np.append(self.activity.slices_of("launches"), -1)
+        found: Rows = slices[launches.cast(pl.Int64).fill_null(-1).to_numpy()]
+        return found
 
     def longest(self, pieces: pl.DataFrame, what: str, count: int = 3) -> tuple[Interval, ...]:
         """The longest gaps among idle pieces, as examples."""

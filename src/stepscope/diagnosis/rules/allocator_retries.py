@@ -48,7 +48,9 @@ def check(view: View, limits: Limits) -> Answers:
     asked = int(calls["calls"].sum()) - given_back
     retries = min(given_back, asked) / view.step_count
     in_steps = _steps_with_calls(view)
-    times = f"{asked:,}" if view.complete_steps.is_empty() else f"{asked / view.step_count:,.1f}"
+    times = f"{asked / view.step_count:,.1f} times {view.a_step}"
+    if view.complete_steps.is_empty():
+        times = "once" if asked == 1 else f"{asked:,} times"
     again = ", and gives memory back in between" if retries >= 1 else ""
     yield Found(
         f"the driver is asked for memory {times}{again}",

@@ -34,7 +34,6 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Interval
 from stepscope.diagnosis.rule import (
     Answers,
     Figure,
@@ -81,10 +80,10 @@ def check(view: View, limits: Limits) -> Answers:
         figures=[
             view.count_per_step("round trips", len(trips)),
             view.ns_per_step("time of operators on the CPU", int(durations.sum())),
-            view.bytes_per_step("bytes copied", sum(trip.bytes + trip.returned_bytes for trip in trips)),
+            view.bytes_per_step("bytes copied", sum(sum(trip.both("bytes")) for trip in trips)),
             *_counts(view),
         ],
-        intervals=tuple(Interval(trip.start_ns, trip.end_ns - trip.start_ns, "on the CPU") for trip in trips[:3]),
+        intervals=[trip.interval("on the CPU") for trip in trips[:3]],
         remedy=Remedy(
             "Keep the tensors on the device, and replace what it cannot run.",
             "# instead of x.cpu() ... .to(device): the same operators on x itself\nresult = function(x)",

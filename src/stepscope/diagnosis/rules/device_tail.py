@@ -60,7 +60,7 @@ def check(view: View, limits: Limits) -> Answers:
             for start, duration, is_head in longest.select("start_ns", "duration_ns", "is_head").iter_rows()
         ],
         remedy=_remedy(view, at_the_end=where == "ends"),
-        where=view.at_launches(ends),
+        where=view.locations_of(view.slices_of_launches(ends["launch"]), ends["duration_ns"].to_numpy()),
         change=together(scaled_work(rows, 0.0), without_waits_for_work(rows)),
     )
 

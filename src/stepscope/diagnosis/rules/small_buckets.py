@@ -100,12 +100,10 @@ def _price(view: View, found: pl.DataFrame) -> float:
 
 
 def _places(view: View, found: pl.DataFrame) -> tuple[Location, ...]:
-    weights = found["duration_ns"].to_numpy()
+    slices = view.slices_of_launches(found["launch"])
     if not found["on_device"].all():
-        return view.locations_of(view.slices_of_operators(rows_of(found)), weights)
-    launch = found["launch"].fill_null(-1).to_numpy()
-    slices = view.activity.slices_of("launches")
-    return view.locations_of(np.where(launch >= 0, slices[np.maximum(launch, 0)], -1), weights) if len(slices) else ()
+        slices = view.slices_of_operators(rows_of(found))
+    return view.locations_of(slices, found["duration_ns"].to_numpy())
 
 
 _FROM_TRACE: Final = (
