@@ -17,10 +17,11 @@ from stepscope.analysis.host import HOST_SCHEMA, TABLES, host_time
 from stepscope.analysis.idle import idle_time
 from stepscope.analysis.memory import DeviceMemory, device_memories
 from stepscope.analysis.module_paths import backward_source
-from stepscope.analysis.operators import at, operator_costs
+from stepscope.analysis.operators import operator_costs
+from stepscope.analysis.places import Place, line_places, merged, places
+from stepscope.analysis.rows import at
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, are_of_a_device, step_summary
-from stepscope.analysis.where import Place, line_places, merged, places, slice_index
 from stepscope.diagnosis.finding import Confidence, Evidence, Finding, Interval, Location, Remedy, Severity, Threshold
 from stepscope.diagnosis.framework_remedies import for_framework, framework_of
 from stepscope.diagnosis.recorded_faults import without_recorded_faults
@@ -202,7 +203,7 @@ class View(StepView):
         return self._with_slices(rows)
 
     def _with_slices(self, rows: pl.DataFrame) -> pl.DataFrame:
-        index = slice_index(self.activity, rows["slice_table"], rows["slice_row"])
+        index = self.activity.slice_index(rows["slice_table"], rows["slice_row"])
         columns = ["gap", "start_ns", "duration_ns", "cause", "trigger_launch", "lane", "launch"]
         return rows.select(columns).with_columns(slice=pl.Series(index, dtype=pl.Int64))
 

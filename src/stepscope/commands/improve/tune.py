@@ -19,8 +19,8 @@ from stepscope.report.format import duration, printable
 
 if TYPE_CHECKING:
     from stepscope.compare.bench import Bench, BenchRun, BenchSettings
-    from stepscope.tune.knobs import Knob, Space
     from stepscope.tune.search import TuneResult, TuneStudy
+    from stepscope.tune.trials import Knob, Space
 
 NAME: Final = "tune"
 HELP: Final = "Try remedies on a program, combine those that make it faster, and prove by how much, with equal losses."
@@ -115,10 +115,10 @@ def prepare_parser(parser: CommandParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search, prove and print; 130 where Ctrl-C came."""
     from stepscope.record.launch import command_of
-    from stepscope.tune.knobs import Space
     from stepscope.tune.search import TuneStudy
     from stepscope.tune.space import chosen_space
-    from stepscope.tune.storage import import_optuna, open_study
+    from stepscope.tune.study import import_optuna, open_study
+    from stepscope.tune.trials import Space
 
     if arguments.json == "-" and arguments.markdown == "-":
         raise UsageError("only one of --json and --markdown can be -")
@@ -145,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _user_knobs(arguments: argparse.Namespace) -> list[Knob]:
-    from stepscope.tune.knobs import named_once, user_knob
+    from stepscope.tune.trials import named_once, user_knob
 
     return named_once(user_knob(text) for text in arguments.knob)
 
@@ -202,7 +202,7 @@ def _space(arguments: argparse.Namespace, words: list[str], folder: Path, study:
     from stepscope.readers import open_trace
     from stepscope.trace.cache import TraceCache
     from stepscope.tune.space import Baseline, baseline_of, chosen_space, search_space, surroundings_of
-    from stepscope.tune.storage import held
+    from stepscope.tune.study import held
 
     with held(_lock(), lambda: _say("another stepscope tune measures on this machine; waiting")):
         known = study.space()

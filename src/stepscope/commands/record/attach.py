@@ -79,8 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _record_agents(arguments: argparse.Namespace, targets: Sequence[str]) -> int:
-    from stepscope.record.agent_files import CaptureOrder
-    from stepscope.record.client import start_together
+    from stepscope.record.agent.client import start_together
+    from stepscope.record.agent.protocol import CaptureOrder
 
     clients = agents.agents(arguments, targets)
     steps = _STEPS if arguments.steps is None and arguments.seconds is None else arguments.steps

@@ -10,7 +10,7 @@ from stepscope.commands.shared import agents, output
 from stepscope.errors import AgentError, UsageError
 
 if TYPE_CHECKING:
-    from stepscope.record.client import AgentClient, Started
+    from stepscope.record.agent.client import AgentClient, Started
 
 NAME: Final = "session"
 HELP: Final = "Start, stop, cancel or list recordings of a program that is running."
@@ -52,8 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _start(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
-    from stepscope.record.agent_files import CaptureOrder
-    from stepscope.record.client import start_together
+    from stepscope.record.agent.client import start_together
+    from stepscope.record.agent.protocol import CaptureOrder
 
     order = CaptureOrder(timeout_s=arguments.timeout, options=agents.record_options(arguments))
     begun = _begun(start_together(clients, order))
@@ -67,14 +67,14 @@ def _start(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int
 
 
 def _stop(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
-    from stepscope.record.client import for_each_pair
+    from stepscope.record.agent.client import for_each_pair
 
     stopped = for_each_pair(_begun(_under_way(clients)), lambda client, state: client.stop(state.id))
     return agents.keep(arguments, agents.finished(stopped))
 
 
 def _cancel(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
-    from stepscope.record.client import for_each_pair
+    from stepscope.record.agent.client import for_each_pair
 
     for client, state in for_each_pair(_under_way(clients), lambda client, state: client.cancel(state.id)):
         output.print_text(f"{client.name}: {state.id} {state.state}\n")
@@ -84,7 +84,7 @@ def _cancel(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> in
 def _list(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
     import polars as pl
 
-    from stepscope.record.client import for_each
+    from stepscope.record.agent.client import for_each
     from stepscope.report.tables import table_lines
 
     captures = for_each(clients, lambda client: client.captures())
@@ -108,7 +108,7 @@ def _list(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
 
 
 def _shut_down(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
-    from stepscope.record.client import for_each
+    from stepscope.record.agent.client import for_each
 
     for_each(clients, lambda client: client.shutdown())
     for client in clients:
@@ -118,7 +118,7 @@ def _shut_down(arguments: argparse.Namespace, clients: Sequence[AgentClient]) ->
 
 def _begun(started: Started) -> Started:
     """The captures when their first steps have begun, so that stopping them leaves something; Ctrl-C cancels them."""
-    from stepscope.record.client import cancel_all, for_each_pair
+    from stepscope.record.agent.client import cancel_all, for_each_pair
 
     try:
         return for_each_pair(started, lambda client, state: client.begun(state.id))
@@ -133,7 +133,7 @@ def _under_way(clients: Sequence[AgentClient]) -> Started:
     Raises:
         AgentError: none has any.
     """
-    from stepscope.record.client import for_each
+    from stepscope.record.agent.client import for_each
 
     captures = for_each(clients, lambda client: client.captures())
     found = [

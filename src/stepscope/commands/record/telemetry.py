@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.shared import output
@@ -101,14 +100,16 @@ def _export(telemetry: Telemetry, arguments: argparse.Namespace) -> None:
         raise UsageError(f"--{'format' if arguments.format else 'redact'} does not go with --export")
     folder = Path(arguments.output)
     try:
-        raw = {"raw": arguments.raw} if arguments.export == "csv" else {}
-        made = _exporter(arguments.export).export(telemetry, folder, **raw)
+        made = _exported(telemetry, folder, arguments)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from error
     output.print_text("".join(f"{printable(str(path))}\n" for path in made))
 
 
-def _exporter(name: str) -> ModuleType:
-    from stepscope.record.telemetry.export import csv, tensorboard, wandb
+def _exported(telemetry: Telemetry, folder: Path, arguments: argparse.Namespace) -> list[Path]:
+    from stepscope.record.telemetry import export
 
-    return {each.NAME: each for each in (wandb, tensorboard, csv)}[name]
+    if arguments.export == "csv":
+        return export.export_csv(telemetry, folder, raw=arguments.raw)
+    exporters = {"tensorboard": export.export_tensorboard, "wandb": export.export_wandb}
+    return exporters[arguments.export](telemetry, folder)

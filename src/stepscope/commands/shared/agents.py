@@ -20,7 +20,7 @@ from stepscope.record.schedule import RecordOptions
 from stepscope.report.format import count, printable
 
 if TYPE_CHECKING:
-    from stepscope.record.client import AgentClient, CaptureState, Started
+    from stepscope.record.agent.client import AgentClient, CaptureState, Started
     from stepscope.record.profiler_server import HostProfile, ProfilerOrder
     from stepscope.record.run_folder import RunFolder
 
@@ -111,8 +111,8 @@ def agents(arguments: argparse.Namespace, targets: Sequence[str]) -> list[AgentC
         UsageError: a target means nothing.
         AgentError: a process cannot be reached.
     """
-    from stepscope.record.client import for_each
-    from stepscope.record.client_targets import clients_for
+    from stepscope.record.agent.client import for_each
+    from stepscope.record.agent.targets import clients_for
 
     token = arguments.token or os.environ.get("STEPSCOPE_TOKEN") or None
     clients = [
@@ -130,7 +130,7 @@ def finished(started: Started) -> list[tuple[AgentClient, CaptureState]]:
     Raises:
         AgentError: none of them recorded anything.
     """
-    from stepscope.record.client import cancel_all, for_each_pair
+    from stepscope.record.agent.client import cancel_all, for_each_pair
 
     try:
         ended = for_each_pair(started, lambda client, state: client.wait(state.id, float("inf")))
@@ -277,8 +277,8 @@ def find_servers(targets: Sequence[str]) -> Found:
     Raises:
         UsageError: there is no such port.
     """
-    from stepscope.record.client import for_each
-    from stepscope.record.client_targets import Listener, address_of, listener_at
+    from stepscope.record.agent.client import for_each
+    from stepscope.record.agent.targets import Listener, address_of, listener_at
 
     words = [word for target in targets for word in _split(target)]
     addresses = [address_of(word) for word in words]
@@ -459,7 +459,7 @@ def _remember(folder: RunFolder) -> None:
 
 def _split(target: str) -> list[str]:
     """The addresses of a list with commas; anything else as it stands."""
-    from stepscope.record.client_targets import address_of
+    from stepscope.record.agent.targets import address_of
 
     words = [word.strip() for word in target.split(",")]
     return words if len(words) > 1 and any(address_of(word) for word in words if word) else [target]

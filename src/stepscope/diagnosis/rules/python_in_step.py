@@ -94,9 +94,7 @@ def _without_stretches(view: View, mine: pl.DataFrame) -> Change:
     """Without the Python of which these pieces are part, also where the device still works meanwhile."""
     changes = []
     for (lane,), pieces in mine.drop_nulls("lane").group_by("lane", maintain_order=True):
-        timeline = view.activity.timelines[int(str(lane))]
-        whole = view.activity.cut(int(str(lane)), timeline.times[1:2], timeline.times[-1:])
-        whole = whole.filter(pl.col("cause") == "python")
+        whole = view.activity.pieces(int(str(lane))).filter(pl.col("cause") == "python")
         start, end = whole["start"].to_numpy(), whole["end"].to_numpy()
         first = np.flatnonzero(np.append(True, start[1:] != end[:-1])[: len(start)])
         begins, ends = start[first], end[np.append(first[1:], len(start))[: len(first)] - 1]
