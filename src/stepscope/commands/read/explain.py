@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from types import ModuleType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.shared import output
 from stepscope.commands.shared.output import suggestion
 from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepscope.diagnosis.rule import Rule
 
 NAME: Final = "explain"
 HELP: Final = "What a finding means, how it is measured, when it is wrong and what to do."
@@ -33,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def rule_named(name: str) -> ModuleType:
+def rule_named(name: str) -> Rule:
     """The rule of that name.
 
     Raises:
@@ -41,7 +43,7 @@ def rule_named(name: str) -> ModuleType:
     """
     from stepscope.diagnosis.rules import RULES
 
-    rules: dict[str, ModuleType] = {rule.ID: rule for rule in RULES}
+    rules = {rule.id: rule for rule in RULES}
     if name not in rules:
         raise UsageError(f"there is no rule {name!r}{suggestion(name, rules)} (stepscope rules lists them)")
     return rules[name]

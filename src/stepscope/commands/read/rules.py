@@ -31,6 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.top is None:
         arguments.top = 0
-    rows = [(rule.ID, rule.TITLE) for rule in RULES]
+    rows = [(rule.id, rule.title) for rule in RULES]
     write_table(pl.DataFrame(rows, schema={"rule": pl.String, "title": pl.String}, orient="row"), arguments, "rules")
     return 0
