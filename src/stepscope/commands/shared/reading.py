@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepscope.record.run_folder import RunFolder
     from stepscope.report.json import Redactor
     from stepscope.trace import Trace
-    from stepscope.trace.evidence import Evidence
+    from stepscope.trace.run_counts import RunCounts
     from stepscope.trace.window import StepRange, Window
 
 
@@ -323,7 +323,7 @@ class SideFile:
 
     path: str
     rank: int | None
-    evidence: Evidence
+    evidence: RunCounts
 
 
 def add_evidence_options(parser: argparse.ArgumentParser) -> None:
@@ -382,8 +382,8 @@ def _belongs(file: SideFile, trace: Trace, *, several: bool) -> bool:
     return file.rank is None or file.rank == rank or (rank is None and not several)
 
 
-def _with(trace: Trace, parts: list[Evidence]) -> Trace:
-    from stepscope.trace.evidence import joined
+def _with(trace: Trace, parts: list[RunCounts]) -> Trace:
+    from stepscope.trace.run_counts import joined
 
     evidence = joined(parts)
     sources = tuple(encodable(path) for path in evidence.sources)
