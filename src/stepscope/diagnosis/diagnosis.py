@@ -10,12 +10,11 @@ from types import ModuleType
 
 import polars as pl
 
-from stepscope.analysis.device_time import EngineUse, engine_uses
+from stepscope.analysis.device_time import DeviceUse, EngineUse, HostUse, device_uses, engine_uses, host_use
 from stepscope.analysis.host import host_summary, host_time
 from stepscope.analysis.idle import device_window, idle_summary
 from stepscope.analysis.kernels import kernel_table
 from stepscope.analysis.operators import operator_table
-from stepscope.analysis.summary import DeviceUse, HostUse, device_uses, host_use
 from stepscope.diagnosis.finding import Finding, NotAnswered
 from stepscope.diagnosis.parts import PARTS, needs_of
 from stepscope.diagnosis.rules import RULES

@@ -12,15 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.attribution import Attribution, attribute
-from stepscope.analysis.device_time import busy_intervals, device_time
-from stepscope.analysis.host import HOST_SCHEMA, TABLES, HostActivity, host_activity, host_time, main_lane
-from stepscope.analysis.idle import device_window, idle_time
+from stepscope.analysis.device_time import busy_intervals
+from stepscope.analysis.host import HOST_SCHEMA, TABLES, host_time
+from stepscope.analysis.idle import idle_time
 from stepscope.analysis.memory import DeviceMemory, device_memories
 from stepscope.analysis.module_paths import backward_source
-from stepscope.analysis.operators import at, operator_costs
-from stepscope.analysis.steps import StepSummary, are_of_a_device, step_summary, step_table
-from stepscope.analysis.where import Place, line_places, merged, places, slice_index
+from stepscope.analysis.operators import operator_costs
+from stepscope.analysis.places import Place, line_places, merged, places
+from stepscope.analysis.rows import at
+from stepscope.analysis.step_view import StepView
+from stepscope.analysis.steps import StepSummary, are_of_a_device, step_summary
 from stepscope.diagnosis.finding import Confidence, Evidence, Finding, Interval, Location, Remedy, Severity, Threshold
 from stepscope.diagnosis.framework_remedies import for_framework, framework_of
 from stepscope.diagnosis.recorded_faults import without_recorded_faults
@@ -77,7 +78,7 @@ SMALLEST_PLACE = 0.02
 """Places in the code that carry less of a finding's cost than this explain nothing and are not named."""
 
 
-class View:
+class View(StepView):
     """What rules look at.
 
     Args:
@@ -94,9 +95,7 @@ class View:
         user_code: UserCode = DEFAULT_USER_CODE,
         device: str | None = None,
     ) -> None:
-        self.trace = trace
-        self.user_code = user_code
-        self._wanted_device = device
+        super().__init__(trace, user_code=user_code, device=device)
         self._settings = dict(settings or {})
 
     def threshold(self, rule: str, thresholds: Mapping[str, Threshold], name: str) -> float:
@@ -114,19 +113,9 @@ class View:
         return self.trace.metadata.evidence or RunEvidence()
 
     @cached_property
-    def activity(self) -> HostActivity:
-        """What the host threads did."""
-        return host_activity(self.trace, self.user_code)
-
-    @cached_property
-    def attribution(self) -> Attribution:
-        """The user's line, the module and the phase of everything the host threads did."""
-        return attribute(self.trace, self.activity)
-
-    @cached_property
     def experiment(self) -> Experiment:
         """The trace's dependency graph, to be replayed with changes."""
-        return Experiment(self.trace, activity=self.activity, attribution=lambda: self.attribution, steps=self.steps)
+        return Experiment(self)
 
     @cached_property
     def _unrecorded(self) -> tuple[Graph, float]:
@@ -149,31 +138,9 @@ class View:
         return min(max(round((1 - after / before) * self.step_ns), 0), self.step_ns)
 
     @cached_property
-    def steps(self) -> pl.DataFrame:
-        """As `step_table`."""
-        return step_table(self.trace)
-
-    @cached_property
     def summary(self) -> StepSummary:
         """Of the steps."""
         return step_summary(self.steps)
-
-    @cached_property
-    def complete_steps(self) -> pl.DataFrame:
-        """The steps that lie inside the recording."""
-        return self.steps.filter(pl.col("complete"))
-
-    @cached_property
-    def device_time(self) -> pl.DataFrame:
-        """As `stepscope.analysis.device_time.device_time`."""
-        return device_time(self.trace)
-
-    @cached_property
-    def device(self) -> str | None:
-        """The device that findings are about: the wanted one if it worked, else the busiest; None if there is none."""
-        wanted = pl.col("device") == pl.lit(self._wanted_device, pl.String)
-        busy = self.device_time.sort(wanted.fill_null(False), "busy_ns", "device", descending=[True, True, False])
-        return busy["device"][0] if busy.height else None
 
     @cached_property
     def has_cuda(self) -> bool:
@@ -187,28 +154,10 @@ class View:
         return framework_of(self.trace)
 
     @cached_property
-    def span(self) -> Window:
-        """The stretch that findings are about: all complete steps, or the whole device or host window."""
-        if self.complete_steps.height:
-            start = self.complete_steps["start_ns"]
-            return Window(int(start.min()), int((start + self.complete_steps["duration_ns"]).max()))  # type: ignore[arg-type]
-        if self.device is not None:
-            return device_window(self.trace, self.device)
-        pieces = host_time(self.trace, activity=self.activity)
-        if pieces.is_empty():
-            return Window(0, 1)
-        return Window(int(pieces["start_ns"][0]), int(pieces["start_ns"][-1] + pieces["duration_ns"][-1]))
-
-    @cached_property
     def device_span(self) -> Window:
         """The span, and after it the device's work that was launched in it: a host that runs ahead is done earlier."""
         ends = (self.work["start_ns"] + self.work["duration_ns"]).to_numpy()
         return Window(self.span.start_ns, max(self.span.end_ns, int(ends.max(initial=0))))
-
-    @cached_property
-    def step_count(self) -> int:
-        """Number of steps in the span; 1 where there are none."""
-        return max(self.complete_steps.height, 1)
 
     @cached_property
     def length_ns(self) -> int:
@@ -254,14 +203,9 @@ class View:
         return self._with_slices(rows)
 
     def _with_slices(self, rows: pl.DataFrame) -> pl.DataFrame:
-        index = slice_index(self.activity, rows["slice_table"], rows["slice_row"])
+        index = self.activity.slice_index(rows["slice_table"], rows["slice_row"])
         columns = ["gap", "start_ns", "duration_ns", "cause", "trigger_launch", "lane", "launch"]
         return rows.select(columns).with_columns(slice=pl.Series(index, dtype=pl.Int64))
-
-    @cached_property
-    def lane(self) -> int | None:
-        """The thread that drives the training."""
-        return main_lane(self.trace, self.activity)
 
     @cached_property
     def memories(self) -> tuple[DeviceMemory, ...]:

@@ -150,7 +150,7 @@ def _hosts(folder: Path) -> list[Path]:
 
 def _by_number(path: Path) -> list[tuple[int, int, str]]:
     parts = _NUMBERS.split(path.name)
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
 def _children(folder: Path) -> list[Path]:

@@ -15,8 +15,8 @@ from typing import Any
 import polars as pl
 import pytest
 
+from stepscope.analysis.blocks import allocator_table, out_of_memory
 from stepscope.analysis.memory import alive_at, alive_table, device_memories
-from stepscope.analysis.memory_blocks import allocator_table, out_of_memory
 from stepscope.diagnosis import diagnose
 from stepscope.errors import NotATraceError, TooLargeError, UsageError
 from stepscope.readers import open_trace

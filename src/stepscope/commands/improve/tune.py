@@ -21,8 +21,8 @@ from stepscope.report.format import duration
 
 if TYPE_CHECKING:
     from stepscope.compare.bench import Bench, BenchRun, BenchSettings
-    from stepscope.tune.knobs import Knob, Space
     from stepscope.tune.search import TuneResult, TuneStudy
+    from stepscope.tune.trials import Knob, Space
 
 RESULT: Final = "result"
 
@@ -90,10 +90,10 @@ def _prepare_parser(parser: CommandParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     """Search, prove and print; 130 where Ctrl-C came."""
     from stepscope.record.launch import command_of
-    from stepscope.tune.knobs import Space, named_once, user_knob
     from stepscope.tune.search import TuneStudy
     from stepscope.tune.space import chosen_space
-    from stepscope.tune.storage import import_optuna, open_study
+    from stepscope.tune.study import import_optuna, open_study
+    from stepscope.tune.trials import Space, named_once, user_knob
 
     knobs = named_once(user_knob(text) for text in arguments.knob)
     if not arguments.program:
@@ -169,7 +169,7 @@ def _space(arguments: argparse.Namespace, words: list[str], folder: Path, study:
     from stepscope.readers import open_trace
     from stepscope.trace.cache import TraceCache
     from stepscope.tune.space import Baseline, baseline_of, chosen_space, search_space, surroundings_of
-    from stepscope.tune.storage import held
+    from stepscope.tune.study import held
 
     with held(_lock(), lambda: say("another stepscope tune measures on this machine; waiting")):
         known = study.space()

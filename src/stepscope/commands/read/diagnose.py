@@ -28,7 +28,7 @@ from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
     from stepscope.analysis.flame import FlameGraph
-    from stepscope.analysis.memory_growth import MemoryPicture
+    from stepscope.analysis.memory import MemoryPicture
     from stepscope.analysis.picture import StepPicture
     from stepscope.analysis.telemetry import TelemetryPicture
     from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
@@ -230,7 +230,7 @@ def _without_answered(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
 
 
 def _memory(view: View) -> tuple[MemoryPicture, ...]:
-    from stepscope.analysis.memory_growth import memory_pictures
+    from stepscope.analysis.memory import memory_pictures
 
     return memory_pictures(view.trace, activity=view.activity)
 

@@ -93,11 +93,12 @@ def _pieces(trace: Trace, arguments: argparse.Namespace) -> Iterator[bytes]:
     match arguments.format:
         case "timeline":
             from stepscope.analysis.idle import idle_time
+            from stepscope.analysis.step_view import StepView
             from stepscope.report.exports.timeline import timeline
             from stepscope.whatif import Experiment
             from stepscope.whatif.critical_path import critical_path
 
-            path = critical_path(Experiment(trace, user_code=user_code))
+            path = critical_path(Experiment(StepView(trace, user_code=user_code)))
             return timeline(shown(trace), idle=shown(idle_time(trace)), path=shown(path))
         case "chrome":
             from stepscope.report.exports.chrome import chrome

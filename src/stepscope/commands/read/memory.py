@@ -76,7 +76,7 @@ def _chosen(memories: tuple[DeviceMemory, ...], device: str | None) -> tuple[Dev
 
 
 def _write_screen(trace: Trace, memories: tuple[DeviceMemory, ...], arguments: argparse.Namespace) -> None:
-    from stepscope.analysis.memory_growth import memory_summary
+    from stepscope.analysis.memory import memory_summary
     from stepscope.report.memory import memory_json, memory_text
 
     given = "--sort" if arguments.sort is not None else None

@@ -21,8 +21,8 @@ from stepscope.errors import AgentError, UsageError
 from stepscope.report.format import count
 
 if TYPE_CHECKING:
-    from stepscope.record.agent_files import CaptureOrder
-    from stepscope.record.client import AgentClient, CaptureState, Started
+    from stepscope.record.agent.client import AgentClient, CaptureState, Started
+    from stepscope.record.agent.protocol import CaptureOrder
     from stepscope.record.run_folder import RunFolder
 
 _STEPS: Final = 5
@@ -107,7 +107,7 @@ def _attach(arguments: argparse.Namespace) -> int:
 
 def _record_agents(arguments: argparse.Namespace, targets: Sequence[str]) -> list[Path]:
     """Record the agents, as often as was asked for; the traces of the last time."""
-    from stepscope.record.client import start_together
+    from stepscope.record.agent.client import start_together
 
     clients = _agents(arguments, targets)
     steps = _STEPS if arguments.steps is None and arguments.seconds is None else arguments.steps
@@ -124,7 +124,7 @@ def _record_agents(arguments: argparse.Namespace, targets: Sequence[str]) -> lis
 
 
 def _order(arguments: argparse.Namespace, **length: Any) -> CaptureOrder:
-    from stepscope.record.agent_files import CaptureOrder
+    from stepscope.record.agent.protocol import CaptureOrder
 
     return CaptureOrder(timeout_s=arguments.timeout, options=record_options(arguments), **length)
 
@@ -136,8 +136,8 @@ def _agents(arguments: argparse.Namespace, targets: Sequence[str]) -> list[Agent
         UsageError: a target means nothing.
         AgentError: a process cannot be reached.
     """
-    from stepscope.record.client import for_each
-    from stepscope.record.client_targets import clients_for
+    from stepscope.record.agent.client import for_each
+    from stepscope.record.agent.targets import clients_for
 
     token = arguments.token or os.environ.get("STEPSCOPE_TOKEN") or None
     clients = [
@@ -176,7 +176,7 @@ def _finished(started: Started) -> Started:
 
 def _in_all(started: Started, ask: Callable[[AgentClient, CaptureState], CaptureState]) -> Started:
     """Ask every process at once; where one fails, or the user presses Ctrl-C, all captures are cancelled."""
-    from stepscope.record.client import cancel_all, for_each_pair
+    from stepscope.record.agent.client import cancel_all, for_each_pair
 
     with ExitStack() as unless_done:
         unless_done.callback(cancel_all, started)
@@ -285,7 +285,7 @@ def _session(arguments: argparse.Namespace) -> int:
 
 
 def _start(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
-    from stepscope.record.client import start_together
+    from stepscope.record.agent.client import start_together
 
     begun = _begun(start_together(clients, _order(arguments)))
     ended = [f"{client.name}: {state.problem or state.state}" for client, state in begun if state.ended]
@@ -298,14 +298,14 @@ def _start(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int
 
 
 def _stop(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
-    from stepscope.record.client import for_each_pair
+    from stepscope.record.agent.client import for_each_pair
 
     stopped = for_each_pair(_begun(_under_way(clients)), lambda client, state: client.stop(state.id))
     return _diagnose(arguments, _fetch(arguments.output, _finished(stopped)))
 
 
 def _cancel(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
-    from stepscope.record.client import for_each_pair
+    from stepscope.record.agent.client import for_each_pair
 
     for client, state in for_each_pair(_under_way(clients), lambda client, state: client.cancel(state.id)):
         output.print_text(f"{client.name}: {state.id} {state.state}\n")
@@ -334,7 +334,7 @@ def _list(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
 
 
 def _shut_down(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
-    from stepscope.record.client import for_each
+    from stepscope.record.agent.client import for_each
 
     for_each(clients, lambda client: client.shutdown())
     for client in clients:
@@ -349,7 +349,7 @@ def _begun(started: Started) -> Started:
 
 def _captures(clients: Sequence[AgentClient]) -> Started:
     """Every capture of every process."""
-    from stepscope.record.client import for_each
+    from stepscope.record.agent.client import for_each
 
     captures = for_each(clients, lambda client: client.captures())
     return [(client, state) for client, states in zip(clients, captures, strict=True) for state in states]

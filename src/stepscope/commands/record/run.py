@@ -31,9 +31,9 @@ from stepscope.errors import RunFolderError, StepscopeError, UsageError
 from stepscope.report.format import printable
 
 if TYPE_CHECKING:
-    from stepscope.record.bootstrap_plan import RunOptions
     from stepscope.record.energy import Limit
     from stepscope.record.run_folder import RunFolder
+    from stepscope.record.run_process import RunOptions
 
 _WIDEST_FLAG: Final = 24
 _NARROWEST_HELP: Final = 40
@@ -342,7 +342,7 @@ def _why_nothing(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> str
 
 
 def _options(arguments: argparse.Namespace) -> RunOptions:
-    from stepscope.record.bootstrap_plan import RunOptions
+    from stepscope.record.run_process import RunOptions
 
     return RunOptions(
         steps=arguments.steps,

@@ -45,8 +45,8 @@ def find_targets(targets: Sequence[str]) -> Targets:
     Raises:
         UsageError: there is no such port.
     """
-    from stepscope.record.client import for_each
-    from stepscope.record.client_targets import Listener, address_of, listener_at
+    from stepscope.record.agent.client import for_each
+    from stepscope.record.agent.targets import Listener, address_of, listener_at
 
     words = [word for target in targets for word in _split(target)]
     addresses = [address_of(word) for word in words]
@@ -68,7 +68,7 @@ def find_targets(targets: Sequence[str]) -> Targets:
 
 def _split(target: str) -> list[str]:
     """The addresses of a list with commas; anything else as it stands."""
-    from stepscope.record.client_targets import address_of
+    from stepscope.record.agent.targets import address_of
 
     words = [word.strip() for word in target.split(",")]
     return words if len(words) > 1 and any(address_of(word) for word in words if word) else [target]

@@ -82,13 +82,13 @@ def _export(telemetry: Telemetry, arguments: argparse.Namespace) -> None:
         raise UsageError("an export is written into a folder; name it with --output")
     if arguments.format or arguments.redact:
         raise UsageError(f"--{'format' if arguments.format else 'redact'} does not go with --export")
-    from stepscope.record.telemetry.export import csv, tensorboard, wandb
+    from stepscope.record.telemetry import export
 
     folder = Path(arguments.output)
     exporters: dict[str, Callable[[Telemetry, Path], list[Path]]] = {
-        "csv": partial(csv.export, raw=arguments.raw),
-        "tensorboard": tensorboard.export,
-        "wandb": wandb.export,
+        "csv": partial(export.export_csv, raw=arguments.raw),
+        "tensorboard": export.export_tensorboard,
+        "wandb": export.export_wandb,
     }
     try:
         made = exporters[arguments.export](telemetry, folder)

@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.memory_blocks import allocator_table
+from stepscope.analysis.blocks import allocator_table
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import scaled_cause

@@ -30,7 +30,6 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.host import CAUSE_CODES
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.rules.host_synchronisation import charged_waits
 from stepscope.diagnosis.view import View
@@ -126,11 +125,10 @@ def _prepared_while_the_device_works(view: View) -> Change:
     changes = []
     for (lane,), mine in firsts.group_by("lane", maintain_order=True):
         pieces = view.activity.cut(int(str(lane)), mine["begin_ns"].to_numpy(), mine["start_ns"].to_numpy())
-        preparing = np.isin(pieces.cause, [CAUSE_CODES[cause] for cause in _PREPARING])
-        pieces = pieces.select(preparing)
-        lanes = np.full(len(pieces.start), lane, np.int32)
-        moments = mine["after_ns"].to_numpy()[pieces.interval]
-        changes.append(moved_host_time(lanes, pieces.start, pieces.end, moments))
+        pieces = pieces.filter(pl.col("cause").cast(pl.String).is_in(_PREPARING))
+        lanes = np.full(pieces.height, lane, np.int32)
+        moments = mine["after_ns"].gather(pieces["interval"])
+        changes.append(moved_host_time(lanes, *(each.to_numpy() for each in (pieces["start"], pieces["end"], moments))))
     return together(*changes)
 
 

@@ -30,8 +30,7 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.analysis.memory import DeviceMemory
-from stepscope.analysis.memory_growth import MemoryGrowth, memory_growth
+from stepscope.analysis.memory import DeviceMemory, MemoryGrowth, memory_growth
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Severity, Threshold
 from stepscope.diagnosis.rules._copies import memory_locations, size_in_words, time_in_words
 from stepscope.diagnosis.view import View

@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from stepscope.analysis.blocks import out_of_memory
 from stepscope.analysis.memory import DeviceMemory, alive_at, alive_table
-from stepscope.analysis.memory_blocks import out_of_memory
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Location, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.rules._copies import memory_locations, size_in_words
 from stepscope.diagnosis.view import View

@@ -29,7 +29,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.host import CAUSE_CODES, TABLES
+from stepscope.analysis.host import TABLES
 from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
@@ -94,11 +94,10 @@ def _without_stretches(view: View, mine: pl.DataFrame) -> Change:
     """Without the Python of which these pieces are part, also where the device still works meanwhile."""
     changes = []
     for (lane,), pieces in mine.drop_nulls("lane").group_by("lane", maintain_order=True):
-        timeline = view.activity.timelines[int(str(lane))]
-        whole = view.activity.cut(int(str(lane)), timeline.times[1:2], timeline.times[-1:])
-        whole = whole.select(whole.cause == CAUSE_CODES["python"])
-        first = np.flatnonzero(np.append(True, whole.start[1:] != whole.end[:-1])[: len(whole.start)])
-        begins, ends = whole.start[first], whole.end[np.append(first[1:], len(whole.start))[: len(first)] - 1]
+        whole = view.activity.pieces(int(str(lane))).filter(pl.col("cause") == "python")
+        start, end = whole["start"].to_numpy(), whole["end"].to_numpy()
+        first = np.flatnonzero(np.append(True, start[1:] != end[:-1])[: len(start)])
+        begins, ends = start[first], end[np.append(first[1:], len(start))[: len(first)] - 1]
         chosen = np.unique(np.searchsorted(begins, pieces["start_ns"].to_numpy(), side="right") - 1)
         chosen = chosen[chosen >= 0]
         changes.append(scaled_host_time(np.full(len(chosen), lane, np.int32), begins[chosen], ends[chosen], 0.0))

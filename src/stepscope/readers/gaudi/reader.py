@@ -13,7 +13,6 @@ from stepscope.readers.assembly import Assembly
 from stepscope.readers.gathering import warnings
 from stepscope.readers.gaudi import names
 from stepscope.readers.gaudi.names import HARDWARE, GaudiColumns
-from stepscope.readers.kineto import own
 from stepscope.readers.kineto import reader as kineto
 from stepscope.readers.kineto.events import EventStream
 from stepscope.readers.names import FORWARD_BACKWARD_FLOWS
@@ -406,9 +405,7 @@ _IS_TRACE: Final = re.compile(rb'"traceEvents"\s*:|"ph"\s*:')
 
 def recognises(head: bytes) -> bool:
     """Whether decompressed text is that of a Chrome trace in which Intel's bridge or its hardware tracer wrote."""
-    if not kineto.recognises(head) or own.is_own(head):  # a trace of this kind that stepscope itself wrote
-        return False
-    return _IS_TRACE.search(head) is not None and _SIGNS.search(head) is not None
+    return kineto.recognises(head) and _IS_TRACE.search(head) is not None and _SIGNS.search(head) is not None
 
 
 def read(

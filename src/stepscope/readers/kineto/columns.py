@@ -117,10 +117,7 @@ class Columns:
         events, complete_events: counts.
         origin_ns: the earliest complete event's start, None before the first.
         damage: what was skipped or repaired.
-        exact: whether every event is what its category says, at the time it says.
     """
-
-    exact = False
 
     def __init__(self, damage: Damage, keep_until_ns: int = 2 * LATEST_NS) -> None:
         self.pool = StringPool()
@@ -208,11 +205,7 @@ class Columns:
         if not kept:
             return
         table, build = self._builder(category, kept)
-        if (
-            table == "operators"
-            and not self.exact
-            and any(is_annotation(name) for name in {event.name for event in kept})
-        ):
+        if table == "operators" and any(is_annotation(name) for name in {event.name for event in kept}):
             mask = np.fromiter((is_annotation(event.name) for event in kept), np.bool_, len(kept))
             marks = [event for event, is_mark in zip(kept, mask, strict=True) if is_mark]
             _append(batch, "annotations", self._slices(marks, start[mask], duration[mask], self._annotations(marks)))
@@ -249,11 +242,7 @@ class Columns:
         usable = start_fits & duration_fits & (duration < LONGEST_NS)
         self._count("time_out_of_range", ~usable)
         unset = usable & (start == 0) & (duration == 0)
-        if (
-            not self.exact
-            and unset.any()
-            and (start[usable].max() > _ZERO_TIME_LIMIT_NS or (self.origin_ns or 0) > _ZERO_TIME_LIMIT_NS)
-        ):
+        if unset.any() and max(start[usable].max(), self.origin_ns or 0) > _ZERO_TIME_LIMIT_NS:
             self._count("event_without_time", unset)
             usable &= ~unset
         self._count("negative_duration", usable & (duration < 0))

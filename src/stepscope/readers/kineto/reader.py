@@ -13,11 +13,9 @@ from stepscope.errors import UnreadableTraceError
 from stepscope.readers.assembly import Assembly
 from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import warnings
-from stepscope.readers.kineto import own
 from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, EventStream
 from stepscope.readers.kineto.fields import RECORDED
-from stepscope.readers.kineto.restoring import RestoringColumns
 from stepscope.readers.source import ByteSource, text_of
 from stepscope.readers.spill import Spill
 from stepscope.trace.model import Device, Metadata, TraceWarning
@@ -29,7 +27,6 @@ _WANTED: Final = frozenset(
     {
         *RECORDED,
         KEY,
-        own.HEADER,
         "traceEvents",
         "distributedInfo",
         "deviceProperties",
@@ -94,25 +91,19 @@ def read(
         UsageError: steps were asked for that the trace does not have.
     """
     stream = EventStream(source)
-    columns = _columns(source.peek(), stream.damage, window, steps)
+    columns = Columns(stream.damage, window.end_ns if window else 2**62)
     spill = Spill(writer.directory)
     gather(source, stream, columns, spill, progress)
     header = header_of(stream)
     spill.flush()
     origin_ns = columns.origin_ns or 0
     strings = columns.pool.strings()
-    assembly = Assembly(strings, spill, writer, stream.damage, origin_ns, window, steps, exact=columns.exact)
+    assembly = Assembly(strings, spill, writer, stream.damage, origin_ns, window, steps)
     assembly.write(columns.lane_rows())
     spill.clean()
-    if isinstance(columns, RestoringColumns):
-        columns.restore_rows(writer)
     count_endings(stream, source)
     metadata = metadata_of(source.name, header, columns, assembly.window)
-    if not columns.exact:
-        return metadata, warnings(stream.damage, EXPLANATIONS)
-    metadata, told = own.with_header(metadata, header.get(own.HEADER), stream.damage)
-    kinds = {warning.kind for warning in told}
-    return metadata, (*told, *(each for each in warnings(stream.damage, EXPLANATIONS) if each.kind not in kinds))
+    return metadata, warnings(stream.damage, EXPLANATIONS)
 
 
 def gather(
@@ -125,22 +116,15 @@ def gather(
     """Turn all events into rows, which `spill` takes.
 
     Raises:
-        UnreadableTraceError: there is no event with a start and a duration, nor is the file our own export.
+        UnreadableTraceError: there is no event with a start and a duration.
     """
     for events in stream.chunks():
         spill.add(columns.batch(events))
         if progress is not None:
             progress(source.read_bytes, source.total_bytes)
     columns.pairs.finish()
-    if not columns.complete_events and not columns.exact:
+    if not columns.complete_events:
         raise UnreadableTraceError(f"{source.name} is a trace without a single event that has a start and a duration")
-
-
-def _columns(head: bytes, damage: Damage, window: Window | None, steps: StepRange | None) -> Columns:
-    keep_until_ns = window.end_ns if window else 2**62
-    if own.is_own(head):
-        return RestoringColumns(damage, keep_until_ns, whole=window is None and steps is None)
-    return Columns(damage, keep_until_ns)
 
 
 def count_endings(stream: EventStream, source: ByteSource) -> None:

@@ -16,7 +16,6 @@ from stepscope.readers.gathering import Gathering, fitting
 from stepscope.readers.kineto.fields import device_work_kind
 from stepscope.readers.perfetto import meaning
 from stepscope.readers.perfetto.meaning import MEMORY_NAME
-from stepscope.readers.perfetto.own import OwnFile
 from stepscope.readers.perfetto.sequences import Sequence, Tracks, plain
 from stepscope.readers.spill import Spill
 from stepscope.trace.tables import SCHEMAS, VOCABULARY
@@ -107,11 +106,10 @@ _HOST_TABLES: Final = frozenset({"operators", "launches", "frames"})
 class Events:
     """The events of a file: rows without lanes and durations first, and the finished ones once all were seen."""
 
-    def __init__(self, gathering: Gathering, tracks: Tracks, own: OwnFile, directory: Path) -> None:
+    def __init__(self, gathering: Gathering, tracks: Tracks, directory: Path) -> None:
         self._gathering = gathering
         self._damage: Counter[str] = gathering.damage
         self._tracks = tracks
-        self._own = own
         self._ends = Ends()
         self._spill = Spill(directory)
         self._held: dict[str, list[tuple[int, int, str, int, dict[str, Any]]]] = {}
@@ -169,57 +167,40 @@ class Events:
         if name is None:
             self._damage["lost_name"] += 1
             name = ""
-        if self._own.is_own:
-            table, columns = self._own.table_of(category), {}
-            arguments = meaning.OWN_ARGUMENTS
-        else:
-            table, kind = meaning.table_of(category, name)
-            columns = {} if kind is None else {"kind": kind}
-            arguments = meaning.ARGUMENTS
-            if not meaning.is_known(category):
-                self._damage[f"unknown_category:{category[:40]}"] += 1
-        self._read_arguments(event, sequence, table, arguments[table], columns)
+        table, kind = meaning.table_of(category, name)
+        columns: dict[str, Any] = {} if kind is None else {"kind": kind}
+        if not meaning.is_known(category):
+            self._damage[f"unknown_category:{category[:40]}"] += 1
+        self._read_arguments(event, sequence, table, columns)
         number = self._ends.begin(track, time_ns)
         self._note_table(table)
         self._note_flows(event, number)
         if table in _HOST_TABLES:
             self._host_tracks.add(track)
-        elif table == "device_work" and not self._own.is_own:
+        elif table == "device_work":
             self._tracks.works_for(track, meaning.text(columns.get("device")), meaning.text(columns.get("queue")))
         self._hold(table, number, time_ns, name, track, columns)
 
-    def _read_arguments(
-        self, event: TrackEvent, sequence: Sequence, table: str, wanted: dict[str, str], columns: dict[str, Any]
-    ) -> None:
+    def _read_arguments(self, event: TrackEvent, sequence: Sequence, table: str, columns: dict[str, Any]) -> None:
+        wanted = meaning.ARGUMENTS[table]
         for annotation in event.debug_annotations:
             name = sequence.annotation_name(annotation)
             column = wanted.get(name)
             if column is None:
                 continue
             value = sequence.value(annotation)
-            if self._own.is_own:
-                columns[column] = value
-                continue
             change = meaning.CHANGES.get((table, name))
             value = value if change is None else change(value)
             if value is not None and not (column == "kind" and table != "synchronisations"):
                 columns[column] = value
 
     def _add_instant(self, event: TrackEvent, sequence: Sequence, track: int, time_ns: int) -> None:
-        name = sequence.name(event)
-        if self._own.take(name, lambda: self._first_text(event, sequence)):
-            return
-        if name != MEMORY_NAME:
+        if sequence.name(event) != MEMORY_NAME:
             self._damage["unused_instant"] += 1
             return
         columns: dict[str, Any] = {}
-        arguments = meaning.OWN_ARGUMENTS if self._own.is_own else meaning.ARGUMENTS
-        self._read_arguments(event, sequence, "memory", arguments["memory"], columns)
+        self._read_arguments(event, sequence, "memory", columns)
         self._hold("memory", -1, time_ns, "", track, columns)
-
-    @staticmethod
-    def _first_text(event: TrackEvent, sequence: Sequence) -> str:
-        return next((str(sequence.value(each)) for each in event.debug_annotations), "")
 
     def _add_counter(self, event: TrackEvent, track: int, time_ns: int) -> None:
         name, is_incremental, unit = self._tracks.counter(track)
@@ -299,7 +280,10 @@ class Events:
             if rows is None:
                 continue
             codes = rows["track"].unique().sort().to_list()
-            lanes |= {code: self._lane(code) for code in codes if code not in lanes}
+            for code in codes:
+                if code not in lanes:
+                    is_host = code in self._host_tracks
+                    lanes[code] = self._tracks.lane(code, self._gathering, is_host=is_host)
             rows = rows.with_columns(lane=rows["track"].replace_strict(lanes, return_dtype=pl.Int32))
             if table in ("memory", "counters"):
                 self._gathering.add(table, self._finished(table, rows))
@@ -311,21 +295,12 @@ class Events:
         self._spill.clean()
         self._add_flows(starts, lane_of_slice)
 
-    def _lane(self, code: int) -> int:
-        lane = self._own.lane(self._tracks.place(code))
-        if lane is not None:
-            return lane
-        return self._tracks.lane(code, self._gathering, is_host=code in self._host_tracks)
-
     def _finished(self, table: str, rows: pl.DataFrame) -> pl.DataFrame:
-        if table == "counters" and self._own.is_own:
-            rows = self._own.with_counters(rows, self._tracks, self._gathering.pool)
-        if table == "device_work" and not self._own.is_own:
+        if table == "device_work":
             rows = self._with_queues(rows)
-        if not self._own.is_own:  # what is missing of these follows from the names
-            worked_out = {"frames": ["file", "line", "function", "module"], "annotations": ["step"]}
-            rows = rows.drop(name for name in worked_out.get(table, []) if rows[name].null_count() == rows.height)
-        return rows.drop("slice", "track")
+        follow_from_names = {"frames": ["file", "line", "function", "module"], "annotations": ["step"]}
+        absent = [name for name in follow_from_names.get(table, []) if rows[name].null_count() == rows.height]
+        return rows.drop("slice", "track", *absent)
 
     def _with_queues(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Device work with the device and the queue of its track, where its own arguments do not tell."""
@@ -347,7 +322,7 @@ class Events:
 
     def _add_flows(self, starts: npt.NDArray[np.int64], lanes: npt.NDArray[np.int64]) -> None:
         """Flows from operator to operator lead to the backward, others from a call to its device work."""
-        if self._own.is_whole or not len(self._flows[0]):
+        if not len(self._flows[0]):
             return
         flows, slices, ends = (pl.Series(each) for each in self._flows)
         numbers = slices.to_numpy()

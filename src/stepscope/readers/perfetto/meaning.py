@@ -18,13 +18,6 @@ from stepscope.readers.kineto.fields import (
     device_work_kind,
 )
 
-HEADER_NAME: Final = "stepscope.trace"
-"""Name of the instant that says what a file of our own holds."""
-HEADER_ANNOTATION: Final = "stepscope"
-"""Its debug annotation: a string, the header as JSON."""
-ROWS_NAME: Final = "stepscope.rows"
-"""Name of the instants that hold links and numbers of rows, under the same annotation."""
-HEADER_VERSION: Final = 1
 MEMORY_NAME: Final = "[memory]"
 """Name of the instants that are rows of `memory`."""
 
@@ -39,8 +32,8 @@ CATEGORIES: Final[Mapping[str, Mapping[str | None, str]]] = {
         "set": "gpu_memset",
     },
     "frames": {None: "python_function"},
-    "lines": {None: "stepscope_line"},
-    "modules": {None: "stepscope_module"},
+    "lines": {None: "user_annotation"},
+    "modules": {None: "user_annotation"},
     "annotations": {
         None: "user_annotation",
         "device": "gpu_user_annotation",
@@ -161,10 +154,6 @@ ARGUMENTS: Final = {
     for table, columns in ANNOTATIONS.items()
 }
 """Table -> name of an argument -> column."""
-OWN_ARGUMENTS: Final = {
-    table: {name: column for column, name in columns.items()} for table, columns in ANNOTATIONS.items()
-}
-"""The same in files of our own."""
 
 
 @lru_cache(maxsize=65536)

@@ -12,7 +12,6 @@ from stepscope.errors import UnreadableTraceError
 from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import Gathering, warnings
 from stepscope.readers.perfetto.events import Events
-from stepscope.readers.perfetto.own import OwnFile
 from stepscope.readers.perfetto.packets import Packets
 from stepscope.readers.perfetto.sequences import Clocks, Sequence, Tracks
 from stepscope.readers.source import ByteSource
@@ -47,8 +46,6 @@ EXPLANATIONS: Final = {
     "compressed_data": "{}; what could be unpacked was read",
     "damaged_packet": "packets that cannot be decoded were skipped",
     "oversized_packet": "packets of more than 8 MiB were skipped",
-    "damaged_header": "what stepscope wrote about the trace could not be read",
-    "damaged_arguments": "what stepscope wrote about rows could not be read",
     "invalid_utf8": "bytes that are no UTF-8 were replaced",
     "lost_name": "events have no name, because the packet that holds it is lost",
     "lost_packets": "the recorder says that packets before others were lost",
@@ -79,11 +76,10 @@ def read(
         UsageError: steps were asked for that the trace does not have.
     """
     gathering = Gathering(writer.directory)
-    own = OwnFile(gathering, whole=window is None and steps is None)
     aside = Path(writer.directory) / "begun"
     aside.mkdir()
     try:
-        content = _Content(gathering, own, aside)
+        content = _Content(gathering, aside)
         for count, packet in enumerate(Packets(source, gathering.damage)):
             content.take(packet)
             if progress is not None and count % 10_000 == 0:
@@ -91,10 +87,9 @@ def read(
         content.finish(source)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    if not gathering.complete_events and not own.is_own:
+    if not gathering.complete_events:
         raise UnreadableTraceError(_nothing(source.name, gathering.damage))
-    window = gathering.write(writer, window, steps, exact=own.is_own)
-    own.restore(writer)
+    window = gathering.write(writer, window, steps)
     metadata = Metadata(
         path=source.name,
         format="perfetto",
@@ -103,20 +98,19 @@ def read(
         origin_unix_ns=content.origin_unix_ns(),
         window=window,
     )
-    metadata, told = own.with_header(metadata)
-    return metadata, (*told, *warnings(gathering.damage, EXPLANATIONS))
+    return metadata, warnings(gathering.damage, EXPLANATIONS)
 
 
 class _Content:
     """Everything the packets of a file say, in the order they say it."""
 
-    def __init__(self, gathering: Gathering, own: OwnFile, aside: Path) -> None:
+    def __init__(self, gathering: Gathering, aside: Path) -> None:
         self._gathering = gathering
         self._damage: Counter[str] = gathering.damage
         self._sequences: dict[int, Sequence] = {}
         self._clocks = Clocks()
         self._tracks = Tracks(self._damage)
-        self._events = Events(gathering, self._tracks, own, aside)
+        self._events = Events(gathering, self._tracks, aside)
 
     def take(self, packet: TracePacket) -> None:
         """Take one packet."""

@@ -184,7 +184,7 @@ def _group(name: str) -> tuple[str | None, int | None]:
         return None, None
     if match[1].startswith("["):
         sizes = match[1][1 : match[1].index("]")].split(",")
-        return match[1], int(sizes[-1]) if len(sizes) == 2 and sizes[-1].isdigit() else None
+        return match[1], int(sizes[-1]) if len(sizes) == 2 and sizes[-1].isdecimal() else None
     return match[1][:1000], match[1][2:].partition("}")[0].count(",") + 1
 
 

@@ -13,6 +13,7 @@ import contextlib
 import hmac
 import io
 import ipaddress
+import json
 import logging
 import os
 import selectors
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepscope.errors import AgentError, UsageError
-from stepscope.record.agent_files import MAX_BODY_BYTES, Refusal, Reply, encoded
+from stepscope.record.agent.protocol import MAX_BODY_BYTES, Refusal, Reply
 
 Handle = Callable[[str, str, bytes], Reply]
 """Carries out a request: method, target, body."""
@@ -39,35 +40,43 @@ _MAX_CONNECTIONS: Final = 64
 _MAKE_ROOM_S: Final = 1.0
 _EXHAUSTED_S: Final = 0.1
 _BUSY: Final = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_MIN_TOKEN: Final = 16
+_UNIX: Final = "unix:"
 _log = logging.getLogger("stepscope.agent")
 
 
-class Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
-    """A thread for each of at most so many connections; what is wrong with one is no concern of the program."""
+class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """A thread for each of at most so many connections; what is wrong with one is no concern of the program.
+
+    Args:
+        address: host and port, or the path of a Unix socket.
+    """
 
     daemon_threads = True
     request_queue_size = 128  # a crowd that connects at once does not keep others waiting for TCP to try again
     timeout = 1.0  # where a connection is gone again before it is accepted
-    socket: socket.socket
-    token: str
-    needs_token: bool
-    handle: Handle
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+    def __init__(self, address: Any, family: int, handle: Handle, token: str, *, needs_token: bool) -> None:
+        self.address_family = family
+        self.is_unix = family not in (socket.AF_INET, socket.AF_INET6)
+        self.allow_reuse_address = os.name == "posix" and not self.is_unix  # elsewhere two programs could share a port
+        self.handle, self.token, self.needs_token = handle, token, needs_token
         self.sending: dict[_BoundedInput, None] = {}  # requests that are not complete, the oldest first
+        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._wake, self._woken = socket.socketpair()
-        super().__init__(*arguments, **settings)
+        super().__init__(address, _Handler)
+
+    def server_activate(self) -> None:
+        if self.is_unix:
+            os.chmod(str(self.server_address), 0o600)  # before listening: until then nobody can connect
+        super().server_activate()
 
     def serve_until_stopped(self) -> None:
         """Wait for connections, without waking now and then as `serve_forever` does."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
-            while True:
-                ready = [key.fileobj for key, _ in selector.select()]
-                if self._woken in ready:
-                    return
+            while all(key.fileobj is not self._woken for key, _ in selector.select()):
                 self.handle_request()
 
     def stop(self) -> None:
@@ -76,13 +85,11 @@ class Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
             self._wake.send(b"x")
 
     def server_close(self) -> None:
-        """Give everything back."""
         super().server_close()
         self._wake.close()
         self._woken.close()
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection."""
         try:
             return super().get_request()
         except OSError:  # most often: the program has no file handle left; do not try a thousand times a second
@@ -97,11 +104,10 @@ class Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
                 request.sendall(_BUSY)
             self.shutdown_request(request)
             return
-        try:
+        with contextlib.ExitStack() as if_no_thread_starts:
+            if_no_thread_starts.callback(self._free.release)
             super().process_request(request, client_address)
-        except BaseException:  # no thread could be started
-            self._free.release()
-            raise
+            if_no_thread_starts.pop_all()
 
     def _make_room(self) -> bool:
         """Send the client away that has been sending its request for longest; False where none is sending."""
@@ -113,7 +119,6 @@ class Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
         return self._free.acquire(timeout=_MAKE_ROOM_S)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -122,69 +127,6 @@ class Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Not on the program's standard error."""
         _log.debug("a connection failed", exc_info=True)
-
-
-class _TcpServer(Server, socketserver.TCPServer):
-    allow_reuse_address = os.name == "posix"  # elsewhere it lets two programs share a port
-
-
-class _Tcp6Server(_TcpServer):
-    address_family = socket.AF_INET6
-
-
-def tcp_server(address: str, port: int, *, token: str, handle: Handle) -> Server:
-    """A server that listens; 0 chooses a free port.
-
-    Raises:
-        AgentError: it cannot listen there.
-    """
-    kind = _Tcp6Server if ":" in address else _TcpServer
-    try:
-        return _prepared(kind((address, port), _Handler), handle, token, needs_token=True)
-    except (OSError, OverflowError) as error:
-        raise AgentError(f"the agent cannot listen on {address} port {port}: {_reason(error)}") from error
-
-
-def unix_server(path: Path, *, token: str, needs_token: bool, handle: Handle) -> Server:
-    """A server that listens on a Unix socket, which only this user can connect to.
-
-    Raises:
-        AgentError: it cannot listen there.
-    """
-    if not hasattr(socketserver, "UnixStreamServer"):
-        raise AgentError("this system has no Unix sockets; leave socket= away")
-
-    class _UnixServer(Server, socketserver.UnixStreamServer):
-        def server_activate(self) -> None:
-            os.chmod(path, 0o600)  # before listening: until then nobody can connect
-            super().server_activate()
-
-    try:
-        _remove_dead_socket(path)
-        return _prepared(_UnixServer(str(path), _Handler), handle, token, needs_token=needs_token)
-    except OSError as error:
-        raise AgentError(f"the agent cannot listen on {path}: {_reason(error)}") from error
-
-
-def _prepared(server: Server, handle: Handle, token: str, *, needs_token: bool) -> Server:
-    server.handle, server.token, server.needs_token = handle, token, needs_token
-    return server
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
-
-
-def _remove_dead_socket(path: Path) -> None:
-    """Take away what an agent that was killed has left; a socket that somebody listens on stays."""
-    if not path.is_socket():
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -216,22 +158,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(Reply(error.status, {"error": str(error)}), patience_s=_EXHAUSTED_S)
 
     def do_GET(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
-        self._serve()
-
-    def do_DELETE(self) -> None:
-        self._serve()
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the standard library finds wrong with a request, as JSON."""
-        self._send(Reply(int(code), {"error": message or "this is no request that an agent understands"}))
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        _log.debug(format, *arguments)
-
-    def _serve(self) -> None:
         try:
             self._refuse_browsers()
             self._refuse_strangers()
@@ -241,6 +167,15 @@ class _Handler(BaseHTTPRequestHandler):
         except Refusal as refusal:
             reply = Reply(refusal.status, {"error": refusal.sentence})
         self._send(reply)
+
+    do_POST = do_DELETE = do_GET
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the standard library finds wrong with a request, as JSON."""
+        self._send(Reply(int(code), {"error": message or "this is no request that an agent understands"}))
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        _log.debug(format, *arguments)
 
     def _refuse_browsers(self) -> None:
         if self.headers.get("Origin") is not None:
@@ -276,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
         if reply.file is not None:
             self._send_file(reply.file)
             return
-        content = encoded(reply.body)
+        content = json.dumps(reply.body).encode() + b"\n"
         self._send_head(reply.status, "application/json", len(content))
         if self.command != "HEAD":
             self.wfile.write(content)
@@ -349,22 +284,22 @@ class _BoundedInput(io.RawIOBase):
 def _is_own_name(host: str) -> bool:
     """Whether a Host names this machine in a way that nobody else has a say in."""
     name = host.strip().lower()
-    if name.startswith("["):
-        name = name[1:].partition("]")[0]
-    else:
-        name = name.partition(":")[0]
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
     machine = socket.gethostname().lower()
-    if name in ("localhost", machine, machine.partition(".")[0]):
-        return True
+    return name in ("localhost", machine, machine.partition(".")[0]) or _ip_address(name) is not None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs on the same machine can connect to it."""
+    address = _ip_address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(name)
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
-    return True
-
-
-_MIN_TOKEN: Final = 16
-_UNIX: Final = "unix:"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,8 +341,22 @@ class Place:
             AgentError: it cannot listen here.
         """
         if self.socket is not None:
-            return unix_server(self.socket, token=token, needs_token=self.token is not None, handle=handle)
-        return tcp_server(self.address, self.port, token=token, handle=handle)
+            return self._listen_on_socket(self.socket, token, handle)
+        family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
+        try:
+            return Server((self.address, self.port), family, handle, token, needs_token=True)
+        except (OSError, OverflowError) as error:
+            raise AgentError(f"the agent cannot listen on {self.address} port {self.port}: {_reason(error)}") from error
+
+    def _listen_on_socket(self, path: Path, token: str, handle: Handle) -> Server:
+        family = getattr(socket, "AF_UNIX", None)
+        if family is None:
+            raise AgentError("this system has no Unix sockets; leave socket= away")
+        try:
+            _remove_dead_socket(path)
+            return Server(str(path), family, handle, token, needs_token=self.token is not None)
+        except OSError as error:
+            raise AgentError(f"the agent cannot listen on {path}: {_reason(error)}") from error
 
     def address_of(self, server: Server) -> str:
         """What clients connect to: "host:port", or "unix:" and the path."""
@@ -423,14 +372,20 @@ class Place:
         return not self.port or address.endswith(f":{self.port}")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only programs on the same machine can connect to it."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _remove_dead_socket(path: Path) -> None:
+    """Take away what an agent that was killed has left; a socket that somebody listens on stays."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _is_plain(text: str) -> bool:

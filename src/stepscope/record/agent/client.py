@@ -12,18 +12,39 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, TypeVar
 from urllib.parse import quote
 
+import msgspec
+
 from stepscope.errors import AgentError
 from stepscope.files import whole_file
-from stepscope.record.agent_files import DONE, ENDED, MAX_WAIT_S, TOO_LATE, VERSION, WAITING, CaptureOrder, Reply
+from stepscope.record.agent.protocol import (
+    DONE,
+    ENDED,
+    MAX_WAIT_S,
+    TOO_LATE,
+    VERSION,
+    WAITING,
+    CaptureOrder,
+    Reply,
+)
 
 _MAX_ANSWER_BYTES: Final = 16 * 2**20
 _COPY_BYTES: Final = 1 << 20
 _UNAUTHORIZED: Final = 401
+_ATTEMPTS: Final = 6
+_MARGIN_STEPS: Final = 2
+"""The step that runs, and one in which the profiler warms up."""
+_SAMPLE_S: Final = 0.25
+_MARGIN_S: Final = 0.25
+_PATIENT_SAMPLE_S: Final = 10.0
+_FIRST_PAUSE_S: Final = 0.02
+
+Started = list[tuple["AgentClient", "CaptureState"]]
+Item = TypeVar("Item")
+Value = TypeVar("Value")
 
 
 class RefusedError(AgentError):
@@ -52,16 +73,12 @@ class Transport(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureState:
-    """How a capture stands.
+class CaptureState(msgspec.Struct, frozen=True):
+    """The state of a capture.
 
     Attributes:
-        id: the agent's name for it.
-        state: of `stepscope.record.agent_files`: waiting, recording, done, failed, cancelled.
         first_step: number of the first recorded step; before that is known, the one that was asked for.
         steps: how many were recorded; None before the end.
-        problem: a sentence, where something went wrong.
         files: names and sizes in bytes, the trace first.
         in_run: the trace's path in the run folder, where it lies in one.
     """
@@ -93,9 +110,7 @@ class AgentClient:
     """One agent.
 
     Args:
-        transport: the way to it.
         name: what to call it in sentences, such as "rank 0".
-        rank: of its process.
         run: the folder of its run, where that is known and can be read here.
         patience_s: how long an answer may take.
     """
@@ -117,7 +132,7 @@ class AgentClient:
         """
         status = self._ask("GET", "/status")
         if status.get("agent") != VERSION or not isinstance(status.get("step"), int):
-            raise AgentError(f"{self.name} is no agent of this version of stepscope")
+            raise AgentError(f"{self.name} is not an agent of this version of stepscope")
         self.rank = int(status.get("rank", self.rank))
         return status
 
@@ -135,7 +150,7 @@ class AgentClient:
         return self._captured("POST", "/captures", order.to_json())
 
     def capture(self, id: str, wait_s: float = 0.0) -> CaptureState:
-        """How a capture stands; where `wait_s` is given, the answer may take as long, until the capture ends."""
+        """The state of a capture; with `wait_s` the answer may take as long, until the capture ends."""
         return self._captured("GET", f"/captures/{quote(id)}?wait={min(wait_s, MAX_WAIT_S):.3f}")
 
     def stop(self, id: str) -> CaptureState:
@@ -151,28 +166,23 @@ class AgentClient:
         self._ask("POST", "/shutdown")
 
     def wait(self, id: str, timeout_s: float) -> CaptureState:
-        """How the capture stands when it has ended, or after that long."""
-        until = time.monotonic() + timeout_s
-        pause_s = 0.02
+        """The state of a capture when it has ended, or after that long."""
+        until, pauses_s = time.monotonic() + timeout_s, _growing_pauses()
         while True:
-            left_s = max(0.0, until - time.monotonic())
             asked_s = time.monotonic()
+            left_s = max(0.0, until - asked_s)
             state = self.capture(id, left_s)
             if state.ended or left_s <= 0:
                 return state
-            if time.monotonic() - asked_s < pause_s:  # through files the answer comes at once
-                time.sleep(pause_s)
-                pause_s = min(pause_s * 1.5, 1.0)
+            if time.monotonic() - asked_s < _FIRST_PAUSE_S:  # through files the answer comes at once
+                time.sleep(next(pauses_s))
 
     def begun(self, id: str) -> CaptureState:
-        """How the capture stands once its first step has begun, or it has ended."""
-        pause_s = 0.02
-        while True:
-            state = self.capture(id)
-            if state.state != WAITING:
-                return state
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, 1.0)
+        """The state of a capture once its first step has begun, or it has ended."""
+        pauses_s = _growing_pauses()
+        while (state := self.capture(id)).state == WAITING:
+            time.sleep(next(pauses_s))
+        return state
 
     def fetch(self, state: CaptureState, destination: Path) -> Path:
         """Bring the trace of a capture that is done to `destination`, with the files that belong to it beside it.
@@ -220,12 +230,18 @@ class AgentClient:
         raise RefusedError(reply.status, f"{self.name}: {sentence}")
 
 
+def _growing_pauses() -> Iterator[float]:
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(pause_s * 1.5, 1.0)
+
+
 class HttpTransport:
     """To an agent that listens on an address.
 
     Args:
         address: "host:port", or "unix:" and a path.
-        token: what the agent wants to be shown.
     """
 
     def __init__(self, address: str, token: str | None) -> None:
@@ -235,13 +251,11 @@ class HttpTransport:
             self._headers["Authorization"] = f"Bearer {token}"
 
     def call(self, method: str, target: str, body: dict[str, Any] | None, timeout_s: float) -> Reply:
-        """Ask, and wait for the answer."""
         with self._answer(method, target, body, timeout_s) as answer:
             content = answer.read(_MAX_ANSWER_BYTES)
             return Reply(answer.status, _object(content, self._address))
 
     def download(self, target: str, destination: Path, timeout_s: float) -> None:
-        """Fetch a file, whole or not at all."""
         with self._answer("GET", target, None, timeout_s) as answer:
             if answer.status != 200:
                 body = _object(answer.read(_MAX_ANSWER_BYTES), self._address)
@@ -269,7 +283,7 @@ class HttpTransport:
         except http.client.IncompleteRead:
             raise AgentError(f"{self._address} broke off its answer: the process has ended") from None
         except http.client.HTTPException as error:
-            raise AgentError(f"{self._address} is no agent of stepscope ({type(error).__name__})") from error
+            raise AgentError(f"{self._address} is not an agent of stepscope ({type(error).__name__})") from error
         except OSError as error:
             raise AgentError(f"{self._address} cannot be reached: {error.strerror or error}") from error
         finally:
@@ -284,7 +298,6 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
@@ -301,7 +314,7 @@ def _state(name: str, body: dict[str, Any]) -> CaptureState:
     try:
         return CaptureState.of(body)
     except (KeyError, TypeError, ValueError) as error:
-        raise AgentError(f"{name} is no agent of this version of stepscope") from error
+        raise AgentError(f"{name} is not an agent of this version of stepscope") from error
 
 
 def _object(content: bytes, address: str) -> dict[str, Any]:
@@ -310,7 +323,7 @@ def _object(content: bytes, address: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        raise AgentError(f"{address} is no agent of stepscope: its answer is not JSON")
+        raise AgentError(f"{address} is not an agent of stepscope: its answer is not JSON")
     return body
 
 
@@ -333,18 +346,6 @@ def _whole_file(destination: Path) -> Iterator[BinaryIO]:
         raise AgentError(f"{destination} cannot be written: {error.strerror or error}") from error
 
 
-Started = list[tuple[AgentClient, CaptureState]]
-Item = TypeVar("Item")
-Value = TypeVar("Value")
-
-_ATTEMPTS: Final = 6
-_MARGIN_STEPS: Final = 2
-"""The step that runs, and one in which the profiler warms up."""
-_SAMPLE_S: Final = 0.25
-_MARGIN_S: Final = 0.25
-_PATIENT_SAMPLE_S: Final = 10.0
-
-
 def start_together(clients: Sequence[AgentClient], order: CaptureOrder) -> Started:
     """Begin a capture of the same step numbers in every process.
 
@@ -359,10 +360,10 @@ def start_together(clients: Sequence[AgentClient], order: CaptureOrder) -> Start
         return [(clients[0], clients[0].start(order))]
     step, steps_per_s, answer_s = _pace(clients, order.seconds)
     if order.seconds is not None:
-        order = replace(order, steps=max(1, round(order.seconds * steps_per_s)), seconds=None)
+        order = msgspec.structs.replace(order, steps=max(1, round(order.seconds * steps_per_s)), seconds=None)
     margin = _MARGIN_STEPS + math.ceil(steps_per_s * (2 * answer_s + _MARGIN_S))
     for _ in range(_ATTEMPTS):
-        started = _started(clients, replace(order, first_step=step + margin))
+        started = _started(clients, msgspec.structs.replace(order, first_step=step + margin))
         if started is not None:
             return started
         step = max(for_each(clients, lambda client: int(client.status()["step"])))

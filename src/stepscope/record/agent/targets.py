@@ -7,16 +7,17 @@ import re
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from stepscope.errors import AgentError, UsageError
-from stepscope.record.agent_files import AgentFile, agent_at, agent_of_process, agents_in, user_agents
-from stepscope.record.agent_http import is_loopback
-from stepscope.record.client import AgentClient, HttpTransport
-from stepscope.record.requests import FileTransport
+from stepscope.record.agent.client import AgentClient, HttpTransport
+from stepscope.record.agent.http import is_loopback
+from stepscope.record.agent.protocol import AgentFile, agent_at, agent_of_process, agents_in, user_agents
+from stepscope.record.agent.requests import FileTransport
 from stepscope.record.run_folder import RunFolder
 
 FindRun = Callable[[str], "RunFolder | None"]
@@ -25,13 +26,23 @@ FindRun = Callable[[str], "RunFolder | None"]
 _ADDRESS: Final = re.compile(r"(?:http://|grpc://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+):(\d{1,5})/?", re.ASCII)
 _EVERYWHERE: Final = ("0.0.0.0", "::")
 
+CONNECT_S: Final = 5.0
+ANSWER_S: Final = 20.0
+"""An agent shares its interpreter with the program, so it may take a while to answer."""
+
+_HTTP: Final = b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+_HTTP_2: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""How a gRPC connection begins: the preface, and a SETTINGS frame without settings (RFC 9113, 3.4)."""
+_FRAME_BYTES: Final = 9
+_MOST_BYTES: Final = 1 << 16
+_SETTINGS: Final = 4
+
 
 def clients_for(target: str, *, find_run: FindRun, token: str | None, through_files: bool) -> list[AgentClient]:
     """The agents that a target means, by rank.
 
     Args:
         target: "host:port", "unix:" and a path, the number of a process, or the name or path of a run.
-        find_run: looks for a run.
         token: the user's; None for that in the agent's file.
         through_files: ask through files in the run folder.
 
@@ -70,20 +81,24 @@ def address_of(target: str) -> str | None:
 def _through_files(target: str, run: RunFolder | None) -> list[AgentClient]:
     if run is None:
         raise UsageError(f"--through-files needs a run, and {target!r} is none that can be found")
-    agents = agents_in(run.agents)
-    if not agents:
-        raise _no_agent_in(run)
     return [
         AgentClient(FileTransport(run.requests, agent.rank), f"rank {agent.rank}", rank=agent.rank, run=run.path)
-        for agent in agents
+        for agent in _agents_of(run)
     ]
 
 
 def _of_run(run: RunFolder, token: str | None) -> list[AgentClient]:
+    return [_client(agent, f"rank {agent.rank}", token, run.path) for agent in _agents_of(run)]
+
+
+def _agents_of(run: RunFolder) -> list[AgentFile]:
     agents = agents_in(run.agents)
     if not agents:
-        raise _no_agent_in(run)
-    return [_client(agent, f"rank {agent.rank}", token, run.path) for agent in agents]
+        raise AgentError(
+            f"the run {run.name} has no agent: it has ended, has not done its first step yet, or was started without "
+            "--serve (stepscope run --serve ...)"
+        )
+    return agents
 
 
 def _of_process(pid: int, token: str | None) -> AgentClient:
@@ -99,10 +114,10 @@ def _of_process(pid: int, token: str | None) -> AgentClient:
 def _at(address: str, token: str | None) -> AgentClient:
     """The agent at an address; the token of one on this machine is in its file."""
     name = f"the agent at {address}"
-    known = agent_at(_numeric(address))
+    known = agent_at(re.sub("^localhost:", "127.0.0.1:", address))  # as in the agent's file
     if known is None:
         return AgentClient(HttpTransport(address, token), name)
-    return _client(replace(known, address=address), name, token, Path(known.run) if known.run else None)
+    return _client(msgspec.structs.replace(known, address=address), name, token, Path(known.run) if known.run else None)
 
 
 def _client(agent: AgentFile, name: str, token: str | None, run: Path | None) -> AgentClient:
@@ -116,47 +131,22 @@ def _client(agent: AgentFile, name: str, token: str | None, run: Path | None) ->
 
 def _reachable(agent: AgentFile) -> str:
     """The address to connect to from here."""
-    if agent.address.startswith("unix:") or agent.host == socket.gethostname():
-        host, _, port = agent.address.rpartition(":")
-        everywhere = host.strip("[]") in _EVERYWHERE
-        return f"localhost:{port}" if everywhere else agent.address
     host, _, port = agent.address.rpartition(":")
+    everywhere = host.strip("[]") in _EVERYWHERE
+    if agent.address.startswith("unix:") or agent.host == socket.gethostname():
+        return f"localhost:{port}" if everywhere else agent.address
     if is_loopback(host.strip("[]")):
         raise AgentError(
             f"the agent of rank {agent.rank} can only be reached on {agent.host}: use --through-files where the run "
             f"folder is shared, or a tunnel (ssh -L {port}:localhost:{port} {agent.host})"
         )
-    return f"{agent.host}:{port}" if host.strip("[]") in _EVERYWHERE else agent.address
-
-
-def _numeric(address: str) -> str:
-    """The address as an agent's file has it."""
-    return address.replace("localhost:", "127.0.0.1:", 1) if address.startswith("localhost:") else address
+    return f"{agent.host}:{port}" if everywhere else agent.address
 
 
 def _port(text: str) -> int:
     if not 0 < int(text) <= 65535:
         raise UsageError(f"there is no port {text}")
     return int(text)
-
-
-def _no_agent_in(run: RunFolder) -> AgentError:
-    return AgentError(
-        f"the run {run.name} has no agent: it has ended, has not done its first step yet, or was started without "
-        "--serve (stepscope run --serve ...)"
-    )
-
-
-CONNECT_S: Final = 5.0
-ANSWER_S: Final = 20.0
-"""An agent shares its interpreter with the program, so it may take a while to answer."""
-
-_HTTP: Final = b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-_HTTP_2: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-"""How a gRPC connection begins: the preface, and a SETTINGS frame without settings (RFC 9113, 3.4)."""
-_FRAME_BYTES: Final = 9
-_MOST_BYTES: Final = 1 << 16
-_SETTINGS: Final = 4
 
 
 class Listener(Enum):

@@ -3,7 +3,7 @@
     GET    /status                    who the process is, which step it is at, what it records
     GET    /captures                  the captures that the agent remembers, oldest first
     POST   /captures                  begin one: {"steps": 5}, {"seconds": 2.5}, or {} for one that lasts until stopped
-    GET    /captures/ID               how it stands; with ?wait=20 the answer comes at its end, after 20 s at most
+    GET    /captures/ID               its state; with ?wait=20 the answer comes at its end, after 20 s at most
     POST   /captures/ID/stop          end it now and keep what was recorded
     DELETE /captures/ID               end it now and throw away what was recorded
     GET    /captures/ID/trace         the trace file
@@ -11,6 +11,7 @@
     POST   /shutdown                  end the agent; the program goes on
 
 An answer is a JSON object, or a file. A refusal is {"error": "one sentence"} with an HTTP status from 400 on.
+Clients find an agent by its `AgentFile`, in a folder of the user's or of the run.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import socket
 import stat
 import sys
 import warnings
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import platformdirs
 
 from stepscope.errors import AgentError, UsageError
@@ -39,8 +41,6 @@ MAX_BODY_BYTES: Final = 64 * 1024
 """The largest body a request may have."""
 MAX_WAIT_S: Final = 30.0
 """The longest that one request may wait for the end of a capture."""
-MAX_STEPS: Final = 1_000_000
-MAX_SECONDS: Final = 86_400.0
 TOO_LATE: Final = 412
 """The status of a refusal because the first step to record has begun already."""
 
@@ -52,9 +52,13 @@ CANCELLED: Final = "cancelled"
 ENDED: Final = frozenset({DONE, FAILED, CANCELLED})
 """The states of a capture that nothing follows."""
 
-_MAX_STEP_NUMBER: Final = 2**53
-_KEYS: Final = frozenset({"steps", "seconds", "first_step", "timeout_s", "options"})
 _OPTIONS: Final = frozenset(option.name for option in fields(RecordOptions))
+_LONGEST_REASON: Final = 120
+_MAX_FILE_BYTES: Final = 64 * 1024
+
+_StepCount = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+_StepNumber = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 
 
 class Refusal(Exception):
@@ -80,29 +84,24 @@ class Reply:
     file: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureOrder:
+class CaptureOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to record; with neither steps nor seconds, until somebody stops it.
 
     Attributes:
-        steps: how many.
-        seconds: for how long; the last step is recorded whole.
+        seconds: the last step is recorded whole.
         first_step: the number of the first step to record, which has not begun yet; None for the next one.
         timeout_s: seconds without the end of a step after which it is given up.
-        options: what to record besides times.
     """
 
-    steps: int | None = None
-    seconds: float | None = None
-    first_step: int | None = None
-    timeout_s: float = 60.0
-    options: RecordOptions = field(default_factory=RecordOptions)
+    steps: _StepCount | None = None
+    seconds: _Seconds | None = None
+    first_step: _StepNumber | None = None
+    timeout_s: _Seconds = 60.0
+    options: RecordOptions = msgspec.field(default_factory=RecordOptions)
 
     def to_json(self) -> dict[str, Any]:
         """The body of POST /captures."""
-        chosen = {"steps": self.steps, "seconds": self.seconds, "first_step": self.first_step}
-        body: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
-        return body | {"timeout_s": self.timeout_s, "options": asdict(self.options)}
+        return {name: value for name, value in msgspec.to_builtins(self).items() if value is not None}
 
     @classmethod
     def from_json(cls, body: object) -> CaptureOrder:
@@ -113,18 +112,17 @@ class CaptureOrder:
         """
         if not isinstance(body, dict):
             raise Refusal(400, 'a capture is asked for with a JSON object, such as {"steps": 5}')
-        unknown = sorted(set(body) - _KEYS)
-        if unknown:
-            raise Refusal(400, f"a capture has no {_shown(unknown[0])}; it has {', '.join(sorted(_KEYS))}")
-        if body.get("steps") is not None and body.get("seconds") is not None:
+        given = {name: value for name, value in body.items() if value is not None}
+        if "steps" in given and "seconds" in given:
             raise Refusal(400, "a capture lasts either some steps or some seconds, not both")
-        return cls(
-            steps=_whole(body, "steps", 1, MAX_STEPS),
-            seconds=_seconds(body, "seconds"),
-            first_step=_whole(body, "first_step", 0, _MAX_STEP_NUMBER),
-            timeout_s=_seconds(body, "timeout_s") or cls().timeout_s,
-            options=_options(body.get("options")),
-        )
+        options = given.get("options")
+        unknown = sorted(set(options) - _OPTIONS) if isinstance(options, dict) else []
+        if unknown:
+            raise Refusal(400, f"there is no option {unknown[0]!r:.40}; there are {', '.join(sorted(_OPTIONS))}")
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            raise Refusal(400, f"the capture is not valid: {error!s:.{_LONGEST_REASON}}") from None
 
 
 def decoded(data: bytes) -> object:
@@ -143,61 +141,14 @@ def decoded(data: bytes) -> object:
         raise Refusal(400, "the request is not JSON") from None
 
 
-def encoded(body: dict[str, Any]) -> bytes:
-    """JSON with a line end, as an answer has it."""
-    return json.dumps(body).encode() + b"\n"
-
-
-def _whole(body: dict[str, Any], name: str, lowest: int, highest: int) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
-        raise Refusal(400, f"{name} is a whole number from {lowest} to {highest}, not {_shown(value)}")
-    return value
-
-
-def _seconds(body: dict[str, Any], name: str) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value <= MAX_SECONDS:  # NaN is refused too
-        raise Refusal(400, f"{name} is a number of seconds above 0, at most {MAX_SECONDS:.0f}, not {_shown(value)}")
-    return float(value)
-
-
-def _options(value: object) -> RecordOptions:
-    if value is None:
-        return RecordOptions()
-    if not isinstance(value, dict) or not all(isinstance(chosen, bool) for chosen in value.values()):
-        raise Refusal(400, 'options is an object of true and false, such as {"stacks": true}')
-    unknown = sorted(set(value) - _OPTIONS)
-    if unknown:
-        raise Refusal(400, f"there is no option {_shown(unknown[0])}; there are {', '.join(sorted(_OPTIONS))}")
-    return RecordOptions(**value)
-
-
-def _shown(value: object) -> str:
-    """A value from outside, short enough for a sentence."""
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a number that long"
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
-_MAX_FILE_BYTES: Final = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class AgentFile:
+class AgentFile(msgspec.Struct, frozen=True):
     """How to reach an agent.
 
     Attributes:
         address: "host:port", or "unix:" and the path of a socket.
         token: what a client must show.
-        pid: the process the agent is in.
         host: the machine it is on.
-        rank: of the process in its job.
-        world_size: processes in the job.
+        rank, world_size: of the process in its job.
         run: the run folder, or None.
         namespace: of process numbers, which differ between containers of one machine; empty where there are none.
     """
@@ -266,7 +217,7 @@ def write_agent_file(path: Path, content: AgentFile) -> Path:
     """
     try:
         private_folder(path.parent)
-        write_json(path, asdict(content))
+        write_json(path, msgspec.structs.asdict(content))
     except OSError as error:
         raise AgentError(f"{path} cannot be written: {error.strerror}") from error
     except UsageError as error:
@@ -282,10 +233,9 @@ def read_agent_file(path: Path) -> AgentFile | None:
             foreign = hasattr(os, "getuid") and state.st_uid not in (os.getuid(), 0)
             if foreign or not stat.S_ISREG(state.st_mode):  # somebody else's file would send us to their address
                 return None
-            content = json.loads(file.read(_MAX_FILE_BYTES))
-    except (OSError, ValueError, RecursionError):
+            return msgspec.json.decode(file.read(_MAX_FILE_BYTES), type=AgentFile)
+    except (OSError, msgspec.DecodeError, ValueError, RecursionError):
         return None
-    return _checked(content)
 
 
 def agents_in(folder: Path) -> list[AgentFile]:
@@ -317,22 +267,6 @@ def remove(path: Path) -> None:
     """Take a file away, if it is there."""
     with contextlib.suppress(OSError):
         path.unlink()
-
-
-def _checked(content: Any) -> AgentFile | None:
-    """The content as an `AgentFile`; a later version may write more than this one knows."""
-    if not isinstance(content, dict):
-        return None
-    kinds = {"pid": int, "rank": int, "world_size": int}
-    known: dict[str, Any] = {}
-    for part in fields(AgentFile):
-        value = content.get(part.name)
-        if isinstance(value, kinds.get(part.name, str)):
-            known[part.name] = value
-    try:
-        return AgentFile(**known)
-    except TypeError:  # without an address, a token, a process or a host
-        return None
 
 
 def _is_alive(pid: int) -> bool:

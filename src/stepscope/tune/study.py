@@ -1,10 +1,13 @@
-"""Opening Optuna's study in a database that many processes write to.
+"""Optuna's study in a database that many processes write to: opening it, and telling which of them are alive.
 
 A place is a file, which becomes an SQLite database, or a URL of any database that Optuna's RDBStorage takes, such as
 `postgresql://...`. SQLite is told to begin every transaction as a writer: one that reads first and writes then is
 refused at once when another process wrote in between, however long it would wait, and two processes could take the same
 trial. On file systems of this machine readers do not wait for writers (a write-ahead log, which does not work over a
 network).
+
+A process that takes a trial leaves its name there and, every half minute, the time. Where it is gone (known at once on
+this machine, after some minutes of silence on another one), what it was doing is done again.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ import platform
 import sqlite3
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -32,6 +37,11 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 _LOOK_S: Final = 0.1
+OWNER: Final = "owner"
+BEAT: Final = "beat"
+BEAT_S: Final = 30.0
+SILENT_S: Final = 300.0
+"""A process of another machine that was silent for so long is dead; its clock may differ by a part of that."""
 
 
 @contextlib.contextmanager
@@ -119,19 +129,12 @@ def open_study(
     """
     package = import_optuna()
     storage = open_storage(place)
+    make = package.load_study
+    if create:
+        make = partial(package.create_study, direction=direction, load_if_exists=True)
     with _explained(place):
         try:
-            if not create:
-                study = package.load_study(study_name=name, storage=storage, sampler=sampler, pruner=pruner)
-            else:
-                study = package.create_study(
-                    study_name=name,
-                    storage=storage,
-                    sampler=sampler,
-                    pruner=pruner,
-                    direction=direction,
-                    load_if_exists=True,
-                )
+            study = make(study_name=name, storage=storage, sampler=sampler, pruner=pruner)
         except KeyError:
             known = ", ".join(sorted(package.get_all_study_names(storage))[:10])
             has = f"it has {known}" if known else "it has none"
@@ -218,7 +221,7 @@ def _is_local(file: Path) -> bool:
 
 @contextlib.contextmanager
 def _explained(place: str | Path) -> Iterator[None]:
-    """Turn what a database complains of into one sentence."""
+    """Turn a failure to open the database into one sentence."""
     from sqlalchemy.exc import SQLAlchemyError
 
     package = import_optuna()
@@ -227,10 +230,34 @@ def _explained(place: str | Path) -> Iterator[None]:
     except (SQLAlchemyError, sqlite3.Error, ImportError, RuntimeError, package.exceptions.OptunaError) as error:
         if isinstance(error, UsageError):
             raise
-        told = str(getattr(error, "orig", None) or error).strip().splitlines()
-        raise UsageError(
-            f"the study in {_shown(place)} cannot be opened: {told[0] if told else type(error).__name__}"
-        ) from error
+        raise UsageError(f"the study in {_shown(place)} cannot be opened: {_reason(error)}") from error
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without Optuna's notes that something is experimental, and without its complaint that a trial is over.
+
+    It is over where this process was silent for so long that another one took it for dead: that one's repeat counts.
+
+    Raises:
+        UsageError: the database does not answer.
+    """
+    package = import_optuna()
+    from sqlalchemy.exc import SQLAlchemyError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except package.exceptions.UpdateFinishedTrialError:
+            pass
+        except (package.exceptions.StorageInternalError, SQLAlchemyError) as error:
+            raise UsageError(f"the study cannot be written: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    lines = str(getattr(error, "orig", None) or error.__cause__ or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _shown(place: str | Path) -> str:
@@ -242,9 +269,53 @@ def _shown(place: str | Path) -> str:
     return f"{kind}://{rest.rsplit('@', 1)[-1]}"
 
 
+class SharedStudy:
+    """A study whose trials several processes take.
+
+    Attributes:
+        study: Optuna's.
+    """
+
+    def __init__(self, study: optuna.Study) -> None:
+        self.study = study
+        self.owner = process_name()
+
+    def take(self, trial: optuna.Trial) -> None:
+        """Say that this process runs the trial."""
+        self.note(trial, OWNER, self.owner)
+        self.beat(trial)
+
+    def beat(self, trial: optuna.Trial) -> None:
+        """Say that this process is alive."""
+        self.note(trial, BEAT, time.time())
+
+    def note(self, trial: optuna.Trial, key: str, value: Any) -> None:
+        """Keep something with the trial."""
+        with quietly():
+            trial.set_user_attr(key, value)
+
+    def end(self, trial: optuna.Trial, state: str) -> None:
+        """The trial has no value: "FAIL" or "PRUNED"."""
+        with quietly():
+            self.study.tell(trial, state=import_optuna().trial.TrialState[state], skip_if_finished=True)
+
+    def is_lost(self, trial: optuna.trial.FrozenTrial) -> bool:
+        """Whether the process that took the trial is gone; False where nobody has said that he took it."""
+        owner, beat = trial.user_attrs.get(OWNER), trial.user_attrs.get(BEAT)
+        if not isinstance(owner, dict):
+            return False
+        if owner.get("machine") == self.owner["machine"]:
+            return not is_alive(owner)
+        return not isinstance(beat, (int, float)) or time.time() - beat > SILENT_S
+
+
 def process_name() -> dict[str, Any]:
     """What tells this process from every other one of every machine."""
-    return {"machine": machine_name(), "process": os.getpid(), "started": _started(os.getpid())}
+    parts = [platform.node()]
+    with contextlib.suppress(OSError, ValueError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))  # in a container, its space of process numbers
+    return {"machine": " ".join(parts), "process": os.getpid(), "started": _started(os.getpid())}
 
 
 def is_alive(owner: Mapping[str, Any]) -> bool:
@@ -263,15 +334,6 @@ def is_alive(owner: Mapping[str, Any]) -> bool:
     except OSError:  # it exists and is somebody else's
         return True
     return True
-
-
-def machine_name() -> str:
-    """The machine and, in a container, its space of process numbers."""
-    parts = [platform.node()]
-    with contextlib.suppress(OSError, ValueError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    return " ".join(parts)
 
 
 def _started(process: int) -> str | None:

@@ -24,7 +24,7 @@ from typing import Any, Final
 from stepscope import guard
 from stepscope.errors import AgentError
 from stepscope.files import private_folder, whole_file
-from stepscope.record.agent_files import ENDED, MAX_BODY_BYTES, Refusal, Reply, decoded
+from stepscope.record.agent.protocol import ENDED, MAX_BODY_BYTES, Refusal, Reply, decoded
 
 Handle = Callable[[str, str, bytes], Reply]
 """Carries a request out without waiting: method, target, body."""
@@ -46,7 +46,6 @@ class RequestFolder:
     Args:
         folder: `requests` of a run folder.
         rank: whose requests are answered.
-        handle: carries them out.
     """
 
     def __init__(self, folder: Path, rank: int, handle: Handle) -> None:
@@ -65,7 +64,6 @@ class RequestFolder:
         threading.Thread(target=self._look, name="stepscope-requests", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more."""
         self._stopped.set()
 
     def poll(self) -> bool:
@@ -102,10 +100,10 @@ class RequestFolder:
         claimed = []
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for name in sorted(entry.name for entry in entries if self._name.fullmatch(entry.name)):
-                mine = (self._folder / name).with_suffix(".claimed")
+                claim = (self._folder / name).with_suffix(".claimed")
                 with contextlib.suppress(OSError):  # another was first, or the client has taken it back
-                    os.rename(self._folder / name, mine)
-                    claimed.append(mine)
+                    os.rename(self._folder / name, claim)
+                    claimed.append(claim)
         return claimed
 
     def _answer(self, claimed: Path) -> None:
@@ -138,7 +136,6 @@ class FileTransport:
 
     Args:
         folder: `requests` of a run folder.
-        rank: who is asked.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -165,7 +162,7 @@ class FileTransport:
                     leftover.unlink()
 
     def download(self, target: str, destination: Path, timeout_s: float) -> None:
-        """Files do not travel through files: a trace is read where it lies in the run folder."""
+        """Raise: files do not travel through files; a trace is read where it lies in the run folder."""
         raise AgentError(f"the trace of rank {self._rank} is not in the run folder, or is still being written there")
 
     def _awaited(self, reply: Path, timeout_s: float) -> Reply:

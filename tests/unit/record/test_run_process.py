@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.bootstrap_plan import Company
-from stepscope.record.telemetry.log import start_for_run
+from stepscope.record.run_process import BackgroundHelpers, RunOptions
+from stepscope.record.telemetry.log import telemetry as start_telemetry
 from stepscope.trace.telemetry import telemetry_files
 
 
@@ -26,12 +26,14 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.enable()
 
 
-def company(folder: Path, *, telemetry: bool = False, quiet: bool = False, seed: int | None = None) -> Company:
-    return Company(folder, telemetry=telemetry, quiet=quiet, seed=seed)
+def helpers(
+    folder: Path, *, telemetry: bool = False, quiet: bool = False, seed: int | None = None
+) -> BackgroundHelpers:
+    return BackgroundHelpers(folder, RunOptions(quiet=quiet, seed=seed), telemetry=telemetry)
 
 
 def test_without_options_nothing_is_done(tmp_path: Path) -> None:
-    alone = company(tmp_path)
+    alone = helpers(tmp_path)
     alone.begin()
     alone.recording_begins()
     assert (gc.isenabled(), alone.said, list(tmp_path.iterdir())) == (True, [], [])
@@ -40,10 +42,10 @@ def test_without_options_nothing_is_done(tmp_path: Path) -> None:
 def test_telemetry_is_kept_in_the_folder_of_the_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     monkeypatch.setattr(
-        "stepscope.record.telemetry.log.start_for_run",
-        lambda folder, rank: started.append(start_for_run(folder, rank)) or started[-1],
+        "stepscope.record.telemetry.log.telemetry",
+        lambda folder, rank: started.append(start_telemetry(folder, rank=rank)) or started[-1],
     )
-    with_telemetry = company(tmp_path, telemetry=True)
+    with_telemetry = helpers(tmp_path, telemetry=True)
     with_telemetry.begin()
     with_telemetry.begin()
     started[0].close()
@@ -52,7 +54,7 @@ def test_telemetry_is_kept_in_the_folder_of_the_rank(tmp_path: Path, monkeypatch
 
 
 def test_garbage_waits_while_steps_are_recorded(tmp_path: Path) -> None:
-    quiet = company(tmp_path, quiet=True)
+    quiet = helpers(tmp_path, quiet=True)
     quiet.begin()
     before = (gc.isenabled(), os.cpu_count())
     quiet.recording_begins()
@@ -65,6 +67,6 @@ def test_garbage_waits_while_steps_are_recorded(tmp_path: Path) -> None:
 def test_a_seed_makes_runs_equal(tmp_path: Path) -> None:
     numbers = []
     for _ in range(2):
-        company(tmp_path, quiet=True, seed=7).begin()
+        helpers(tmp_path, quiet=True, seed=7).begin()
         numbers.append(random.random())
     assert numbers[0] == numbers[1]
