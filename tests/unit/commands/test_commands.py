@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,12 +14,14 @@ import polars as pl
 import pytest
 
 import stepscope.diagnosis
-import stepscope.diagnosis.ranks  # with the true rules, before a fixture puts others in their place
+import stepscope.diagnosis.ranks
+import stepscope.diagnosis.rules
 from stepscope.commands import COMMANDS, main
 from stepscope.commands.machine.cache import parsed_size
 from stepscope.commands.read.diagnose import parsed_setting, parsed_share
 from stepscope.commands.shared import output, reading
 from stepscope.commands.shared.command import Command
+from stepscope.diagnosis.rule import Answers, Limits, Rule, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace
@@ -28,21 +29,22 @@ from stepscope.trace.naming import UserCode
 from tests.unit.hand_built import FULL, empty, full
 
 
-@dataclass(frozen=True)
-class Threshold:
-    value: float
-    unit: str
-    meaning: str
+class DocumentedRule(Rule):
+    page = "The device waits for data.\n\nWhat to do\n    Use workers."
+
+
+def finds_nothing(view: View, limits: Limits) -> Answers:
+    yield from ()
 
 
 RULES = [
-    SimpleNamespace(
-        __doc__="The device waits for data.\n\n    What to do\n        Use workers.",
-        ID="input-bound",
-        TITLE="Data loading",
-        THRESHOLDS={"minimum_share": Threshold(0.05, "share", "idle time that counts")},
+    DocumentedRule(
+        "input-bound",
+        "Data loading",
+        {"minimum_share": Threshold(0.05, "share", "idle time that counts")},
+        finds_nothing,
     ),
-    SimpleNamespace(__doc__="x", ID="launch-bound", TITLE="Launches", THRESHOLDS={}),
+    DocumentedRule("launch-bound", "Launches", {}, finds_nothing),
 ]
 
 
@@ -54,7 +56,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture(autouse=True)
 def _rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "stepscope.diagnosis.rules", module_with(RULES=RULES))
+    monkeypatch.setattr(stepscope.diagnosis.rules, "RULES", RULES)
 
 
 @pytest.fixture
@@ -87,7 +89,7 @@ def diagnose_as(monkeypatch: pytest.MonkeyPatch, *diagnoses: Any) -> list[dict[s
     calls: list[dict[str, Any]] = []
 
     def diagnose_view(view: View, **arguments: Any) -> Any:
-        calls.append({**arguments, "settings": view._settings, "user_code": view.user_code})
+        calls.append({**arguments, "settings": view.settings, "user_code": view.user_code})
         return diagnoses[len(calls) - 1]
 
     monkeypatch.setattr(stepscope.diagnosis, "diagnose_view", diagnose_view, raising=False)

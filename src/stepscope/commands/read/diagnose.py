@@ -154,7 +154,7 @@ def parsed_setting(text: str) -> tuple[str, float]:
     match = re.fullmatch(r"\s*([\w-]+)\.(\w+)\s*=\s*(-?\d{1,15}(?:\.\d{1,9})?(?:e-?\d{1,2})?)\s*([A-Za-z%]*)\s*", text)
     if match is None or (match[4] and match[4] not in _SCALES):
         raise UsageError(f"{text!r} sets no threshold: write RULE.THRESHOLD=VALUE, such as input-bound.share=10%")
-    thresholds = rule_named(match[1]).THRESHOLDS
+    thresholds = rule_named(match[1]).thresholds
     if match[2] not in thresholds:
         guess = suggestion(match[2], thresholds) or f"; it has {', '.join(thresholds) or 'none'}"
         raise UsageError(f"the rule {match[1]} has no threshold {match[2]!r}{guess}")

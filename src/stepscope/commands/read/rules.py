@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from types import ModuleType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.shared import output
 from stepscope.commands.shared.command import Command, CommandParser, suggestion
 from stepscope.commands.shared.tables import add_table_options, write_table
 from stepscope.errors import UsageError
 
+if TYPE_CHECKING:
+    from stepscope.diagnosis.rule import Rule
 
-def rule_named(name: str) -> ModuleType:
+
+def rule_named(name: str) -> Rule:
     """The rule of that name.
 
     Raises:
@@ -20,7 +22,7 @@ def rule_named(name: str) -> ModuleType:
     """
     from stepscope.diagnosis.rules import RULES
 
-    rules: dict[str, ModuleType] = {rule.ID: rule for rule in RULES}
+    rules = {rule.id: rule for rule in RULES}
     if name not in rules:
         raise UsageError(f"there is no rule {name!r}{suggestion(name, rules)} (stepscope rules lists them)")
     return rules[name]
@@ -31,7 +33,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
     from stepscope.diagnosis.rules import RULES
 
-    rows = [(rule.ID, rule.TITLE) for rule in RULES]
+    rows = [(rule.id, rule.title) for rule in RULES]
     frame = pl.DataFrame(rows, schema={"rule": pl.String, "title": pl.String}, orient="row")
     write_table(frame, arguments, "rules", rows=0)
     return 0

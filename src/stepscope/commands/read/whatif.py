@@ -198,7 +198,7 @@ def _without(name: str, view: View) -> Change:
     causes = (*CAUSES, "compute")
     if name in causes:
         return without_cause(name)
-    rules = [rule.ID for rule in RULES]
+    rules = [rule.id for rule in RULES]
     if name not in rules:
         guess = suggestion(name, [*causes, *rules])
         listed = guess or f"; the causes are {', '.join(causes)}, and stepscope rules lists the rules"
@@ -210,7 +210,7 @@ def _fixed(name: str, view: View) -> Change:
     """The steps with everything fixed that the rule finds."""
     from stepscope.whatif.changes import together
 
-    result = rule_named(name).check(view)
+    result = rule_named(name).ask(view)
     found = [finding for finding in result.findings if finding.severity != "note"]
     if not found:
         unanswered = next((f": {each.why}" for each in result.not_answered), "")
