@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stepscope.analysis.roofline import device_peaks
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.limits import MemoryNeed
 from stepscope.predict.prediction import StepPrediction, StepPredictor
 from stepscope.trace import TraceWarning

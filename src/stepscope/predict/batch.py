@@ -27,7 +27,7 @@ from stepscope.analysis.batch_size import batch_size_of
 from stepscope.analysis.work import Shape, base_name, call_of
 from stepscope.analysis.work_formulas import CONVOLUTIONS, SIZES_FROM_PARENT
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.operation_times import operation_times
 from stepscope.predict.operations import Numbers, Operations
 from stepscope.predict.precision import in_precision, types_on

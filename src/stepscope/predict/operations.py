@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 
 Numbers = npt.NDArray[np.float64]
 Names = npt.NDArray[np.str_]
@@ -27,7 +27,7 @@ class Operations:
     Attributes:
         name: the operator, without namespace and in-place mark, such as "gelu".
         kind: one of KINDS.
-        number_type: of the arithmetic, one of `stepscope.machine.own_devices.NUMBER_TYPES`, or "".
+        number_type: of the arithmetic, one of `stepscope.machine.devices.NUMBER_TYPES`, or "".
         flops: floating-point operations of matrix products, convolutions and attention; 0 for the other kinds.
         bytes: the least memory traffic.
         batch, rows, columns, inner: of a matrix product batch x (rows x inner) x (inner x columns); a convolution's are

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analysis.roofline import device_peaks
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.batch import BatchGrowth, batch_change, passes_of_a_step, with_batch
 from stepscope.predict.batch import recorded_batch as recorded_batch_of
 from stepscope.predict.cpu_operations import step_from_shapes
@@ -110,7 +110,7 @@ def predict_step(
     """The mean step of a trace on another device; for several devices give the same `Experiment`.
 
     Args:
-        precision: number type of the arithmetic there, one of `stepscope.machine.own_devices.NUMBER_TYPES`;
+        precision: number type of the arithmetic there, one of `stepscope.machine.devices.NUMBER_TYPES`;
             None for the recorded.
         batch: samples of a step there; None for the recorded.
         recorded_batch: those of the recorded one, where the trace does not tell.

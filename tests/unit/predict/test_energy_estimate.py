@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.machine.devices import named_device
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.cost.energy_parts import power_range, step_energy
 
 A100 = replace(named_device("A100-SXM4-80GB"), power_w=400, idle_power_w=None)
