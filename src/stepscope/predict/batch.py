@@ -29,8 +29,7 @@ from stepscope.analysis.work_formulas import CONVOLUTIONS, SIZES_FROM_PARENT
 from stepscope.errors import UsageError
 from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.operation_times import operation_times
-from stepscope.predict.operations import Numbers, Operations
-from stepscope.predict.precision import in_precision, types_on
+from stepscope.predict.operations import Numbers, Operations, in_precision, types_on
 from stepscope.predict.trace_operations import WorkKinds
 from stepscope.trace import Trace, Window
 

@@ -19,9 +19,8 @@ from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.work import VIEWS, base_name
 from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.limits import ON_HOST, Limit
-from stepscope.predict.operation_times import is_nvidia, operation_times
-from stepscope.predict.operations import Operations
-from stepscope.predict.precision import NO_TF32, Cast, Tf32, in_precision, tf32_of, types_on
+from stepscope.predict.operation_times import operation_times
+from stepscope.predict.operations import NO_TF32, Cast, Operations, Tf32, in_precision, is_nvidia, tf32_of, types_on
 from stepscope.predict.step_replay import Numbers, StepReplays, joint_band
 from stepscope.predict.trace_operations import SIDES, described, different_calls, sides_of
 from stepscope.trace import Trace, Window

@@ -22,8 +22,7 @@ from stepscope.analysis.work import Call, Shape, base_name
 from stepscope.analysis.work_formulas import distinct_calls, work_of
 from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.dimensions import UNKNOWN, Dimensions, dimensions, further_work
-from stepscope.predict.operations import Operations
-from stepscope.predict.precision import Cast, in_precision, is_low
+from stepscope.predict.operations import Cast, Operations, in_precision, is_low
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows, inherit
 

@@ -30,14 +30,17 @@ import polars as pl
 from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.roofline import device_peaks
 from stepscope.machine.own_devices import DevicePeaks
-from stepscope.predict.operation_times import is_nvidia, operation_times, scaled_ns, sustained_bandwidth, wave_factors
-from stepscope.predict.operations import Names, Numbers, OperationTimes
-from stepscope.predict.precision import (
+from stepscope.predict.operation_times import operation_times, scaled_ns, sustained_bandwidth, wave_factors
+from stepscope.predict.operations import (
     NO_TF32,
     Cast,
+    Names,
+    Numbers,
+    OperationTimes,
     Tf32,
     changes_traffic,
     check_precision,
+    is_nvidia,
     tf32_of,
     types_on,
 )
@@ -98,7 +101,7 @@ def work_times(
     """Predict how long each piece of device work would take on the target.
 
     Args:
-        precision: the number type that the step would compute in, as `stepscope.predict.precision`; None for that of
+        precision: the number type that the step would compute in, as `stepscope.predict.operations`; None for that of
             the recording.
         source: the device that the trace was recorded on, of which the table or the trace itself tells by default.
         window: only work that starts in it is answered.

@@ -9,7 +9,7 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope import __version__
-from stepscope.predict.answer import PredictedSteps
+from stepscope.predict.prediction import PredictedSteps
 from stepscope.predict.links import Link
 from stepscope.predict.prediction import StepPrediction
 from stepscope.predict.scaling import ScaledStep

@@ -21,7 +21,7 @@ from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.machine.own_devices import DevicePeaks
-    from stepscope.predict.answer import PredictedSteps
+    from stepscope.predict.prediction import PredictedSteps
     from stepscope.predict.prediction import StepPredictor
     from stepscope.whatif.experiment import Experiment
 
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer(arguments: argparse.Namespace, experiment: Experiment) -> PredictedSteps:
-    from stepscope.predict.answer import predicted_steps
+    from stepscope.predict.prediction import predicted_steps
 
     chosen = targets(arguments.to) if arguments.to is not None or arguments.devices is None else ()
     return predicted_steps(predictor_of(arguments, experiment), joined(arguments, experiment, chosen))

@@ -21,13 +21,12 @@ from stepscope.analysis.roofline import device_peaks
 from stepscope.errors import UsageError
 from stepscope.machine.devices import device_table
 from stepscope.machine.own_devices import DevicePeaks
-from stepscope.predict.answer import PredictedSteps, predicted_steps
 from stepscope.predict.batch import recorded_batch
 from stepscope.predict.cost.carbon import emitted_kg, grid_of
 from stepscope.predict.cost.energy_parts import step_energy
 from stepscope.predict.cost.prices import Price, unpriced_devices
 from stepscope.predict.links import Link, link_of, link_table
-from stepscope.predict.prediction import StepPrediction, StepPredictor
+from stepscope.predict.prediction import PredictedSteps, StepPrediction, StepPredictor, predicted_steps
 from stepscope.predict.scaling import ScaledStep, data_parallel, over_link
 from stepscope.whatif.experiment import Experiment
 
