@@ -242,13 +242,12 @@ class Growth:
 
     Attributes:
         expected, low, high: the factor, and the band in which it lies.
-        is_known: whether shapes or the work's kind tell.
     """
 
     expected: Numbers
     low: Numbers
     high: Numbers
-    is_known: npt.NDArray[np.bool_]
+    is_known: npt.NDArray[np.bool_]  # whether shapes or the work's kind tell
 
 
 class BatchGrowth:

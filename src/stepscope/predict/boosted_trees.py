@@ -27,24 +27,18 @@ class BoostedTrees:
     """Trees whose values are summed; the nodes of all are concatenated.
 
     Attributes:
-        baseline: what the sum starts with.
-        roots: index of each tree's first node, shape (trees,), int32.
-        features: which feature a node looks at, shape (nodes,), int16; 0 in a leaf.
         thresholds: up to which value a row goes left, shape (nodes,), float64; infinity in a leaf.
         left: the node to the left, shape (nodes,), int32; the one to the right follows it. A leaf names itself.
-        values: what a leaf adds, shape (nodes,), float64.
-        depth: the most steps from a root to a leaf.
-        width: how many features a row has.
     """
 
-    baseline: float
-    roots: npt.NDArray[np.int32]
-    features: npt.NDArray[np.int16]
+    baseline: float  # what the sum starts with
+    roots: npt.NDArray[np.int32]  # index of each tree's first node, shape (trees,), int32
+    features: npt.NDArray[np.int16]  # which feature a node looks at, shape (nodes,), int16; 0 in a leaf
     thresholds: npt.NDArray[np.float64]
     left: npt.NDArray[np.int32]
-    values: npt.NDArray[np.float64]
-    depth: int
-    width: int
+    values: npt.NDArray[np.float64]  # what a leaf adds, shape (nodes,), float64
+    depth: int  # the most steps from a root to a leaf
+    width: int  # how many features a row has
 
     def predict(self, features: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The sum of the trees for each row of features, shape (n, width): float64 of shape (n,).

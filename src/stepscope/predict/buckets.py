@@ -40,23 +40,17 @@ class Gradients:
     """Gradients of complete steps in the order in which they are there; arrays of shape (n,).
 
     Attributes:
-        step: place of the step among the complete ones; 0 where the trace has none.
-        lane: the thread that has them.
         begin, time: when the host begins to add them up, and when they are there, nanoseconds.
-        bytes: their size.
-        number_type: as the profiler names it, such as "float".
-        accumulated: how many backward passes a step has; the gradients are those of the last one.
-        at_once: whether only their sum is known, and taken to be there when the last one is.
     """
 
-    step: Rows
-    lane: npt.NDArray[np.int32]
+    step: Rows  # place of the step among the complete ones; 0 where the trace has none
+    lane: npt.NDArray[np.int32]  # the thread that has them
     begin: Times
     time: Times
-    bytes: Rows
-    number_type: npt.NDArray[np.str_]
-    accumulated: int = 1
-    at_once: bool = False
+    bytes: Rows  # their size
+    number_type: npt.NDArray[np.str_]  # as the profiler names it, such as "float"
+    accumulated: int = 1  # how many backward passes a step has; the gradients are those of the last one
+    at_once: bool = False  # whether only their sum is known, and taken to be there when the last one is
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +59,13 @@ class Buckets:
 
     Attributes:
         step, lane: as of gradients.
-        ready: when the last of its gradients is there on the host, nanoseconds.
-        bytes: of all of them.
-        gradients: how many.
     """
 
     step: Rows
     lane: npt.NDArray[np.int32]
-    ready: Times
-    bytes: Rows
-    gradients: Rows
+    ready: Times  # when the last of its gradients is there on the host, nanoseconds
+    bytes: Rows  # of all of them
+    gradients: Rows  # how many
 
 
 def gradients_of(experiment: Experiment) -> Gradients:
@@ -221,19 +212,12 @@ SIZES_MB: Final = (1, 2, 4, 8, 15, 25, 50, 75, 100, 150, 200, 300, 500)
 
 @dataclass(frozen=True, slots=True)
 class BucketSize:
-    """What a size of buckets means for the mean step.
+    """What a size of buckets means for the mean step."""
 
-    Attributes:
-        megabytes: MiB; None for torch's own, 1 for the first bucket and 25 for the others.
-        messages: buckets of a step.
-        communication_ns: how long they take.
-        exposed_ns: how much of that is left when the backward pass has ended.
-    """
-
-    megabytes: int | None
-    messages: float
-    communication_ns: float
-    exposed_ns: float
+    megabytes: int | None  # MiB; None for torch's own, 1 for the first bucket and 25 for the others
+    messages: float  # buckets of a step
+    communication_ns: float  # how long they take
+    exposed_ns: float  # how much of that is left when the backward pass has ended
 
 
 def bucket_sizes(

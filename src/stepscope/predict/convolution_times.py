@@ -47,15 +47,13 @@ class ConvolutionModel:
     """What was learned.
 
     Attributes:
-        trees: logarithm of the time over the roofline's, from `features`.
         lowest, highest: of each feature in the timings, shape (features,).
-        band: factors that hold nine of ten timings of GPUs not learned from, shape (2,).
     """
 
-    trees: BoostedTrees
+    trees: BoostedTrees  # logarithm of the time over the roofline's, from `features`
     lowest: Numbers
     highest: Numbers
-    band: Numbers
+    band: Numbers  # factors that hold nine of ten timings of GPUs not learned from, shape (2,)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         rest = {"range": np.stack([self.lowest, self.highest]), "band": self.band}

@@ -78,19 +78,15 @@ class CpuOperationTimes:
     """Operators that would launch work on an accelerator.
 
     Attributes:
-        table: one row a call, in order of `row`; columns as in CPU_SCHEMA.
         uncovered: operators that compute and whose work is not known, by name, the costliest first; columns as in
             UNCOVERED_SCHEMA.
-        covered_share: of the host's time in operators that compute, that of those in `table` with a device's time.
-        overhead_ns: what a call costs that has next to nothing to do.
-        notes: what the user should know of it, one sentence each.
     """
 
-    table: pl.DataFrame
+    table: pl.DataFrame  # one row a call, in order of `row`; columns as in CPU_SCHEMA
     uncovered: pl.DataFrame
-    covered_share: float
-    overhead_ns: float
-    notes: tuple[str, ...] = ()
+    covered_share: float  # of the host's time in operators that compute, that of those in `table` with a device's time
+    overhead_ns: float  # what a call costs that has next to nothing to do
+    notes: tuple[str, ...] = ()  # what the user should know of it, one sentence each
 
 
 def cpu_operation_times(
@@ -240,21 +236,16 @@ class ShapesStep:
 
     Attributes:
         step_ns, low_ns, high_ns: what is expected, and the range.
-        device_ns: in which the device works.
-        host_ns: what the host needs.
-        limit: what limits it.
-        covered_share: of the host's time in operators that compute, that of operators with a predicted time.
-        notes: what the user should know of it, in sentences.
     """
 
     step_ns: float | None
     low_ns: float | None
     high_ns: float | None
-    device_ns: float | None
-    host_ns: float | None
-    limit: Limit | None
-    covered_share: float
-    notes: tuple[str, ...]
+    device_ns: float | None  # in which the device works
+    host_ns: float | None  # what the host needs
+    limit: Limit | None  # what limits it
+    covered_share: float  # of the host's time in operators that compute, that of operators with a predicted time
+    notes: tuple[str, ...]  # what the user should know of it, in sentences
 
 
 def step_from_shapes(

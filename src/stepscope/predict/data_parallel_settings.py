@@ -36,19 +36,12 @@ HOW_TO_RECORD: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a setting is as it is.
+    """Why a setting is as it is."""
 
-    Attributes:
-        setting: its name.
-        value: what is recommended; None to leave it to torch.
-        why: what was measured, in a sentence.
-        known: whether the recording could tell; otherwise `why` says what is missing.
-    """
-
-    setting: str
-    value: float | bool | None
-    why: str
-    known: bool = True
+    setting: str  # its name
+    value: float | bool | None  # what is recommended; None to leave it to torch
+    why: str  # what was measured, in a sentence
+    known: bool = True  # whether the recording could tell; otherwise `why` says what is missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +49,17 @@ class SettingsFromTrace:
     """What a recording says about the settings.
 
     Attributes:
-        settings: to use.
-        reasons: one for each setting.
         sizes: sizes of buckets that were tried, torch's own first; none where that could not be answered.
-        step_ns: the mean recorded step.
-        ranks: among how many messages were recorded; None where the trace does not tell.
-        recorded_ranks: of how many of them there is a trace.
         latency_ns, bandwidth_bytes_s: of a message among these ranks and over each rank's link, as fitted; None
             where they were not.
     """
 
-    settings: DataParallelSettings
-    reasons: tuple[Reason, ...]
+    settings: DataParallelSettings  # to use
+    reasons: tuple[Reason, ...]  # one for each setting
     sizes: tuple[BucketSize, ...]
-    step_ns: int
-    ranks: int | None = None
-    recorded_ranks: int = 1
+    step_ns: int  # the mean recorded step
+    ranks: int | None = None  # among how many messages were recorded; None where the trace does not tell
+    recorded_ranks: int = 1  # of how many of them there is a trace
     latency_ns: float | None = None
     bandwidth_bytes_s: float | None = None
 

@@ -199,18 +199,12 @@ class RecordedExchange:
 
 @dataclass(frozen=True)
 class AddedExchange:
-    """The buckets that a single device would send if it were one of several.
-
-    Attributes:
-        buckets: in the order in which they are sent.
-        accumulated: backward passes of a step, of which the last one's gradients are sent.
-        at_once: whether only the sum of a step's gradients is known, and sent when the last one is there.
-    """
+    """The buckets that a single device would send if it were one of several."""
 
     experiment: Experiment
-    buckets: Buckets
-    accumulated: int = 1
-    at_once: bool = False
+    buckets: Buckets  # in the order in which they are sent
+    accumulated: int = 1  # backward passes of a step, of which the last one's gradients are sent
+    at_once: bool = False  # whether only the sum of a step's gradients is known, and sent when the last one is there
     link: Link | None = None
     ranks: int = 1
 

@@ -57,21 +57,16 @@ class Rates:
     """Rates of one device and number type.
 
     Attributes:
-        peak: operations per second at the boost clock.
-        carried: share of the peak that its power sustains, above 0.
-        warm_s: after which half of the rest is gone.
         bandwidth, cache_bandwidth: bytes per second that its memory sustains, and of its last-level cache.
-        cache_bytes: of its last-level cache.
-        is_sustained: whether a sustained rate was measured.
     """
 
-    peak: float
-    carried: float
-    warm_s: float
+    peak: float  # operations per second at the boost clock
+    carried: float  # share of the peak that its power sustains, above 0
+    warm_s: float  # after which half of the rest is gone
     bandwidth: float
     cache_bandwidth: float
-    cache_bytes: float
-    is_sustained: bool
+    cache_bytes: float  # of its last-level cache
+    is_sustained: bool  # whether a sustained rate was measured
 
     def arithmetic_s(self, flops: Numbers) -> Numbers:
         """Seconds of the arithmetic alone; the longer, the more power counts."""
@@ -240,15 +235,10 @@ CONSTANTS: Final = 2 * len(_SHAPES) + 9
 
 @dataclass(frozen=True, slots=True)
 class TileLaw:
-    """What was learned about tiles.
+    """What was learned about tiles."""
 
-    Attributes:
-        constants: of `tile_seconds`, shape (CONSTANTS,).
-        choices: the logarithm of the probability of each of CHOSEN, up to a common summand.
-    """
-
-    constants: Numbers
-    choices: tuple[BoostedTrees, ...]
+    constants: Numbers  # of `tile_seconds`, shape (CONSTANTS,)
+    choices: tuple[BoostedTrees, ...]  # the logarithm of the probability of each of CHOSEN, up to a common summand
 
     def seconds(self, operations: Operations, device: DevicePeaks, rates: Rates) -> Numbers:
         """The geometric mean over all tiles, weighted by probability, with the inner dimension cut best."""
@@ -387,18 +377,16 @@ class MatrixModel:
     """What was learned.
 
     Attributes:
-        trees: the logarithm of the utilization, by UNITS.
         shortest, longest: dimensions (batch, rows, columns, inner) in the timings, shape (4,), by UNITS.
-        capabilities: the least and the greatest compute capability in the timings, by UNITS.
         bands: measured over predicted time that nine of ten products of GPUs not learned from lay between, shape
             (2, sizes, 2), by the number types of the timings; the first where a sustained rate is known.
         tiles: what products in FP32 take with the tiles that cuBLAS chooses; None for the trees alone.
     """
 
-    trees: Mapping[str, BoostedTrees]
+    trees: Mapping[str, BoostedTrees]  # the logarithm of the utilization, by UNITS
     shortest: Mapping[str, Numbers]
     longest: Mapping[str, Numbers]
-    capabilities: Mapping[str, Numbers]
+    capabilities: Mapping[str, Numbers]  # the least and the greatest compute capability in the timings, by UNITS
     bands: Mapping[str, Numbers]
     tiles: TileLaw | None = None
 

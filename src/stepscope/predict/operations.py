@@ -35,27 +35,21 @@ class Operations:
     """Calls of operators on a device; arrays of shape (n,), not-a-number where something is unknown.
 
     Attributes:
-        name: the operator, without namespace and in-place mark, such as "gelu".
-        kind: one of KINDS.
-        number_type: of the arithmetic, one of `stepscope.machine.own_devices.NUMBER_TYPES`, or "".
-        flops: floating-point operations of matrix products, convolutions and attention; 0 for the other kinds.
-        bytes: the least memory traffic.
         batch, rows, columns, inner: of a matrix product batch x (rows x inner) x (inner x columns); a convolution has
             those of the equivalent product (output points x weight); softmax and normalisation have rows of `columns`
             numbers; for others `rows` is 1 and `columns` the numbers written.
-        is_backward: whether it computes gradients.
     """
 
-    name: Names
-    kind: Names
-    number_type: Names
-    flops: Numbers
-    bytes: Numbers
+    name: Names  # the operator, without namespace and in-place mark, such as "gelu"
+    kind: Names  # one of KINDS
+    number_type: Names  # of the arithmetic, one of `stepscope.machine.own_devices.NUMBER_TYPES`, or ""
+    flops: Numbers  # floating-point operations of matrix products, convolutions and attention; 0 for the other kinds
+    bytes: Numbers  # the least memory traffic
     batch: Numbers
     rows: Numbers
     columns: Numbers
     inner: Numbers
-    is_backward: npt.NDArray[np.bool_]
+    is_backward: npt.NDArray[np.bool_]  # whether it computes gradients
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -92,13 +86,12 @@ class OperationTimes:
 
     Attributes:
         low_ns, high_ns: the band that holds nine of ten operations on devices that were not learned from.
-        basis: "learned", "roofline" (nothing was learned of such operations; the band is wide) or "unknown".
     """
 
     ns: Numbers
     low_ns: Numbers
     high_ns: Numbers
-    basis: Names
+    basis: Names  # "learned", "roofline" (nothing was learned of such operations; the band is wide) or "unknown"
 
     def replaced(self, which: npt.NDArray[np.bool_], others: OperationTimes) -> OperationTimes:
         """With `others` where the mask is true; there are as many."""
@@ -151,15 +144,13 @@ class Cast:
     """Operations on other numbers.
 
     Attributes:
-        operations: as expected.
         least, most: the same with the least and the most traffic that the rules allow.
-        changed: whose type or traffic differs; shape (n,).
     """
 
-    operations: Operations
+    operations: Operations  # as expected
     least: Operations
     most: Operations
-    changed: Mask
+    changed: Mask  # whose type or traffic differs; shape (n,)
 
 
 def in_precision(operations: Operations, precision: str | None, *, stays: Mask | None = None) -> Cast:

@@ -50,39 +50,27 @@ class StepPrediction:
     """The mean step on a device; times in nanoseconds, None where refused or unknown.
 
     Attributes:
-        device: the target.
         step_ns, low_ns, high_ns: the estimate, and the band in which nine of ten are expected to lie.
-        device_ns: in which the busiest device works.
-        host_ns: what the host alone needs, including what it waits for besides the device.
-        limit: "compute", "memory bandwidth", "host", "input" or "communication".
-        memory_bytes: the most that the step needs at once.
-        fits: whether the device has as much.
-        samples_per_s: the batch over the step's time.
-        notes: what was refused, widened or assumed, in sentences.
-        measured_ns: the mean step as recorded; None where the recording ran on no such device.
-        limit_share: the limit's share of the critical path, 0 to 1.
-        limit_cause: of a limit on the host, the cause of most of its time.
-        batch_factor: how many times as many samples it takes as the recorded step.
         bases: share of the measured device time by how the target's was found, the largest first; of a trace without
             device work the share of the operators' time.
         predictor: what it came from, which has the time of each work.
     """
 
-    device: DevicePeaks
+    device: DevicePeaks  # the target
     step_ns: float | None = None
     low_ns: float | None = None
     high_ns: float | None = None
-    device_ns: float | None = None
-    host_ns: float | None = None
-    limit: str | None = None
-    memory_bytes: int | None = None
-    fits: bool | None = None
-    samples_per_s: float | None = None
-    notes: tuple[str, ...] = ()
-    measured_ns: float | None = None
-    limit_share: float | None = None
-    limit_cause: str | None = None
-    batch_factor: float = 1.0
+    device_ns: float | None = None  # in which the busiest device works
+    host_ns: float | None = None  # what the host alone needs, including what it waits for besides the device
+    limit: str | None = None  # "compute", "memory bandwidth", "host", "input" or "communication"
+    memory_bytes: int | None = None  # the most that the step needs at once
+    fits: bool | None = None  # whether the device has as much
+    samples_per_s: float | None = None  # the batch over the step's time
+    notes: tuple[str, ...] = ()  # what was refused, widened or assumed, in sentences
+    measured_ns: float | None = None  # the mean step as recorded; None where the recording ran on no such device
+    limit_share: float | None = None  # the limit's share of the critical path, 0 to 1
+    limit_cause: str | None = None  # of a limit on the host, the cause of most of its time
+    batch_factor: float = 1.0  # how many times as many samples it takes as the recorded step
     bases: tuple[tuple[str, float], ...] = ()
     predictor: StepPredictor | None = field(default=None, compare=False, repr=False)
 
@@ -344,37 +332,26 @@ class PredictedSteps:
 
     Attributes:
         path, format: of the trace.
-        stepped: whether there are steps; else the whole recording counts as one.
-        step_count: complete steps; 1 where there are none.
-        measured_ns: the mean step as recorded.
-        device: what it was recorded on, by its maker's or the trace's name; None where unknown.
-        devices: how many devices the trace has; the busiest one counts.
-        busy_share: share of the measured step in which the device worked, 0 to 1; None without one.
-        from_shapes: whether the trace has no device work, so that all of it is predicted from shapes.
-        why_not: why replays promise nothing here, in one sentence; None where they do.
-        precision: the number type asked for; None for the recorded one.
         batch, recorded_batch: samples of a step there and as recorded; None where unknown.
-        memory: what a step needs.
         predictions: the fastest first; then those that do not fit, and those that were refused.
-        warnings: what was skipped or repaired while reading the trace.
     """
 
     path: str
     format: str
-    stepped: bool
-    step_count: int
-    measured_ns: float
-    device: str | None
-    devices: int
-    busy_share: float | None
-    from_shapes: bool
-    why_not: str | None
-    precision: str | None
+    stepped: bool  # whether there are steps; else the whole recording counts as one
+    step_count: int  # complete steps; 1 where there are none
+    measured_ns: float  # the mean step as recorded
+    device: str | None  # what it was recorded on, by its maker's or the trace's name; None where unknown
+    devices: int  # how many devices the trace has; the busiest one counts
+    busy_share: float | None  # share of the measured step in which the device worked, 0 to 1; None without one
+    from_shapes: bool  # whether the trace has no device work, so that all of it is predicted from shapes
+    why_not: str | None  # why replays promise nothing here, in one sentence; None where they do
+    precision: str | None  # the number type asked for; None for the recorded one
     batch: int | None
     recorded_batch: int | None
-    memory: MemoryNeed
+    memory: MemoryNeed  # what a step needs
     predictions: tuple[StepPrediction, ...]
-    warnings: tuple[TraceWarning, ...] = ()
+    warnings: tuple[TraceWarning, ...] = ()  # what was skipped or repaired while reading the trace
 
 
 def predicted_steps(predictor: StepPredictor, targets: Sequence[DevicePeaks]) -> PredictedSteps:

@@ -61,30 +61,22 @@ class ScaledStep:
     """The mean step on several devices.
 
     Attributes:
-        devices: how many; each works on a batch as large as the recorded one.
-        step_ns: how long it takes, waiting for the slowest device included.
         low_ns, high_ns: with quicker and slower transfers than expected; low without waiting for the slowest device,
             high with slower computation beside them and copies of gradients into buckets and back.
-        communication_ns: how long the messages of a step take, without waiting.
-        exposed_ns: by how much they make the step longer.
         recorded_ranks: among how many the messages were recorded. From 2 on `exposed_ns` has waiting for late ranks and
             slower computation beside messages in it, so that it can be more than `communication_ns`.
-        straggler_ns: waiting for the slowest device, as expected from how much the recorded steps vary.
-        efficiency: step of a single device over this step, 0 to 1; throughput rises by `devices` times as much.
-        samples_per_s: of all devices; None where the batch size is not known.
-        notes: what was not counted or is uncertain, in sentences.
     """
 
-    devices: int
-    step_ns: float
+    devices: int  # how many; each works on a batch as large as the recorded one
+    step_ns: float  # how long it takes, waiting for the slowest device included
     low_ns: float
     high_ns: float
-    communication_ns: float
-    exposed_ns: float
-    efficiency: float
-    samples_per_s: float | None
-    notes: tuple[str, ...] = ()
-    straggler_ns: float = 0.0
+    communication_ns: float  # how long the messages of a step take, without waiting
+    exposed_ns: float  # by how much they make the step longer
+    efficiency: float  # step of a single device over this step, 0 to 1; throughput rises by `devices` times as much
+    samples_per_s: float | None  # of all devices; None where the batch size is not known
+    notes: tuple[str, ...] = ()  # what was not counted or is uncertain, in sentences
+    straggler_ns: float = 0.0  # waiting for the slowest device, as expected from how much the recorded steps vary
     recorded_ranks: int = 1
 
 

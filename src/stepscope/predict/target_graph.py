@@ -25,16 +25,14 @@ class TargetGraph:
     """The graph of the recorded device or of another one.
 
     Attributes:
-        expected: with its times.
         low, high: with all work but communication at the ends of its joint band; None where nothing was exchanged,
             since then the step's own band has it.
-        factor: the target's step over that of the graph in which messages take the target's times, too.
     """
 
-    expected: Graph
+    expected: Graph  # with its times
     low: Graph | None = None
     high: Graph | None = None
-    factor: float = 1.0
+    factor: float = 1.0  # the target's step over that of the graph in which messages take the target's times, too
 
 
 def target_graph(experiment: Experiment, target: StepPrediction | None, messages: Rows) -> TargetGraph:

@@ -72,19 +72,15 @@ class WorkTimes:
     """Nanoseconds of every row of `device_work`; arrays of shape (n,).
 
     Attributes:
-        measured_ns: as recorded.
-        ns: what is expected on the target; not-a-number where the basis is "unknown".
         low_ns, high_ns: the band around it.
-        basis: one of BASES.
-        notes: what the user should know of it, one sentence each.
     """
 
-    measured_ns: Numbers
-    ns: Numbers
+    measured_ns: Numbers  # as recorded
+    ns: Numbers  # what is expected on the target; not-a-number where the basis is "unknown"
     low_ns: Numbers
     high_ns: Numbers
-    basis: Names
-    notes: tuple[str, ...] = ()
+    basis: Names  # one of BASES
+    notes: tuple[str, ...] = ()  # what the user should know of it, one sentence each
 
     def __len__(self) -> int:
         return len(self.ns)

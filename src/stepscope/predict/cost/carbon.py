@@ -31,22 +31,17 @@ class Grid:
     """A place and what a kilowatt-hour of its electricity emits.
 
     Attributes:
-        kind: "country", "region" (a part of a country) or "cloud".
         code: three letters of a country (ISO 3166-1), of a part the country's and its own (ISO 3166-2) or its bidding
             zone, of a cloud region the provider and its name for it: "FRA", "US-CA", "SE3", "aws:eu-west-3".
-        country: three letters.
-        g_per_kwh: grams of CO2 equivalents per kilowatt-hour, a yearly mean.
-        basis: "own", or the code of the place whose figure stands here, for cloud regions without one.
-        year: that the figure is of; empty where its source does not say.
     """
 
-    kind: str
+    kind: str  # "country", "region" (a part of a country) or "cloud"
     code: str
     name: str
-    country: str
-    g_per_kwh: float
-    basis: str
-    year: str
+    country: str  # three letters
+    g_per_kwh: float  # grams of CO2 equivalents per kilowatt-hour, a yearly mean
+    basis: str  # "own", or the code of the place whose figure stands here, for cloud regions without one
+    year: str  # that the figure is of; empty where its source does not say
 
 
 @dataclass(frozen=True, slots=True)

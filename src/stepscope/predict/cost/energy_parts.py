@@ -37,19 +37,15 @@ class PowerRange:
     """What a device draws, watts.
 
     Attributes:
-        device: its name.
-        full_w: its power limit.
         idle_low_w, idle_high_w: without work; the same where it is known, else 0 and the power limit.
-        least_activity: the least that it can be doing while it works, 0 to 1.
-        source: where the figures come from, in words.
     """
 
-    device: str
-    full_w: float
+    device: str  # its name
+    full_w: float  # its power limit
     idle_low_w: float
     idle_high_w: float
-    least_activity: float
-    source: str
+    least_activity: float  # the least that it can be doing while it works, 0 to 1
+    source: str  # where the figures come from, in words
 
     @property
     def is_idle_known(self) -> bool:
@@ -88,14 +84,12 @@ class EnergyEstimate:
 
     Attributes:
         low_j, high_j: bounds.
-        formula: how it was estimated, with the figures.
-        source: where the figures come from.
     """
 
     low_j: float
     high_j: float
-    formula: str
-    source: str
+    formula: str  # how it was estimated, with the figures
+    source: str  # where the figures come from
 
 
 def power_range(
@@ -171,29 +165,21 @@ class PowerSettings:
 
     Attributes:
         device_watts, idle_watts: of each device, while it works at full power and without work.
-        cpu_watts: of the processors together, whichever rank they work for.
     """
 
     device_watts: float | None = None
     idle_watts: float | None = None
-    cpu_watts: float | None = None
+    cpu_watts: float | None = None  # of the processors together, whichever rank they work for
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyPart:
-    """A part of a step's energy.
+    """A part of a step's energy."""
 
-    Attributes:
-        kind: "idle" (by cause), "busy" (by kind of work), "operator" (busy again, by operator) or "host" (by cause).
-        name: the cause, kind or operator.
-        ns: how long it takes of a step.
-        nanojoules: of a step; see the module.
-    """
-
-    kind: str
-    name: str
-    ns: int
-    nanojoules: Pair
+    kind: str  # "idle" (by cause), "busy" (by kind of work), "operator" (busy again, by operator) or "host" (by cause)
+    name: str  # the cause, kind or operator
+    ns: int  # how long it takes of a step
+    nanojoules: Pair  # of a step; see the module
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,19 +192,13 @@ class Powers:
 
 @dataclass(frozen=True, slots=True)
 class FindingEnergy:
-    """A finding's saving in energy.
-
-    Attributes:
-        saving_ns: of a step.
-        busy_ns: the device's work that would go, of a step: the least and the most.
-        nanojoules: of a step, the least and the most.
-    """
+    """A finding's saving in energy."""
 
     rule: str
     title: str
-    saving_ns: int
-    busy_ns: Pair
-    nanojoules: Pair
+    saving_ns: int  # of a step
+    busy_ns: Pair  # the device's work that would go, of a step: the least and the most
+    nanojoules: Pair  # of a step, the least and the most
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,26 +207,20 @@ class DeviceEnergy:
 
     Attributes:
         device, name: as in the trace.
-        basis: how the total was had; None where it could not be.
-        how: the counter or formula, and where its figures come from; or why there is no number.
-        step_ns: how long the step took that the energy is of.
-        nanojoules: of a step; None where there is no number.
         parts: idle by cause and busy by kind; add up to `nanojoules`, first to first and second to second.
-        operators: the busy parts again, by operator, the costliest first.
-        window_joules: of measured energy, joules per step of each window.
         identity: the same for the same hardware, whichever rank it is seen from; None where nothing tells.
         powers: what it draws, in the order of the pairs; None where there is no number.
     """
 
     device: str
     name: str | None
-    basis: Basis | None
-    how: str
-    step_ns: int
-    nanojoules: Pair | None = None
+    basis: Basis | None  # how the total was had; None where it could not be
+    how: str  # the counter or formula, and where its figures come from; or why there is no number
+    step_ns: int  # how long the step took that the energy is of
+    nanojoules: Pair | None = None  # of a step; None where there is no number
     parts: tuple[EnergyPart, ...] = ()
-    operators: tuple[EnergyPart, ...] = ()
-    window_joules: tuple[float, ...] = ()
+    operators: tuple[EnergyPart, ...] = ()  # the busy parts again, by operator, the costliest first
+    window_joules: tuple[float, ...] = ()  # of measured energy, joules per step of each window
     identity: str | None = None
     powers: tuple[Powers, Powers] | None = None
 
@@ -276,13 +250,11 @@ class HostEnergy:
     """What processors or memory use in a step: the whole machine's, whatever else ran on it.
 
     Attributes:
-        kind: "cpu" or "dram".
-        device: number of the package, or "all".
         parts: on a machine without an accelerator the main thread's time by cause; adds up to `nanojoules`.
     """
 
-    kind: str
-    device: str
+    kind: str  # "cpu" or "dram"
+    device: str  # number of the package, or "all"
     basis: Basis
     how: str
     step_ns: int
@@ -294,25 +266,18 @@ class HostEnergy:
 
 @dataclass(frozen=True, slots=True)
 class TraceEnergy:
-    """The energy of one trace's steps.
-
-    Attributes:
-        step_ns: the mean step in the trace, recorded with the profiler.
-        stepped: whether there are steps; otherwise the whole recording counts as one.
-        missing: counters that gave no number, and why.
-        findings: what each finding's saving is in energy, in the order of the findings.
-    """
+    """The energy of one trace's steps."""
 
     path: str
     format: str
     rank: int | None
-    step_ns: int
+    step_ns: int  # the mean step in the trace, recorded with the profiler
     step_count: int
-    stepped: bool
+    stepped: bool  # whether there are steps; otherwise the whole recording counts as one
     devices: tuple[DeviceEnergy, ...]
     hosts: tuple[HostEnergy, ...]
-    missing: tuple[MissingCounter, ...] = ()
-    findings: tuple[FindingEnergy, ...] = ()
+    missing: tuple[MissingCounter, ...] = ()  # counters that gave no number, and why
+    findings: tuple[FindingEnergy, ...] = ()  # what each finding's saving is in energy, in the order of the findings
     warnings: tuple[TraceWarning, ...] = ()
 
 
@@ -344,19 +309,12 @@ _Part = TypeVar("_Part", DeviceEnergy, HostEnergy)
 
 @dataclass(frozen=True, slots=True)
 class EnergyAnswer:
-    """The energy of one trace, or of several ranks that take the same steps.
+    """The energy of one trace, or of several ranks that take the same steps."""
 
-    Attributes:
-        traces: by rank.
-        iterations: steps that the user asks about; None for those that were recorded.
-        pue: what the data centre draws for each watt of its computers.
-        grid: where the electricity comes from; None where the user did not say.
-    """
-
-    traces: tuple[TraceEnergy, ...]
-    iterations: int | None = None
-    pue: float = 1.0
-    grid: Grid | None = None
+    traces: tuple[TraceEnergy, ...]  # by rank
+    iterations: int | None = None  # steps that the user asks about; None for those that were recorded
+    pue: float = 1.0  # what the data centre draws for each watt of its computers
+    grid: Grid | None = None  # where the electricity comes from; None where the user did not say
 
     @property
     def step_nanojoules(self) -> Pair | None:

@@ -43,19 +43,15 @@ class Request:
     """What is to be done.
 
     Attributes:
-        iterations: of the recorded steps, with as many samples as one step of all recorded devices had.
-        counts: numbers of accelerators that a machine may have; None for any.
-        spot: whether to take spot prices.
         deadline_h, budget_usd: what it may take and cost; None for anything.
-        link: between the accelerators of every machine, in place of its own.
     """
 
-    iterations: float
-    counts: tuple[int, ...] | None = None
-    spot: bool = False
+    iterations: float  # of the recorded steps, with as many samples as one step of all recorded devices had
+    counts: tuple[int, ...] | None = None  # numbers of accelerators that a machine may have; None for any
+    spot: bool = False  # whether to take spot prices
     deadline_h: float | None = None
     budget_usd: float | None = None
-    link: Link | None = None
+    link: Link | None = None  # between the accelerators of every machine, in place of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +59,22 @@ class Machine:
     """One machine that could do it.
 
     Attributes:
-        price: its price, with the day it is of.
-        prediction: for a single one of its devices.
-        scaled: the step on all of them; None where that is the single one's.
         step_ns, step_low_ns, step_high_ns: on all of its devices.
-        steps: how many of these are needed.
         hours, hours_low, hours_high: for all of them.
         usd, usd_low, usd_high: cost of these hours.
-        kwh: estimated bounds of what its accelerators use; None where no estimate is possible.
-        kilograms: of CO2 equivalents that that emits; None without an estimate or a known region.
-        on_front: whether no other machine is cheaper without being slower.
     """
 
-    price: Price
-    prediction: StepPrediction
-    scaled: ScaledStep | None
+    price: Price  # its price, with the day it is of
+    prediction: StepPrediction  # for a single one of its devices
+    scaled: ScaledStep | None  # the step on all of them; None where that is the single one's
     step_ns: float
     step_low_ns: float
     step_high_ns: float
-    steps: float
+    steps: float  # how many of these are needed
     usd_h: float
-    kwh: Range | None = None
-    kilograms: Range | None = None
-    on_front: bool = False
+    kwh: Range | None = None  # estimated bounds of what its accelerators use; None where no estimate is possible
+    kilograms: Range | None = None  # of CO2 equivalents that that emits; None without an estimate or a known region
+    on_front: bool = False  # whether no other machine is cheaper without being slower
 
     @property
     def hours(self) -> float:
@@ -144,30 +133,21 @@ class Plan:
     """Every machine that could do it, the cheapest first.
 
     Attributes:
-        recorded: the steps as they were recorded.
-        request: what is to be done.
-        recorded_devices: how many devices a recorded iteration ran on.
         recorded_samples: of a recorded step on one device; None where not known, or where a step has several batches.
         recorded_batch, batch: samples of a batch on one device, as recorded and as planned; None where not known.
-        batch_factor: how many times as large the planned one is.
-        today: the day that ages of prices count from.
-        machines: with prices and predictions.
-        refused: machines left out, by reason.
-        without_price: devices that no price is known of, among those of the table.
-        notes: what predictions assumed or could not count, each once.
     """
 
-    recorded: PredictedSteps
-    request: Request
-    recorded_devices: int
+    recorded: PredictedSteps  # the steps as they were recorded
+    request: Request  # what is to be done
+    recorded_devices: int  # how many devices a recorded iteration ran on
     recorded_batch: int | None
     batch: int | None
-    batch_factor: float
-    today: date
-    machines: tuple[Machine, ...]
-    refused: tuple[Refused, ...] = ()
-    without_price: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    batch_factor: float  # how many times as large the planned one is
+    today: date  # the day that ages of prices count from
+    machines: tuple[Machine, ...]  # with prices and predictions
+    refused: tuple[Refused, ...] = ()  # machines left out, by reason
+    without_price: tuple[str, ...] = ()  # devices that no price is known of, among those of the table
+    notes: tuple[str, ...] = ()  # what predictions assumed or could not count, each once
     recorded_samples: int | None = None
 
     @property

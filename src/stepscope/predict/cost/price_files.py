@@ -62,21 +62,13 @@ class BadRows:
 
 @dataclass(frozen=True, slots=True)
 class ImportedPrices:
-    """What a file holds.
+    """What a file holds."""
 
-    Attributes:
-        format: "SkyPilot", "gpuhunt", "DeepView" or "stepscope".
-        prices: one for each machine and region; of several zones the lowest price.
-        rows: in the file.
-        without_gpu: rows of machines without an accelerator.
-        bad: rows that cannot be used, the most frequent reason first.
-    """
-
-    format: str
-    prices: tuple[Price, ...]
-    rows: int
-    without_gpu: int
-    bad: tuple[BadRows, ...]
+    format: str  # "SkyPilot", "gpuhunt", "DeepView" or "stepscope"
+    prices: tuple[Price, ...]  # one for each machine and region; of several zones the lowest price
+    rows: int  # in the file
+    without_gpu: int  # rows of machines without an accelerator
+    bad: tuple[BadRows, ...]  # rows that cannot be used, the most frequent reason first
 
     @property
     def not_predictable(self) -> dict[str, int]:

@@ -71,17 +71,11 @@ class _Name:
 
 @dataclass(frozen=True, slots=True)
 class NamedGpu:
-    """What a price list's name for a GPU means.
+    """What a price list's name for a GPU means."""
 
-    Attributes:
-        device: the row's name; None where there is none, or several are possible.
-        count: how many the name itself stands for: 8 for "tpu-v5litepod-8", else 1.
-        candidates: the possible rows where there are several.
-    """
-
-    device: str | None
-    count: int = 1
-    candidates: tuple[str, ...] = ()
+    device: str | None  # the row's name; None where there is none, or several are possible
+    count: int = 1  # how many the name itself stands for: 8 for "tpu-v5litepod-8", else 1
+    candidates: tuple[str, ...] = ()  # the possible rows where there are several
 
 
 def named_gpu(name: str, *, memory_gb: float | None = None, instance: str = "") -> NamedGpu:
@@ -172,35 +166,25 @@ class Price:
     none.
 
     Attributes:
-        provider: in lower case, such as "aws".
-        instance: what the provider calls the machine.
-        gpu: what the source calls its accelerator.
-        gpu_memory_gb: of one accelerator.
-        device: its row of `stepscope.machine.devices`; None where there is none, or several are possible.
-        count: accelerators in the machine.
         vcpus, memory_gib: of the machine.
-        link: "NVLink" or "PCIe" between its accelerators.
         on_demand_usd_h, spot_usd_h: for as long as it is wanted, or until somebody else wants it.
-        as_of: the day on which this was the price.
-        source: the address that it was read at, or the file it was imported from.
-        page: the provider's own page.
     """
 
-    provider: str
-    instance: str
-    gpu: str
-    gpu_memory_gb: float | None
-    device: str | None
-    count: int
+    provider: str  # in lower case, such as "aws"
+    instance: str  # what the provider calls the machine
+    gpu: str  # what the source calls its accelerator
+    gpu_memory_gb: float | None  # of one accelerator
+    device: str | None  # its row of `stepscope.machine.devices`; None where there is none, or several are possible
+    count: int  # accelerators in the machine
     vcpus: float | None
     memory_gib: float | None
-    link: str | None
+    link: str | None  # "NVLink" or "PCIe" between its accelerators
     region: str | None
     on_demand_usd_h: float | None
     spot_usd_h: float | None
-    as_of: date
-    source: str
-    page: str | None = None
+    as_of: date  # the day on which this was the price
+    source: str  # the address that it was read at, or the file it was imported from
+    page: str | None = None  # the provider's own page
 
     def age_days(self, today: date) -> int:
         """Whole days since the price was seen; negative where it is dated in the future."""
