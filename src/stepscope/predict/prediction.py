@@ -23,7 +23,7 @@ from stepscope.predict.cpu_operations import step_from_shapes
 from stepscope.predict.exchanges import RecordedExchange, recorded_exchange, with_transfers
 from stepscope.predict.limits import Limit, MemoryNeed, limit_of, memory_need
 from stepscope.predict.step_replay import StepReplays, joint_band
-from stepscope.predict.trace_operations import WorkKinds
+from stepscope.predict.trace_operations import CalledOperations
 from stepscope.predict.work_times import WorkTimes, work_times
 from stepscope.trace import Trace, TraceWarning
 from stepscope.whatif.experiment import Experiment
@@ -147,7 +147,7 @@ class StepPredictor:
 
     @cached_property
     def _growth(self) -> BatchGrowth | None:
-        return None if self.change is None else BatchGrowth(self.trace, self._kinds, self.change)
+        return None if self.change is None else BatchGrowth(self.trace, self._calls, self.change)
 
     @cached_property
     def memory(self) -> MemoryNeed:
@@ -163,8 +163,8 @@ class StepPredictor:
         return self.replays.measured_ns
 
     @cached_property
-    def _kinds(self) -> WorkKinds:
-        return WorkKinds(self.trace)
+    def _calls(self) -> CalledOperations:
+        return CalledOperations(self.trace)
 
     @cached_property
     def recorded_device(self) -> DevicePeaks | None:
@@ -188,7 +188,7 @@ class StepPredictor:
         notes += grown
         notes += (_ONLY_LAUNCHES,) if self.replays.shows_only_launches and not is_unchanged else ()
         return replace(
-            _with_limit(base, limit_of(self.experiment, found.expected, self._kinds.sides(target, self.precision))),
+            _with_limit(base, limit_of(self.experiment, found.expected, self._calls.sides(target, self.precision))),
             step_ns=found.expected.step_ns,
             low_ns=found.low_ns,
             high_ns=found.high_ns,
@@ -270,8 +270,8 @@ class StepPredictor:
             np.where(known, times.ns, 0.0),
             np.where(known, times.low_ns, 0.0),
             np.where(known, times.high_ns, 0.0),
-            self._kinds.kinds,
-            self._kinds.calls,
+            self._calls.kinds,
+            self._calls.calls,
             self.experiment.works,
         )
         factors = [np.ones(len(measured)) for _ in range(3)]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stepscope.predict.prediction import StepPrediction
 from stepscope.predict.step_replay import joint_band
-from stepscope.predict.trace_operations import WorkKinds
+from stepscope.predict.trace_operations import CalledOperations
 from stepscope.predict.work_times import WorkTimes, work_times
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times
@@ -83,7 +83,7 @@ def _factors(times: WorkTimes, ns: Numbers) -> Numbers:
 
 def _ends(experiment: Experiment, times: WorkTimes, exchanged: npt.NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
     """The ends of the joint band of all work but communication, which is at what is expected."""
-    known, kinds = np.isfinite(times.ns), WorkKinds(experiment.trace)
+    known, kinds = np.isfinite(times.ns), CalledOperations(experiment.trace)
     ns = np.where(known, times.ns, 0.0)
     low, high = (np.where(known & ~exchanged, end, ns) for end in (times.low_ns, times.high_ns))
     return joint_band(ns, low, high, kinds.kinds, kinds.calls, experiment.works)

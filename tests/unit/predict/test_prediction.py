@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,24 +10,19 @@ import pytest
 from stepscope.errors import UsageError
 from stepscope.machine.devices import device_table, named_device
 from stepscope.machine.own_devices import DevicePeaks
-from stepscope.predict.prediction import StepPrediction, StepPredictor
+from stepscope.predict.prediction import StepPredictor
 from stepscope.predict.step_replay import COMMON, StepReplays, joint_band
 from stepscope.predict.work_times import work_times
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from stepscope.whatif.experiment import Experiment
+from tests.unit.predicting import predict_step
 from tests.unit.recording import Recording
 from tests.unit.waiting_twice import US, waiting_twice
 
 A100 = Device("0", "NVIDIA A100-SXM4-80GB")
 MOVE = {"kind": "copy_on_device"}
-
-
-def predict_step(recorded: Experiment | Trace, target: DevicePeaks, **options: Any) -> StepPrediction:
-    """The mean step of a trace on another device."""
-    experiment = recorded if isinstance(recorded, Experiment) else Experiment(recorded)
-    return StepPredictor(experiment, **options).on(target)
 
 
 def device(bandwidth_gb_s: int) -> DevicePeaks:

@@ -25,7 +25,7 @@ from stepscope.trace.model import Device
 from stepscope.trace.program_facts import ModelFacts, ProgramFacts
 from stepscope.trace.tables import SCHEMAS
 from stepscope.whatif import Experiment, replay
-from tests.unit.predict.test_prediction import predict_step
+from tests.unit.predicting import predict_step
 from tests.unit.whatif.test_graph import US, Machine
 
 MIB = 1 << 20
