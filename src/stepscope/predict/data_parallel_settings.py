@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -12,9 +12,9 @@ import polars as pl
 from stepscope.analysis.communication import collectives
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
-from stepscope.predict.buckets import BUCKET_BYTES, SIZES_MB, BucketSize, Gradients, bucket_sizes, gradients_of
+from stepscope.predict.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Gradients, buckets_of, gradients_of
 from stepscope.predict.exchanges import RecordedExchange, recorded_exchange
-from stepscope.predict.links import FASTEST
+from stepscope.predict.links import FASTEST, Link
 from stepscope.remedies.parallel_settings import DataParallelSettings
 from stepscope.trace import Trace
 from stepscope.trace.program_facts import DataParallelFacts
@@ -32,6 +32,62 @@ _OF_PYTORCH: Final = r"^DistributedDataParallel\.forward|^torch::autograd::Accum
 HOW_TO_RECORD: Final = (
     "record some steps of training on several ranks, such as stepscope run torchrun --nproc-per-node 2 train.py"
 )
+
+
+SIZES_MB: Final = (1, 2, 4, 8, 15, 25, 50, 75, 100, 150, 200, 300, 500)
+"""Sizes that are tried, MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSize:
+    """What a size of buckets means for the mean step."""
+
+    megabytes: int | None  # MiB; None for torch's own, 1 for the first bucket and 25 for the others
+    messages: float  # buckets of a step
+    communication_ns: float  # how long they take
+    exposed_ns: float  # how much of that is left when the backward pass has ended
+
+
+def bucket_sizes(
+    experiment: Experiment, gradients: Gradients, link: Link, ranks: int, sizes: Sequence[int] = SIZES_MB
+) -> tuple[BucketSize, ...]:
+    """Torch's own sizes, and then each of these."""
+    there = on_device(experiment, gradients)
+    return tuple(_size(there, link, ranks, megabytes) for megabytes in (None, *sizes))
+
+
+def _size(gradients: Gradients, link: Link, ranks: int, megabytes: int | None) -> BucketSize:
+    limit = BUCKET_BYTES if megabytes is None else megabytes << 20
+    first = FIRST_BUCKET_BYTES if megabytes is None else limit
+    buckets = buckets_of(gradients, bucket_bytes=limit, first_bytes=first)
+    transfers = np.array([link.transfer_ns("all_reduce", size, ranks) for size in buckets.bytes.tolist()])
+    steps = np.unique(buckets.step)
+    exposed = 0.0
+    for step in steps:
+        mine = buckets.step == step
+        ready, end = buckets.ready[mine], float("-inf")
+        for moment, transfer in zip(ready.tolist(), transfers[mine].tolist(), strict=True):
+            end = max(moment, end) + transfer
+        exposed += end - float(np.max(ready))
+    return BucketSize(megabytes, len(transfers) / len(steps), float(transfers.sum()) / len(steps), exposed / len(steps))
+
+
+def on_device(experiment: Experiment, gradients: Gradients) -> Gradients:
+    """The gradients with the moments at which the device has computed them: all that was launched before is done.
+
+    Without a device, or where no launches are known, those of the host stay.
+    """
+    if experiment.device is None:
+        return gradients
+    calls = experiment.trace.launches.select(launched="start_ns").with_row_index("launch")
+    work = experiment.trace.device_work.filter((pl.col("device") == experiment.device) & (pl.col("kind") == "compute"))
+    work = work.join(calls, on="launch", how="inner").sort("launched")
+    if work.is_empty():
+        return gradients
+    ends = np.maximum.accumulate((work["start_ns"] + work["duration_ns"]).to_numpy())
+    before = np.searchsorted(work["launched"].to_numpy(), gradients.time, side="right") - 1
+    time = np.where(before >= 0, np.maximum(ends[np.maximum(before, 0)], gradients.time), gradients.time)
+    return replace(gradients, time=time)
 
 
 @dataclass(frozen=True, slots=True)
