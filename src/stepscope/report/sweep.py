@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import msgspec
 import polars as pl
 
 from stepscope import __version__
@@ -244,7 +245,7 @@ def sweep_json(results: SweepResults) -> dict[str, Any]:
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:
     """What is said of it: what its distribution has nothing to do with is null."""
-    content = parameter.to_json()
+    content = msgspec.to_builtins(parameter)
     normal, beta = "normal" in parameter.distribution, "beta" in parameter.distribution
     unused = {"mu": not normal, "sigma": not normal, "a": not beta, "b": not beta}
     for name in ("values", "probabilities"):

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import msgspec
 import polars as pl
 
 from stepscope import __version__
@@ -15,10 +16,9 @@ from stepscope.report.comparison import share_of
 from stepscope.report.format import count, duration, filled, printable
 from stepscope.report.markdown import code, escape
 from stepscope.report.tables import table_lines
-from stepscope.tune.knobs import Configuration, Knob, code_of
 from stepscope.tune.measure import UNCHECKED
 from stepscope.tune.search import TuneResult
-from stepscope.tune.trials import LEAST_GAIN, LossCheck, Measured, Trial
+from stepscope.tune.trials import LEAST_GAIN, Configuration, Knob, LossCheck, Measured, Trial, code_of
 
 _SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "tried": pl.String,
@@ -348,7 +348,7 @@ def tune_json(result: TuneResult, command: Sequence[str]) -> dict[str, Any]:
         "proof": None if result.proof is None else _trial(result, result.proof),
         "stop": result.stop,
         "seconds": result.seconds,
-        "space": result.space.to_json(),
+        "space": msgspec.to_builtins(result.space),
         "trials": [_trial(result, trial) for trial in result.trials],
         "how": list(how(result)),
     }
@@ -366,5 +366,5 @@ def _trial(result: TuneResult, trial: Trial) -> dict[str, Any]:
         "reason": trial.reason,
         "machine": trial.machine,
         "folder": trial.folder,
-        "measured": None if measured is None else measured.to_json(),
+        "measured": None if measured is None else msgspec.to_builtins(measured),
     }

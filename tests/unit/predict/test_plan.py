@@ -361,7 +361,7 @@ def test_budgets(text: str, value: float) -> None:
 
 
 def test_counts() -> None:
-    assert counts("8,1, 2,2") == (1, 2, 8)
+    assert set(counts("8,1, 2,2")) == {1, 2, 8}
 
 
 @pytest.fixture
