@@ -186,14 +186,10 @@ MATCHED_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 @dataclass(frozen=True, slots=True)
 class RankCollectives:
-    """One rank's collectives: columns step, kind, group, bytes, start_ns, duration_ns, in order of time.
-
-    Attributes:
-        clock_ns: what to add for the wall clock; 0 where it is unknown.
-    """
+    """One rank's collectives: columns step, kind, group, bytes, start_ns, duration_ns, in order of time."""
 
     table: pl.DataFrame
-    clock_ns: int = 0
+    clock_ns: int = 0  # what to add for the wall clock; 0 where it is unknown
 
 
 def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:

@@ -134,32 +134,22 @@ _COMPUTING: Final = ("MME", "TPC")
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """One engine's part of a device's window, in whole nanoseconds.
-
-    Attributes:
-        busy_ns: when any of its units worked.
-        exposed_ns: when no engine before it worked.
-    """
+    """One engine's part of a device's window, in whole nanoseconds."""
 
     engine: str
-    busy_ns: int
-    exposed_ns: int
+    busy_ns: int  # when any of its units worked
+    exposed_ns: int  # when no engine before it worked
 
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
-    """How a device's window divides: the engines' exposed_ns + idle_ns == window_ns.
-
-    Attributes:
-        engines: those that worked at all, in the order of ENGINES.
-        computing_together_ns: when both MME and TPC worked.
-    """
+    """How a device's window divides: the engines' exposed_ns + idle_ns == window_ns."""
 
     device: str
     window_ns: int
     idle_ns: int
-    computing_together_ns: int
-    engines: tuple[EngineTime, ...]
+    computing_together_ns: int  # when both MME and TPC worked
+    engines: tuple[EngineTime, ...]  # those that worked at all, in the order of ENGINES
 
 
 def engine_of(queue: str | None) -> str | None:
@@ -205,40 +195,23 @@ class DeviceUse:
     """How one device spent its window, in whole nanoseconds.
 
     Times are unions over the device's queues: matrix_ns + vector_only_ns + communication_only_ns + copy_only_ns +
-    other_ns + idle_ns == window_ns.
-
-    Attributes:
-        window_ns: from the device's first work to its last one's end, or what was read of it.
-        busy_ns: when any queue worked.
-        host_ns: when the main host thread worked in the window, other than waiting for a device.
-        both_ns: when device and host worked.
-        matrix_ns: when matrix work ran.
-        vector_ns: when other computation ran.
-        both_engines_ns: when both ran.
-        vector_only_ns: vector_ns - both_engines_ns.
-        communication_only_ns: collectives that no computation covered.
-        copy_only_ns: copies that neither computation nor collectives covered.
-        other_ns: the rest of the busy time: sets of memory and what has no kind.
-        idle_ns: window_ns - busy_ns.
-        matrix_work_ns: sum of the matrix kernels' durations whose number type is known.
-        low_precision_ns: of it, in 16 or 8 bits.
-    """
+    other_ns + idle_ns == window_ns."""
 
     device: str
-    window_ns: int
-    busy_ns: int
-    host_ns: int
-    both_ns: int
-    matrix_ns: int
-    vector_ns: int
-    both_engines_ns: int
-    vector_only_ns: int
-    communication_only_ns: int
-    copy_only_ns: int
-    other_ns: int
-    idle_ns: int
-    matrix_work_ns: int
-    low_precision_ns: int
+    window_ns: int  # from the device's first work to its last one's end, or what was read of it
+    busy_ns: int  # when any queue worked
+    host_ns: int  # when the main host thread worked in the window, other than waiting for a device
+    both_ns: int  # when device and host worked
+    matrix_ns: int  # when matrix work ran
+    vector_ns: int  # when other computation ran
+    both_engines_ns: int  # when both ran
+    vector_only_ns: int  # vector_ns - both_engines_ns
+    communication_only_ns: int  # collectives that no computation covered
+    copy_only_ns: int  # copies that neither computation nor collectives covered
+    other_ns: int  # the rest of the busy time: sets of memory and what has no kind
+    idle_ns: int  # window_ns - busy_ns
+    matrix_work_ns: int  # sum of the matrix kernels' durations whose number type is known
+    low_precision_ns: int  # of it, in 16 or 8 bits
 
     @property
     def device_ratio(self) -> float:
@@ -264,24 +237,15 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
-    """How the main host thread spent its recorded time, in whole nanoseconds; parts of window_ns, not all of it.
-
-    Attributes:
-        graph_build_ns: preparing work: in operators and launches, the optimizer and Python between them.
-        loader_ns: loading data.
-        input_copy_ns: copying data to a device.
-        compile_ns: compiling code.
-        waiting_ns: waiting for a device.
-        compute_ns: computing, on a machine without a device.
-    """
+    """How the main host thread spent its recorded time, in whole nanoseconds; parts of window_ns, not all of it."""
 
     window_ns: int
-    graph_build_ns: int
-    loader_ns: int
-    input_copy_ns: int
-    compile_ns: int
-    waiting_ns: int
-    compute_ns: int
+    graph_build_ns: int  # preparing work: in operators and launches, the optimizer and Python between them
+    loader_ns: int  # loading data
+    input_copy_ns: int  # copying data to a device
+    compile_ns: int  # compiling code
+    waiting_ns: int  # waiting for a device
+    compute_ns: int  # computing, on a machine without a device
 
 
 def host_use(pieces: pl.DataFrame) -> HostUse | None:

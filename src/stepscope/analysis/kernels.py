@@ -194,21 +194,13 @@ _WORDS: Final = {"true": "1", "false": "0"}
 
 @dataclass(frozen=True)
 class Joined:
-    """Counters of a trace's device work.
+    """Counters of a trace's device work."""
 
-    Attributes:
-        counters: a row for each row of device_work; the counters of the launch that is its own, else null.
-        measured: launches that were measured.
-        matched: rows of device_work with counters.
-        ambiguous: rows whose kernel was measured, but not so that one measurement is theirs.
-        lost: measured launches whose kernel the trace does not have.
-    """
-
-    counters: pl.DataFrame
-    measured: int
-    matched: int
-    ambiguous: int
-    lost: int
+    counters: pl.DataFrame  # a row for each row of device_work; the counters of the launch that is its own, else null
+    measured: int  # launches that were measured
+    matched: int  # rows of device_work with counters
+    ambiguous: int  # rows whose kernel was measured, but not so that one measurement is theirs
+    lost: int  # measured launches whose kernel the trace does not have
 
 
 def join_counters(trace: Trace, launches: pl.DataFrame) -> Joined:

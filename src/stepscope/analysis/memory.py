@@ -42,25 +42,17 @@ GROUPINGS: Final[dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """One device's memory during a recording.
+    """One device's memory during a recording."""
 
-    Attributes:
-        device: "cpu", or the device's number.
-        capacity_bytes: how much the device, or the machine, has; None where that is not known.
-        levels: as `stepscope.analysis.blocks.memory_levels`, of this device.
-        blocks: as `stepscope.analysis.blocks.blocks`, of this device, with category, operator_name, operator_row
-            (the operator that asked for the block; -1 for none), file, line, function and module; null where unknown.
-        steps: the complete steps, as `step_table` gives them.
-        program: what the recording knows of the model.
-        is_total: whether levels are all of the memory in use; otherwise what was there before the recording is missing.
-    """
-
-    device: str
-    capacity_bytes: int | None
-    levels: pl.DataFrame
+    device: str  # "cpu", or the device's number
+    capacity_bytes: int | None  # how much the device, or the machine, has; None where that is not known
+    levels: pl.DataFrame  # as `stepscope.analysis.blocks.memory_levels`, of this device
+    # as `stepscope.analysis.blocks.blocks`, of this device, with category, operator_name, operator_row (the
+    # operator that asked for the block; -1 for none), file, line, function and module; null where unknown
     blocks: pl.DataFrame
-    steps: pl.DataFrame
-    program: ProgramFacts
+    steps: pl.DataFrame  # the complete steps, as `step_table` gives them
+    program: ProgramFacts  # what the recording knows of the model
+    # whether levels are all of the memory in use; otherwise what was there before the recording is missing
     is_total: bool
 
     @cached_property
@@ -354,31 +346,19 @@ def _accumulated(left: pl.DataFrame, steps: int) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class MemorySummary:
-    """What is told of a device's memory.
+    """What is told of a device's memory."""
 
-    Attributes:
-        memory: the device's memory itself.
-        name: the device's name where it is known.
-        peak_step: number of the step in which the peak lies; None outside of complete steps.
-        categories, lines, modules: what was alive at the peak, as `alive_table`.
-        operators: what operators allocated per call and step, as `allocation_table`.
-        growth: over the steps; None with fewer than two.
-        allocator: calls of the driver, as `allocator_table`.
-        failures: requests that failed, as `out_of_memory`.
-        addressed: whether events have addresses; without them nothing is known of what was alive.
-    """
-
-    memory: DeviceMemory
-    name: str | None
-    peak_step: int | None
-    categories: pl.DataFrame
-    lines: pl.DataFrame
-    modules: pl.DataFrame
-    operators: pl.DataFrame
-    growth: MemoryGrowth | None
-    allocator: pl.DataFrame
-    failures: pl.DataFrame
-    addressed: bool
+    memory: DeviceMemory  # the device's memory itself
+    name: str | None  # the device's name where it is known
+    peak_step: int | None  # number of the step in which the peak lies; None outside of complete steps
+    categories: pl.DataFrame  # what was alive at the peak, as `alive_table`
+    lines: pl.DataFrame  # what was alive at the peak, as `alive_table`
+    modules: pl.DataFrame  # what was alive at the peak, as `alive_table`
+    operators: pl.DataFrame  # what operators allocated per call and step, as `allocation_table`
+    growth: MemoryGrowth | None  # over the steps; None with fewer than two
+    allocator: pl.DataFrame  # calls of the driver, as `allocator_table`
+    failures: pl.DataFrame  # requests that failed, as `out_of_memory`
+    addressed: bool  # whether events have addresses; without them nothing is known of what was alive
 
 
 def memory_summary(trace: Trace, memory: DeviceMemory) -> MemorySummary:
@@ -415,37 +395,25 @@ ROWS: Final = 10
 
 @dataclass(frozen=True)
 class MemoryPicture:
-    """One device's memory over time.
-
-    Attributes:
-        start_ns, end_ns: what is drawn.
-        times: moments, in order; from each on the level is as given until the next.
-        bands: category -> bytes at each moment, of the categories that held anything, from the bottom to the top. Where
-            it is not known what was alive, one band "allocated".
-        reserved: bytes at each moment; None where that was not recorded.
-        capacity_bytes: of the device; None where not known.
-        peak_ns, peak_bytes: the peak.
-        steps: number and start of complete steps.
-        growth_bytes: what each step leaves behind; None where that cannot be told.
-        categories, lines: what was alive at the peak, as `alive_table`; the largest rows.
-        line_count: how many rows `lines` has in all.
-    """
+    """One device's memory over time."""
 
     device: str
     name: str | None
-    start_ns: int
-    end_ns: int
-    times: tuple[int, ...]
+    start_ns: int  # what is drawn
+    end_ns: int  # what is drawn
+    times: tuple[int, ...]  # moments, in order; from each on the level is as given until the next
+    # category -> bytes at each moment, of the categories that held anything, from the bottom to the top. Where it
+    # is not known what was alive, one band "allocated"
     bands: dict[str, tuple[int, ...]]
-    reserved: tuple[int, ...] | None
-    capacity_bytes: int | None
-    peak_ns: int
-    peak_bytes: int
-    steps: tuple[tuple[int, int], ...]
-    growth_bytes: int | None
-    categories: pl.DataFrame
-    lines: pl.DataFrame
-    line_count: int
+    reserved: tuple[int, ...] | None  # bytes at each moment; None where that was not recorded
+    capacity_bytes: int | None  # of the device; None where not known
+    peak_ns: int  # the peak
+    peak_bytes: int  # the peak
+    steps: tuple[tuple[int, int], ...]  # number and start of complete steps
+    growth_bytes: int | None  # what each step leaves behind; None where that cannot be told
+    categories: pl.DataFrame  # what was alive at the peak, as `alive_table`; the largest rows
+    lines: pl.DataFrame  # what was alive at the peak, as `alive_table`; the largest rows
+    line_count: int  # how many rows `lines` has in all
 
 
 def memory_pictures(

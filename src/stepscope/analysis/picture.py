@@ -39,39 +39,26 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PictureLane:
-    """A host thread or a device's queue.
+    """A host thread or a device's queue."""
 
-    Attributes:
-        label: its name for the user.
-        device: of a queue; "" for a host thread.
-        rows: depth of the deepest slice that is kept, plus one.
-        around: Python frames that were open during the whole window, outermost first; they are not drawn.
-    """
-
-    label: str
+    label: str  # its name for the user
     kind: Literal["host", "queue"]
-    device: str
-    rows: int
+    device: str  # of a queue; "" for a host thread
+    rows: int  # depth of the deepest slice that is kept, plus one
+    # Python frames that were open during the whole window, outermost first; they are not drawn
     around: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PictureSlice:
-    """Something that happened.
+    """Something that happened."""
 
-    Attributes:
-        lane: position in the picture's lanes.
-        depth: number of slices around it on its lane.
-        start_ns: from the start of the window.
-        kind: "annotation", "frame", "operator", "launch", or a kind of device work.
-    """
-
-    lane: int
-    depth: int
-    start_ns: int
+    lane: int  # position in the picture's lanes
+    depth: int  # number of slices around it on its lane
+    start_ns: int  # from the start of the window
     duration_ns: int
     name: str
-    kind: str
+    kind: str  # "annotation", "frame", "operator", "launch", or a kind of device work
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,65 +74,39 @@ class PictureGap:
 
 @dataclass(frozen=True, slots=True)
 class PathPiece:
-    """What the step waited for meanwhile; `start_ns` is from the start of the window.
-
-    Attributes:
-        kind: "host", "launch_latency", "compute", "communication", "copy" or "wait".
-        cause: of host time; else None.
-        name: of the work, or of what the host was doing.
-    """
+    """What the step waited for meanwhile; `start_ns` is from the start of the window."""
 
     start_ns: int
     duration_ns: int
-    kind: str
-    cause: str | None
-    name: str
+    kind: str  # "host", "launch_latency", "compute", "communication", "copy" or "wait"
+    cause: str | None  # of host time; else None
+    name: str  # of the work, or of what the host was doing
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How much of something is drawn.
+    """How much of something is drawn."""
 
-    Attributes:
-        kept: how many are drawn.
-        total: how many there are in the window.
-        shortest_ns: duration of the shortest one drawn; 0 where there is none.
-    """
-
-    kept: int
-    total: int
-    shortest_ns: int = 0
+    kept: int  # how many are drawn
+    total: int  # how many there are in the window
+    shortest_ns: int = 0  # duration of the shortest one drawn; 0 where there is none
 
 
 @dataclass(frozen=True, slots=True)
 class StepPicture:
-    """What happened in a window, ready to draw.
+    """What happened in a window, ready to draw."""
 
-    Attributes:
-        start_ns: of the window, from the start of the trace.
-        duration_ns: of the window.
-        lanes: host threads, the busiest first, then queues, device by device.
-        slices: by lane, then start, outer ones first.
-        gaps: every idle stretch, device by device; none is ever left out.
-        host_slices: how many slices of the drawn threads are drawn.
-        device_slices: how many slices of the drawn queues are drawn.
-        threads: how many of the threads with slices are drawn.
-        queues: how many of the queues with work are drawn.
-        path: the critical path in the window, in order of time.
-        path_pieces: how many of its pieces are drawn.
-    """
-
-    start_ns: int
-    duration_ns: int
-    lanes: tuple[PictureLane, ...]
-    slices: tuple[PictureSlice, ...]
-    gaps: tuple[PictureGap, ...]
-    host_slices: Shown
-    device_slices: Shown
-    threads: Shown
-    queues: Shown
-    path: tuple[PathPiece, ...] = ()
-    path_pieces: Shown = Shown(0, 0)
+    start_ns: int  # of the window, from the start of the trace
+    duration_ns: int  # of the window
+    lanes: tuple[PictureLane, ...]  # host threads, the busiest first, then queues, device by device
+    slices: tuple[PictureSlice, ...]  # by lane, then start, outer ones first
+    gaps: tuple[PictureGap, ...]  # every idle stretch, device by device; none is ever left out
+    host_slices: Shown  # how many slices of the drawn threads are drawn
+    device_slices: Shown  # how many slices of the drawn queues are drawn
+    threads: Shown  # how many of the threads with slices are drawn
+    queues: Shown  # how many of the queues with work are drawn
+    path: tuple[PathPiece, ...] = ()  # the critical path in the window, in order of time
+    path_pieces: Shown = Shown(0, 0)  # how many of its pieces are drawn
 
     @property
     def dropped(self) -> int:

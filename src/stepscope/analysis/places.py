@@ -351,20 +351,14 @@ _LONGEST_PATH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the user's code and what it cost.
-
-    Attributes:
-        exact_line: whether `line` is the statement's; otherwise it is the function's definition.
-        ns: cost that stands under it.
-        call_path: the user's frames that lead there, outermost first, as "file:line function".
-    """
+    """A place in the user's code and what it cost."""
 
     file: str
     line: int
     function: str
-    exact_line: bool
-    ns: int
-    call_path: tuple[str, ...]
+    exact_line: bool  # whether `line` is the statement's; otherwise it is the function's definition
+    ns: int  # cost that stands under it
+    call_path: tuple[str, ...]  # the user's frames that lead there, outermost first, as "file:line function"
 
 
 def places(attribution: Attribution, slices: Rows, ns: Rows, top: int = 3) -> list[Place]:

@@ -82,20 +82,14 @@ LARGEST: Final = 2**62
 
 
 class Work(NamedTuple):
-    """What one call needs.
+    """What one call needs."""
 
-    Attributes:
-        kind: "matrix", "convolution", "attention", "normalisation", "softmax", "elementwise", "reduction", "embedding"
-            or "copy".
-        flops: floating-point operations; None where shapes do not tell.
-        bytes: least memory traffic; None where shapes or types do not tell.
-        number_type: of the arithmetic, such as "bf16"; None where it is none of `NUMBER_TYPES`.
-    """
-
+    # "matrix", "convolution", "attention", "normalisation", "softmax", "elementwise", "reduction", "embedding" or
+    # "copy"
     kind: str
-    flops: int | None
-    bytes: int | None
-    number_type: str | None
+    flops: int | None  # floating-point operations; None where shapes do not tell
+    bytes: int | None  # least memory traffic; None where shapes or types do not tell
+    number_type: str | None  # of the arithmetic, such as "bf16"; None where it is none of `NUMBER_TYPES`
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,17 +201,11 @@ VIEWS: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one element-wise operator moves.
+    """What one element-wise operator moves."""
 
-    Attributes:
-        inputs: shapes of its tensors, scalars left out.
-        output: shape of its result, if it is that of its broadcast inputs.
-        elements: numbers read and written.
-    """
-
-    inputs: tuple[TrafficShape, ...]
-    output: TrafficShape
-    elements: int
+    inputs: tuple[TrafficShape, ...]  # shapes of its tensors, scalars left out
+    output: TrafficShape  # shape of its result, if it is that of its broadcast inputs
+    elements: int  # numbers read and written
 
 
 def base_name(name: str) -> str:

@@ -408,21 +408,13 @@ def work_of_operators(trace: Trace) -> pl.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class DistinctCalls:
-    """The calls of a trace that differ in name or inputs, those without recorded shapes left out.
+    """The calls of a trace that differ in name or inputs, those without recorded shapes left out."""
 
-    Attributes:
-        names: of the operators, such as "aten::mm".
-        calls: their inputs; None where those are damaged.
-        outputs: spatial size of a convolution's output where other calls tell it.
-        texts: the names with the inputs as the trace has them, columns as in `inputs`.
-        inputs: the same for each row of `operators`.
-    """
-
-    names: list[str]
-    calls: list[Call | None]
-    outputs: list[Shape | None]
-    texts: pl.DataFrame
-    inputs: pl.DataFrame
+    names: list[str]  # of the operators, such as "aten::mm"
+    calls: list[Call | None]  # their inputs; None where those are damaged
+    outputs: list[Shape | None]  # spatial size of a convolution's output where other calls tell it
+    texts: pl.DataFrame  # the names with the inputs as the trace has them, columns as in `inputs`
+    inputs: pl.DataFrame  # the same for each row of `operators`
 
     def spread(self, known: pl.DataFrame) -> pl.DataFrame:
         """For each row of `operators` what is known of its distinct call, null for calls that are not among these."""

@@ -25,18 +25,12 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class HostScale:
-    """Factors on host time; arrays of shape (n,). Where intervals overlap their factors are multiplied.
+    """Factors on host time; arrays of shape (n,). Where intervals overlap their factors are multiplied."""
 
-    Attributes:
-        lane: the thread.
-        start, end: nanoseconds, measured.
-        factor: by which the time of the interval is multiplied, at least 0.
-    """
-
-    lane: npt.NDArray[np.int32]
-    start: Times
-    end: Times
-    factor: Floats
+    lane: npt.NDArray[np.int32]  # the thread
+    start: Times  # nanoseconds, measured
+    end: Times  # nanoseconds, measured
+    factor: Floats  # by which the time of the interval is multiplied, at least 0
 
     @classmethod
     def none(cls) -> HostScale:
@@ -112,24 +106,16 @@ Durations = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """Where host threads went on without waiting; arrays of shape (n,), sorted by lane and start.
+    """Where host threads went on without waiting; arrays of shape (n,), sorted by lane and start."""
 
-    Attributes:
-        lane: the thread.
-        start, end: nanoseconds, measured.
-        previous: the stretch before on the same thread, -1 for a thread's first.
-        own_ns: the shortest time from the end of the stretch before to the start of this one, were nothing waited for.
-        launch: row in `launches` of the call that waited before it, -1 where there was none.
-        is_given: whether it begins with work that another thread gave it.
-    """
-
-    lane: npt.NDArray[np.int32]
-    start: Times
-    end: Times
-    previous: Rows
+    lane: npt.NDArray[np.int32]  # the thread
+    start: Times  # nanoseconds, measured
+    end: Times  # nanoseconds, measured
+    previous: Rows  # the stretch before on the same thread, -1 for a thread's first
+    # the shortest time from the end of the stretch before to the start of this one, were nothing waited for
     own_ns: Durations
-    launch: Rows
-    is_given: npt.NDArray[np.bool_]
+    launch: Rows  # row in `launches` of the call that waited before it, -1 where there was none
+    is_given: npt.NDArray[np.bool_]  # whether it begins with work that another thread gave it
 
     def at(self, lanes: npt.NDArray[np.int32], times: Times) -> Rows:
         """For each moment the stretch of that thread that it falls in or after, -1 before the thread's first."""
@@ -144,42 +130,26 @@ class Stretches:
 
 @dataclass(frozen=True, slots=True)
 class Works:
-    """What devices did; arrays of shape (n,), as in `device_work`.
+    """What devices did; arrays of shape (n,), as in `device_work`."""
 
-    Attributes:
-        start, duration: nanoseconds, measured.
-        queue: a number for each queue of each device.
-        stretch: the host stretch it was launched in, -1 where the launch is not in the trace.
-        launched: when it was launched, nanoseconds; undefined where `stretch` is -1.
-        latency_ns: the shortest time from launch to start.
-        previous: the work before it in its queue, -1 for a queue's first.
-        gap_ns: the shortest time from the end of the work before to its start.
-    """
-
-    start: Times
-    duration: Durations
-    queue: Rows
-    stretch: Rows
-    launched: Times
-    latency_ns: Durations
-    previous: Rows
-    gap_ns: Durations
+    start: Times  # nanoseconds, measured
+    duration: Durations  # nanoseconds, measured
+    queue: Rows  # a number for each queue of each device
+    stretch: Rows  # the host stretch it was launched in, -1 where the launch is not in the trace
+    launched: Times  # when it was launched, nanoseconds; undefined where `stretch` is -1
+    latency_ns: Durations  # the shortest time from launch to start
+    previous: Rows  # the work before it in its queue, -1 for a queue's first
+    gap_ns: Durations  # the shortest time from the end of the work before to its start
 
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Dependencies beside the order of threads and queues; arrays of shape (n,).
+    """Dependencies beside the order of threads and queues; arrays of shape (n,)."""
 
-    Attributes:
-        source, target: indices of works or stretches, by the kind of edge.
-        delay_ns: the shortest time from the end of the source to the start of the target.
-        time: for sources on a host thread the moment that counts, nanoseconds, measured; else undefined.
-    """
-
-    source: Rows
-    target: Rows
-    delay_ns: Durations
-    time: Times
+    source: Rows  # indices of works or stretches, by the kind of edge
+    target: Rows  # indices of works or stretches, by the kind of edge
+    delay_ns: Durations  # the shortest time from the end of the source to the start of the target
+    time: Times  # for sources on a host thread the moment that counts, nanoseconds, measured; else undefined
 
     def select(self, which: npt.NDArray[np.bool_]) -> Edges:
         """The edges of this mask."""
@@ -198,33 +168,23 @@ class Edges:
 
 @dataclass(frozen=True)
 class Graph:
-    """What waited for what.
-
-    Attributes:
-        queue_waits: work -> work of another queue.
-        host_waits: work -> the stretch that began when a thread was done waiting for it.
-        handovers: moment of one thread -> stretch of another.
-        rendezvous: for each work the number of the collective in which it meets other ranks' works, -1 for none; shape
-            (n,). All works of a collective end together; a work's duration is then what remains after the last arrived.
-        on_host: rows in `annotations` of collectives that the host runs; each is a work behind those of `device_work`,
-            in this order, and before any that a change adds.
-        unexplained_ns: time by which work began later than all its known dependencies allow; kept as a delay.
-        dropped: dependencies that the measured times contradict, which were left out.
-        host_scale: by how much host time is stretched where.
-        work_scale: factor on each work's duration, shape (n,).
-    """
+    """What waited for what."""
 
     stretches: Stretches
     works: Works
-    queue_waits: Edges
-    host_waits: Edges
-    handovers: Edges
+    queue_waits: Edges  # work -> work of another queue
+    host_waits: Edges  # work -> the stretch that began when a thread was done waiting for it
+    handovers: Edges  # moment of one thread -> stretch of another
+    # for each work the number of the collective in which it meets other ranks' works, -1 for none; shape (n,).
+    # All works of a collective end together; a work's duration is then what remains after the last arrived
     rendezvous: Rows
+    # rows in `annotations` of collectives that the host runs; each is a work behind those of `device_work`, in
+    # this order, and before any that a change adds
     on_host: Rows
-    unexplained_ns: Durations
-    dropped: int
-    host_scale: HostScale
-    work_scale: npt.NDArray[np.float64]
+    unexplained_ns: Durations  # time by which work began later than all its known dependencies allow; kept as a delay
+    dropped: int  # dependencies that the measured times contradict, which were left out
+    host_scale: HostScale  # by how much host time is stretched where
+    work_scale: npt.NDArray[np.float64]  # factor on each work's duration, shape (n,)
 
     def with_host_time(
         self, lanes: npt.NDArray[np.int32], starts: Times, ends: Times, factors: npt.NDArray[np.float64]
@@ -286,19 +246,13 @@ class Graph:
 
 @dataclass(frozen=True)
 class Replay:
-    """When everything happens in a graph; arrays as in the graph's works and stretches.
+    """When everything happens in a graph; arrays as in the graph's works and stretches."""
 
-    Attributes:
-        graph: what was replayed.
-        stretch_start, stretch_end: nanoseconds.
-        work_start, work_end: nanoseconds.
-    """
-
-    graph: Graph
-    stretch_start: Times
-    stretch_end: Times
-    work_start: Times
-    work_end: Times
+    graph: Graph  # what was replayed
+    stretch_start: Times  # nanoseconds
+    stretch_end: Times  # nanoseconds
+    work_start: Times  # nanoseconds
+    work_end: Times  # nanoseconds
 
     def host_times(self, lanes: npt.NDArray[np.int32], times: Times) -> Times:
         """When each measured moment of a thread happens now; shape (n,).

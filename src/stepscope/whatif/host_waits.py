@@ -30,41 +30,26 @@ LONG_LAUNCH_NS: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Calls in which a thread waited for a device; arrays of shape (n,), sorted by lane and start.
+    """Calls in which a thread waited for a device; arrays of shape (n,), sorted by lane and start."""
 
-    Attributes:
-        launch: row in `launches`.
-        lane, start, end: of the call.
-        own_ns: how long it would last without waiting.
-        work: row in `device_work` that it waited for.
-    """
-
-    launch: Rows
-    lane: npt.NDArray[np.int32]
-    start: Times
-    end: Times
-    own_ns: Times
-    work: Rows
+    launch: Rows  # row in `launches`
+    lane: npt.NDArray[np.int32]  # of the call
+    start: Times  # of the call
+    end: Times  # of the call
+    own_ns: Times  # how long it would last without waiting
+    work: Rows  # row in `device_work` that it waited for
 
 
 @dataclass(frozen=True, slots=True)
 class Handovers:
-    """Bursts of work on threads that another thread gave it to; arrays of shape (n,).
+    """Bursts of work on threads that another thread gave it to; arrays of shape (n,)."""
 
-    Attributes:
-        lane: the thread that works.
-        start, end: of the burst.
-        giver: the thread that gave the work, -1 where none is known.
-        given: the last moment before the burst at which that thread did something.
-        resumed: when the giver went on after waiting for the burst; -1 where it did not wait.
-    """
-
-    lane: npt.NDArray[np.int32]
-    start: Times
-    end: Times
-    giver: npt.NDArray[np.int32]
-    given: Times
-    resumed: Times
+    lane: npt.NDArray[np.int32]  # the thread that works
+    start: Times  # of the burst
+    end: Times  # of the burst
+    giver: npt.NDArray[np.int32]  # the thread that gave the work, -1 where none is known
+    given: Times  # the last moment before the burst at which that thread did something
+    resumed: Times  # when the giver went on after waiting for the burst; -1 where it did not wait
 
 
 def device_waits(trace: Trace) -> Waits:
@@ -303,25 +288,16 @@ LEAST_WAIT_NS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class HostCollectives:
-    """Collectives on threads of their own; arrays of shape (n,), in order of time.
+    """Collectives on threads of their own; arrays of shape (n,), in order of time."""
 
-    Attributes:
-        row: in `annotations`.
-        lane: the thread that runs it.
-        start, end: nanoseconds.
-        giver: the main thread of its process.
-        given: the last moment before the start at which the main thread did something.
-        paused, resumed: between which the main thread was silent and waited for the end; -1 where it did not wait.
-    """
-
-    row: Rows
-    lane: Rows
-    start: Times
-    end: Times
-    giver: Rows
-    given: Times
-    paused: Times
-    resumed: Times
+    row: Rows  # in `annotations`
+    lane: Rows  # the thread that runs it
+    start: Times  # nanoseconds
+    end: Times  # nanoseconds
+    giver: Rows  # the main thread of its process
+    given: Times  # the last moment before the start at which the main thread did something
+    paused: Times  # between which the main thread was silent and waited for the end; -1 where it did not wait
+    resumed: Times  # between which the main thread was silent and waited for the end; -1 where it did not wait
 
     def waits(self, first: int) -> Waits:
         """The main threads' waits, of the works that are numbered from `first` on; the last in each pause counts."""
