@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import DEVICE_CAUSES, HostActivity, host_activity, host_time
+from stepscope.analysis.host import DEVICE_CAUSES, HostActivity, covered_by, host_activity, host_time
 from stepscope.analysis.idle import device_window
 from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.roofline import is_eligible
 from stepscope.analysis.work import NUMBER_TYPES, call_of
 from stepscope.trace import Trace, Window
-from stepscope.trace.window import IntervalSet, Times, union
+from stepscope.trace.window import IntervalSet
 
 COPY_KINDS: Final = ("copy_in", "copy_out", "copy_on_device")
 
@@ -85,28 +85,15 @@ def step_busy_shares(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     columns = []
     for device in trace.working_devices:
         work = trace.device_work.filter(pl.col("device") == device)
-        begin = work["start_ns"].to_numpy()
-        busy = union(begin, begin + work["duration_ns"].to_numpy())
-        inside = _covered(busy, ends) - _covered(busy, starts)
-        share = np.divide(inside, ends - starts, out=np.zeros(len(starts)), where=ends > starts)
+        busy = covered_by(work)
+        share = np.divide(busy.overlap_of(starts, ends), ends - starts, out=np.zeros(len(starts)), where=ends > starts)
         columns.append(pl.Series(f"device_{device}_busy_share", share))
     return pl.DataFrame(columns)
 
 
-def _covered(busy: IntervalSet, times: Times) -> Times:
-    """How much of the intervals lies before each time."""
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(busy.ends - busy.starts)])
-    place = np.searchsorted(busy.starts, times, side="right") - 1
-    inside = np.clip(times - busy.starts[np.maximum(place, 0)], 0, None) if len(busy.starts) else times * 0
-    length = (busy.ends - busy.starts)[np.maximum(place, 0)] if len(busy.starts) else inside
-    result: Times = np.where(place >= 0, before[np.maximum(place, 0)] + np.minimum(inside, length), 0)
-    return result
-
-
 def busy_intervals(work: pl.DataFrame, window: Window) -> IntervalSet:
     """The union of rows of `device_work`, inside the window."""
-    starts = work["start_ns"].to_numpy()
-    return union(starts, starts + work["duration_ns"].to_numpy()).clip(window.start_ns, window.end_ns)
+    return covered_by(work).clip(window.start_ns, window.end_ns)
 
 
 def queue_time(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
@@ -176,12 +163,9 @@ def _engine_use(trace: Trace, device: str) -> EngineUse:
         until = busy_intervals(work.filter(pl.col("engine").is_in(present[: position + 1])), window).total_ns
         times.append(EngineTime(engine, busy[engine].total_ns, until - covered))
         covered = until
-    return EngineUse(device, window.duration_ns, window.duration_ns - covered, _together(busy), tuple(times))
-
-
-def _together(busy: dict[str, IntervalSet]) -> int:
-    matrix, vector = (busy.get(engine) for engine in _COMPUTING)
-    return 0 if matrix is None or vector is None else matrix.overlap_ns(vector)
+    both = [busy[engine] for engine in _COMPUTING if engine in busy]
+    together = both[0].overlap_ns(both[1]) if len(both) == 2 else 0
+    return EngineUse(device, window.duration_ns, window.duration_ns - covered, together, tuple(times))
 
 
 LOW_PRECISION: tuple[str, ...] = ("fp16", "bf16", "fp8", "int8")
@@ -271,8 +255,7 @@ def device_uses(trace: Trace, *, activity: HostActivity | None = None) -> tuple[
         return ()
     activity = activity or host_activity(trace)
     pieces = host_time(trace, activity=activity).filter(~pl.col("cause").is_in(WAITING))
-    starts = pieces["start_ns"].to_numpy()
-    working = union(starts, starts + pieces["duration_ns"].to_numpy())
+    working = covered_by(pieces)
     work = _with_engine(trace)
     return tuple(
         _device_use(name, work.filter(pl.col("device") == name), device_window(trace, name), working) for name in names

@@ -13,7 +13,7 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, TABLES, HostActivity
 from stepscope.analysis.work import base_name
-from stepscope.analysis.work import traffic_shapes_of as shapes_of
+from stepscope.analysis.work import tensor_shapes_of as shapes_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.window import Times

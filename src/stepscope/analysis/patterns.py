@@ -18,7 +18,6 @@ from stepscope.analysis.work import (
     VIEWS,
     Shape,
     Traffic,
-    TrafficShape,
     base_name,
     elements,
     shapes_of,
@@ -382,7 +381,7 @@ class _Growing:
     def __init__(self, place: tuple[str | None, str | None]) -> None:
         self.place = place
         self._rows: list[tuple[str, bool, int, Traffic]] = []
-        self._shapes: set[TrafficShape] = set()
+        self._shapes: set[Shape] = set()
 
     def takes(self, moved: Traffic | None, place: tuple[str | None, str | None]) -> bool:
         """Whether an operator goes on with what the chain made, in the same function."""

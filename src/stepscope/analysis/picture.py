@@ -11,7 +11,7 @@ import polars as pl
 
 from stepscope.trace.model import Trace
 from stepscope.trace.nesting import depths, parents
-from stepscope.trace.window import Window, union
+from stepscope.trace.window import IntervalSet, Window, union
 
 MAXIMUM_THREADS: Final = 12
 MAXIMUM_QUEUES: Final = 32
@@ -316,7 +316,6 @@ def _runs(pieces: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
 
 def _gaps(idle: pl.DataFrame, window: Window) -> tuple[PictureGap, ...]:
     """The idle stretches in the window; touching ones with the same cause and trigger are one."""
-    gaps: list[PictureGap] = []
     start, end = pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
     inside = (
         idle.select(
@@ -325,19 +324,13 @@ def _gaps(idle: pl.DataFrame, window: Window) -> tuple[PictureGap, ...]:
         .filter(pl.col("end_ns") > start)
         .sort("device", "start_ns")
     )
-    for device, begins, ends, cause, trigger in inside.iter_rows():
-        first, length = begins - window.start_ns, ends - begins
-        if gaps:
-            last = gaps[-1]
-            same = (last.device, last.cause, last.trigger) == (device, cause, trigger)
-            if same and last.start_ns + last.duration_ns == first:
-                gaps.pop()
-                first, length = last.start_ns, last.duration_ns + length
-        gaps.append(PictureGap(device, first, length, cause, trigger))
-    return tuple(gaps)
-
-
-Numbers = npt.NDArray[np.float64]
+    keys = ["device", "cause", "trigger"]
+    breaks = (start != pl.col("end_ns").shift()).fill_null(False).cum_sum()
+    runs = inside.with_columns(run=pl.struct(keys).rle_id(), piece=breaks)
+    whole = runs.group_by("run", "piece", *keys, maintain_order=True).agg(start.min(), pl.col("end_ns").max())
+    length = (pl.col("end_ns") - start).alias("duration_ns")
+    columns = whole.select("device", start - window.start_ns, length, "cause", "trigger")
+    return tuple(PictureGap(*row) for row in columns.iter_rows())
 
 
 def typical_step(steps: pl.DataFrame, causes: pl.DataFrame) -> Window | None:
@@ -352,24 +345,12 @@ def typical_step(steps: pl.DataFrame, causes: pl.DataFrame) -> Window | None:
     steps = (steps.filter(pl.col("complete")) if steps["complete"].any() else steps).sort("start_ns")
     if steps.is_empty():
         return None
-    starts = steps["start_ns"].to_numpy()
-    lengths = steps["duration_ns"].to_numpy().astype(np.float64)
-    times = [lengths]
-    for _, stretches in causes.group_by("device", "cause", maintain_order=True):
-        times.append(
-            _step_covered(stretches, starts + steps["duration_ns"].to_numpy()) - _step_covered(stretches, starts)
-        )
+    starts, lengths = steps["start_ns"].to_numpy(), steps["duration_ns"].to_numpy()
+    times = [lengths.astype(np.float64)]
+    for _, stretches in causes.sort("start_ns").group_by("device", "cause", maintain_order=True):
+        begin = stretches["start_ns"].to_numpy()
+        spent = IntervalSet(begin, begin + stretches["duration_ns"].to_numpy()).overlap_of(starts, starts + lengths)
+        times.append(spent.astype(np.float64))
     distance = np.sum([np.abs(each - np.median(each)) for each in times], axis=0)
     nearest = int(distance.argmin())
     return Window(int(starts[nearest]), int(starts[nearest]) + max(int(lengths[nearest]), 1))
-
-
-def _step_covered(stretches: pl.DataFrame, until_ns: npt.NDArray[np.int64]) -> Numbers:
-    """Nanoseconds of the stretches before each moment."""
-    stretches = stretches.sort("start_ns")
-    starts, lengths = stretches["start_ns"].to_numpy(), stretches["duration_ns"].to_numpy()
-    before = np.concatenate([[0], np.cumsum(lengths)])
-    last = np.searchsorted(starts, until_ns, side="right") - 1  # the stretch that began last
-    known = np.maximum(last, 0)
-    inside = np.minimum(until_ns - starts[known], lengths[known])
-    return np.where(last < 0, 0, before[known] + inside).astype(np.float64)
