@@ -8,7 +8,6 @@ waits for has. Every dependency has a delay, chosen so that the replay of the gr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, TypeVar
@@ -23,6 +22,36 @@ from stepscope.trace.window import Times
 Floats = npt.NDArray[np.float64]
 
 
+Record = TypeVar("Record")
+"""A class whose slots are all arrays of shape (n,), such as `Edges`."""
+
+
+def nothing(kind: type[Record]) -> Record:
+    """A record of no rows."""
+    return kind(*(np.zeros(0, np.int64) for _ in kind.__slots__))  # type: ignore[attr-defined]
+
+
+def concatenated(first: Record, *others: Record) -> Record:
+    """Records of one class as one."""
+    names: tuple[str, ...] = type(first).__slots__  # type: ignore[attr-defined]
+    return type(first)(*(np.concatenate([getattr(part, name) for part in (first, *others)]) for name in names))
+
+
+def selected(record: Record, which: npt.NDArray[np.bool_] | Rows) -> Record:
+    """The rows of this mask or these positions."""
+    names: tuple[str, ...] = type(record).__slots__  # type: ignore[attr-defined]
+    return type(record)(*(getattr(record, name)[which] for name in names))
+
+
+def previous_in(queue: Rows, start: Times, end: Times) -> Rows:
+    """For each row the one before it in its queue, by start and then end; -1 for a queue's first. Shape (n,)."""
+    order = np.lexsort((end, start, queue))
+    previous = np.full(len(order), -1, np.int64)
+    same = queue[order][1:] == queue[order][:-1]
+    previous[order[1:][same]] = order[:-1][same]
+    return previous
+
+
 @dataclass(frozen=True, slots=True)
 class HostScale:
     """Factors on host time; arrays of shape (n,). Where intervals overlap their factors are multiplied."""
@@ -31,12 +60,6 @@ class HostScale:
     start: Times  # nanoseconds, measured
     end: Times  # nanoseconds, measured
     factor: Floats  # by which the time of the interval is multiplied, at least 0
-
-    @classmethod
-    def none(cls) -> HostScale:
-        """Everything as measured."""
-        nothing = np.zeros(0, np.int64)
-        return cls(nothing.astype(np.int32), nothing, nothing, nothing.astype(np.float64))
 
     def with_intervals(self, lanes: npt.NDArray[np.int32], starts: Times, ends: Times, factors: Floats) -> HostScale:
         """These intervals in addition; empty ones are left out."""
@@ -86,16 +109,6 @@ class HostScale:
         times = times[order]
         saved = np.concatenate([[0.0], np.cumsum(share[:-1] * np.diff(times))])
         return times.astype(np.float64), saved
-
-
-Record = TypeVar("Record")
-
-
-def concatenated(first: Record, *others: Record) -> Record:
-    """Records of a class whose slots are all arrays of shape (n,), such as `Edges`, as one."""
-    parts: Sequence[Record] = (first, *others)
-    names: tuple[str, ...] = type(first).__slots__  # type: ignore[attr-defined]
-    return type(first)(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 LONGEST_NS: Final = 2**61
@@ -151,19 +164,19 @@ class Edges:
     delay_ns: Durations  # the shortest time from the end of the source to the start of the target
     time: Times  # for sources on a host thread the moment that counts, nanoseconds, measured; else undefined
 
+    @classmethod
+    def without_delay(cls, source: Rows, target: Rows) -> Edges:
+        """Edges of works whose delay is 0 or not yet known."""
+        zero = np.zeros(len(source), np.int64)
+        return cls(source, target, zero, zero)
+
     def select(self, which: npt.NDArray[np.bool_]) -> Edges:
         """The edges of this mask."""
-        return Edges(self.source[which], self.target[which], self.delay_ns[which], self.time[which])
+        return selected(self, which)
 
     def with_edges(self, other: Edges) -> Edges:
         """These edges and others."""
         return concatenated(self, other)
-
-    @classmethod
-    def none(cls) -> Edges:
-        """No edges."""
-        nothing = np.zeros(0, np.int64)
-        return cls(nothing, nothing, nothing, nothing)
 
 
 @dataclass(frozen=True)
@@ -301,7 +314,7 @@ def replay(graph: Graph) -> Replay:
     previous_stretch, own_ns, lengths = stretches.previous.tolist(), own.tolist(), length.tolist()
     queue_waits, host_waits = sources_by_target(graph.queue_waits), sources_by_target(graph.host_waits)
     handovers = handovers_by_target(graph)
-    meetings = _Meetings(graph)
+    meetings = _meetings(graph)
     for item in graph.order.tolist():
         if item >= count:
             work = item - count
@@ -322,8 +335,13 @@ def replay(graph: Graph) -> Replay:
                     time = max(time, work_end[other] + delay)
             work_start[work] = time
             work_end[work] = time + duration[work]
-            if work in meetings.number_of:
-                meetings.arrive(work, work_start, work_end)
+            if work in meetings:
+                missing, members = meetings[work]
+                missing.discard(work)
+                if not missing:
+                    last = max(work_start[member] for member in members)
+                    for member in members:
+                        work_end[member] = last + duration[member]
             continue
         before = previous_stretch[item]
         earliest = [] if before < 0 else [stretch_end[before] + own_ns[item]]
@@ -349,28 +367,17 @@ def _check_length(graph: Graph) -> None:
         raise UsageError("with these changes the steps would take longer than 70 years: take smaller factors")
 
 
-class _Meetings:
-    """Collectives that end when the last rank has arrived and the transfer is done."""
+def _meetings(graph: Graph) -> dict[int, tuple[set[int], list[int]]]:
+    """For each work of a collective of several ranks its works that have not begun, one set for all, and all of them.
 
-    def __init__(self, graph: Graph) -> None:
-        members = np.flatnonzero(graph.rendezvous >= 0)
-        numbers = graph.rendezvous[members]
-        self.number_of = dict(zip(members.tolist(), numbers.tolist(), strict=True))
-        self._members: dict[int, list[int]] = {}
-        for work, number in self.number_of.items():
-            self._members.setdefault(number, []).append(work)
-        self._arrived: dict[int, int] = {}
-        self._transfer = np.rint(graph.works.duration * graph.work_scale).astype(np.int64)
-
-    def arrive(self, work: int, work_start: list[int], work_end: list[int]) -> None:
-        """Note that a rank has arrived; when it is the last, all ends are known."""
-        number = self.number_of[work]
-        self._arrived[number] = self._arrived.get(number, 0) + 1
-        members = self._members[number]
-        if self._arrived[number] == len(members):
-            last = max(work_start[member] for member in members)
-            for member in members:
-                work_end[member] = last + int(self._transfer[member])
+    They all end when the last has begun and the transfer is done.
+    """
+    collectives: dict[int, list[int]] = {}
+    for work in np.flatnonzero(graph.rendezvous >= 0).tolist():
+        collectives.setdefault(int(graph.rendezvous[work]), []).append(work)
+    return {
+        work: shared for members in collectives.values() for shared in [(set(members), members)] for work in members
+    }
 
 
 def scaled_own(graph: Graph) -> Times:
