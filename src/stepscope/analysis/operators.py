@@ -10,7 +10,7 @@ import polars as pl
 
 from stepscope.analysis.host import host_activity
 from stepscope.analysis.rows import at, nullable, row_numbers
-from stepscope.analysis.steps import step_table
+from stepscope.analysis.steps import span_of, step_table
 from stepscope.errors import UsageError
 from stepscope.trace import Trace
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
@@ -137,11 +137,10 @@ def operator_table(
 
 def calls_in_steps(steps: pl.DataFrame, time: pl.Expr) -> pl.Expr:
     """Expression for the calls whose `time` is in these steps, over the steps' number; null without steps."""
-    if steps.is_empty():
+    span = span_of(steps)
+    if span is None:
         return pl.lit(None, pl.Float64)
-    first = int(steps["start_ns"].min())  # type: ignore[arg-type]
-    last = int((steps["start_ns"] + steps["duration_ns"]).to_numpy().max())
-    return time.is_between(first, last, closed="left").sum() / steps.height
+    return time.is_between(span.start_ns, span.end_ns, closed="left").sum() / steps.height
 
 
 def share_of_sum(column: str) -> pl.Expr:

@@ -60,6 +60,14 @@ def step_table(trace: Trace) -> pl.DataFrame:
     return _with_complete(steps.sort("start_ns"), trace.metadata.window)
 
 
+def span_of(steps: pl.DataFrame) -> Window | None:
+    """From the first start to the last end of these steps; None without any."""
+    if steps.is_empty():
+        return None
+    starts = steps["start_ns"].to_numpy()
+    return Window(int(starts.min()), int((starts + steps["duration_ns"].to_numpy()).max()))
+
+
 def are_of_a_device(trace: Trace, steps: pl.DataFrame) -> bool:
     """Whether steps tell when a device did something, however long before its work was launched.
 
