@@ -43,8 +43,8 @@ def memory_levels(trace: Trace) -> pl.DataFrame:
     Where a trace has no totals they are added up from the events, from the least that makes every level possible.
 
     Returns:
-        Columns device, start_ns, allocated_bytes (from then on), reserved_bytes (what the allocator holds of the device,
-        null where it was not recorded).
+        Columns device, start_ns, allocated_bytes (from then on), reserved_bytes (what the allocator holds of the
+        device; null where it was not recorded).
     """
     memory = trace.memory.filter((pl.col("bytes") != 0) & pl.col("device").is_not_null())
     added = pl.col("bytes").cum_sum().over("device")
