@@ -24,7 +24,7 @@ from stepscope.predict.work_times import WorkTimes
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import IntervalSet, union
 from stepscope.whatif.experiment import Experiment, Ranks
-from stepscope.whatif.graph import Edges, Graph, Works, concatenated
+from stepscope.whatif.graph import Edges, Graph, Works, concatenated, nothing
 
 Numbers = npt.NDArray[np.float64]
 BESIDE: Final = 0.9
@@ -335,8 +335,8 @@ def with_buckets(base: Graph, experiment: Experiment, buckets: Buckets, transfer
         work_scale=np.concatenate([base.work_scale, transfers_ns / duration]),
     )
     if experiment.device is None:
-        return _with_waits(graph, Edges.none(), _edges(after, waiting))
-    return _with_waits(graph, _edges(source, number).with_edges(_edges(after, waiting)), Edges.none())
+        return _with_waits(graph, nothing(Edges), _edges(after, waiting))
+    return _with_waits(graph, _edges(source, number).with_edges(_edges(after, waiting)), nothing(Edges))
 
 
 def _edges(source: Rows, target: Rows) -> Edges:
