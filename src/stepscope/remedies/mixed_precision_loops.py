@@ -21,10 +21,6 @@ class RandomState:
     """The random numbers of Python, NumPy where it is loaded, torch, and of the device."""
 
     def __init__(self, device: str) -> None:
-        """
-        Args:
-            device: the device's type, such as "cuda".
-        """
         self._python = random.getstate()
         self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
         self._torch = torch.get_rng_state()
@@ -375,9 +371,7 @@ class Tf32Setting:
     def __enter__(self) -> Tf32Setting:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.restore()
 
 

@@ -36,12 +36,7 @@ FUSED: Final = tuple(_STATES)
 
 @cache
 def kernel_reason(name: str, device: str, dtype: torch.dtype) -> str | None:
-    """Why parameters of this type on this device cannot be updated by the fused kernel; None where they can.
-
-    Args:
-        name: one of `FUSED`.
-        device: a device's type, such as "cuda".
-    """
+    """Why parameters of this type on this device cannot be updated by the fused kernel; None where they can."""
     kind = f"fused {name} for {dtype} on {device}"
     if name not in _STATES or not dtype.is_floating_point or device not in _devices():
         return f"torch {torch.__version__} has no {kind}"
@@ -114,11 +109,6 @@ class GradientWatch:
     def __init__(
         self, optimizer: Optimizer, groups: list[dict[str, Any]], put_back: Callable[[Optimizer, str], None]
     ) -> None:
-        """
-        Args:
-            groups: the optimizer's fused groups.
-            put_back: called with the optimizer and a clause that says why a group is not fused any more.
-        """
         self._waiting = [(group, parameter) for group in groups for parameter in group["params"]]
         self._put_back = put_back
         self._handle = optimizer.register_step_pre_hook(self._before_step) if self._waiting else None

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 
 from stepscope.remedies.cuda_graph_steps import CudaRecorder, GraphedSteps
+from stepscope.remedies.host_settings import check_whole
 from stepscope.remedies.static_arguments import NotStatic, flat
 
 __all__ = ["CapturedStep", "capture_step", "mark_step"]
@@ -190,9 +191,8 @@ def _check(step: object, mode: str, compile_mode: str, warm_up: int, most_graphs
     for name, value, known in (("mode", mode, get_args(Mode)), ("compile_mode", compile_mode, get_args(CompileMode))):
         if value not in known:
             raise ValueError(f"{name}={value!r} is none of {', '.join(known)}")
-    for name, number in (("warm_up", warm_up), ("most_graphs", most_graphs)):
-        if number < 1:
-            raise ValueError(f"{name} is 1 or more, not {number}")
+    check_whole("warm_up", warm_up)
+    check_whole("most_graphs", most_graphs)
 
 
 def _suited(step: object) -> tuple[str, str]:
@@ -222,8 +222,8 @@ def _compiled(
     if backend is None and _HPU in sys.modules:
         backend = "hpu_backend"
     if backend not in (None, "inductor"):
-        return _called(torch.compile(step, backend=backend or "inductor", dynamic=dynamic))
-    compiled = _called(torch.compile(step, mode=compile_mode, dynamic=dynamic))
+        return torch.compile(step, backend=backend or "inductor", dynamic=dynamic)
+    compiled = torch.compile(step, mode=compile_mode, dynamic=dynamic)
     begin = getattr(torch.compiler, "cudagraph_mark_step_begin", None)
     if compile_mode not in ("reduce-overhead", "max-autotune") or begin is None or not torch.cuda.is_available():
         return compiled
@@ -240,11 +240,6 @@ def _compiled(
         return results.rebuilt([each.clone() for each in results.tensors])
 
     return run
-
-
-def _called(compiled: Any) -> Callable[..., Any]:
-    found: Callable[..., Any] = compiled
-    return found
 
 
 def _hpu_graphs(step: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
@@ -264,7 +259,7 @@ def _hpu_graphs(step: Callable[..., Any], extra: dict[str, Any]) -> Callable[...
         )
     hpu = sys.modules[_HPU]
     if not step.training:
-        return _called(hpu.wrap_in_hpu_graph(step, **extra))
+        return hpu.wrap_in_hpu_graph(step, **extra)  # type: ignore[no-any-return]
     cacher = hpu.ModuleCacher(max_graphs=extra.pop("max_graphs", 10))
     cacher(model=step, **{"inplace": True, **extra})
     return step
@@ -277,4 +272,4 @@ def _xla(step: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
         raise RuntimeError('mode="xla" needs PyTorch/XLA: import torch_xla first')
     if not hasattr(package, "compile"):
         raise RuntimeError("this torch_xla has no compile() (it came with 2.5): end the step with mark_step() instead")
-    return _called(package.compile(step, **extra))
+    return package.compile(step, **extra)  # type: ignore[no-any-return]

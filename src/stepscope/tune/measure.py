@@ -43,9 +43,7 @@ class Outcome:
 
     Attributes:
         measured: None where it failed.
-        reason: why it failed.
         runs: each with "side" (A is the reference), "round", "step_ns", "dropped" and "losses".
-        folder: of the runs and their logs.
         is_program: whether the program fails as it is, without anything changed.
     """
 
@@ -67,12 +65,9 @@ class BenchMeasure:
     """Measures with real runs of the program.
 
     Attributes:
-        command: the program with its arguments, as the user wrote it.
         words: what is started.
-        folder: for the runs; absolute.
         settings: steps, quiet machine, seed and precision of the proof.
         tolerance: of the losses; None for that of each kind of change.
-        say: is told of each run.
     """
 
     command: tuple[str, ...]

@@ -44,11 +44,9 @@ class Plan:
     """What is to be done.
 
     Attributes:
-        phase: of the search; "done" where there is nothing left.
         best: the configuration that is shown to help most so far; empty where none is.
         proposals: what nobody has measured or measures now, the most useful first; empty where others measure what
             the next step depends on, and in "refine", where a sampler makes them.
-        proof: of the best; None where it is not there yet.
     """
 
     phase: Phase

@@ -93,11 +93,7 @@ _LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs
 
 
 def import_optuna() -> Any:
-    """The package optuna, which says nothing but warnings.
-
-    Raises:
-        UsageError: it is not installed.
-    """
+    """The package optuna, which says nothing but warnings. Raises UsageError where it is not installed."""
     try:
         import optuna
         import sqlalchemy  # noqa: F401
@@ -149,8 +145,7 @@ def open_study(
 def open_storage(place: str | Path) -> optuna.storages.RDBStorage:
     """The storage at that place, made where it is missing.
 
-    Raises:
-        UsageError: Optuna is missing, or the database cannot be opened or holds something else.
+    Raises UsageError where Optuna is missing, or the database cannot be opened or holds something else.
     """
     package = import_optuna()
     file = _file_of(place)
@@ -270,11 +265,7 @@ def _shown(place: str | Path) -> str:
 
 
 class SharedStudy:
-    """A study whose trials several processes take.
-
-    Attributes:
-        study: Optuna's.
-    """
+    """A study whose trials several processes take."""
 
     def __init__(self, study: optuna.Study) -> None:
         self.study = study

@@ -103,11 +103,7 @@ class Space:
     said: tuple[str, ...] = ()
 
     def knob(self, name: str) -> Knob:
-        """The knob of that name.
-
-        Raises:
-            KeyError: there is none.
-        """
+        """The knob of that name. Raises KeyError where there is none."""
         return {knob.name: knob for knob in self.knobs}[name]
 
     def shown(self, configuration: Configuration) -> str:
@@ -288,12 +284,7 @@ LEAST_GAIN: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One comparison that is to be measured.
-
-    Attributes:
-        configuration: what is to be tried.
-        reference: what it is compared with.
-    """
+    """One comparison that is to be measured."""
 
     purpose: Purpose
     configuration: Configuration
@@ -353,10 +344,7 @@ class Trial:
     Attributes:
         number: in the study.
         state: "failed" is a result too: it says why it cannot be had, in `reason`.
-        reason: why it failed.
         measured: None where it failed, or still runs.
-        machine: that measured it.
-        folder: of its runs and their logs.
     """
 
     number: int

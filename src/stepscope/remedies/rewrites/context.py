@@ -138,9 +138,6 @@ class Criterion:
     """What a rewrite takes for granted of an object that computes a loss, besides that it weighs no classes.
 
     Attributes:
-        expression: what reads it.
-        kind: the name of its class in torch.nn.
-        reduction: "mean" or "sum".
         other: attributes that may be other than torch's defaults, since the rewrite reads them.
         is_argument: the next call of the function may be given another one.
     """
@@ -255,11 +252,7 @@ def _overlap(one: Edit, other: Edit) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A module to be looked through.
-
-    Attributes:
-        settings: keywords of calls and what they are to be, as source text, such as {"num_workers": "4"}.
-    """
+    """A module to be looked through."""
 
     source: SourceText
     settings: Mapping[str, str] = field(default_factory=dict)

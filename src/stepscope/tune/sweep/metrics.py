@@ -83,12 +83,7 @@ class Values:
 
 
 class MetricReader:
-    """Reads the values of a running trial's metric as they come.
-
-    Args:
-        folder: the trial's, which is a run folder.
-        log: what the program prints.
-    """
+    """Reads the values of a running trial's metric as they come."""
 
     def __init__(self, metric: Metric, folder: Path, log: Path) -> None:
         self.metric = metric

@@ -44,8 +44,6 @@ class SweepTrial:
         values: of every parameter, constants among them; empty where the trial waits.
         value: of the metric; of a pruned trial the last one that was told; None where there is none.
         iterations: how many values of the metric it gave; None where unknown.
-        seconds: from its start to its end; None where it has not ended.
-        reason: why it failed.
         folder: its name in the sweep's folder; None where it has none.
     """
 
@@ -125,11 +123,7 @@ def read_results(place: str | Path, name: str | None = None) -> SweepResults:
 
 
 def only_study(place: str | Path) -> str:
-    """The name of the only study of a database.
-
-    Raises:
-        UsageError: it has none, or several.
-    """
+    """The name of the only study of a database. Raises UsageError where it has none, or several."""
     names = sorted(import_optuna().get_all_study_names(open_storage(place)))
     if len(names) != 1:
         has = f"{len(names)} studies; say which with --name: {', '.join(names[:10])}" if names else "no study"

@@ -39,9 +39,7 @@ class TrialEnd:
     """How one trial of this process went.
 
     Attributes:
-        state: "complete", "pruned", "failed" or "interrupted".
         value: of the metric; None where it has none.
-        reason: why it failed.
         seconds: from its start to its end.
     """
 
@@ -99,8 +97,7 @@ class SweepRun:
     def run(self) -> Stop:
         """Run trials until there are enough, or Ctrl-C or SIGTERM comes; returns why it ended.
 
-        Raises:
-            UsageError: a program cannot be started, or something cannot be written.
+        Raises UsageError where a program cannot be started, or something cannot be written.
         """
         with _ended_by_signals():
             try:

@@ -53,8 +53,7 @@ def make_sampler(sweep: Sweep, begun: int) -> optuna.samplers.BaseSampler:
 def make_grid(sweep: Sweep) -> Any:
     """Every combination of values, each once, in an order that a seed changes.
 
-    Raises:
-        UsageError: a parameter's values cannot be counted up, or there are too many combinations.
+    Raises UsageError where a parameter's values cannot be counted up, or there are too many combinations.
     """
     package = import_optuna()
     values = {parameter.name: parameter.grid() for parameter in sweep.searched}
@@ -284,8 +283,7 @@ class SweepStudy(SharedStudy):
     def _agree(self) -> str:
         """Keep the sweep in the study, or see that it is the same; returns the command it had before where it differs.
 
-        Raises:
-            UsageError: it is another one.
+        Raises UsageError where it is another one.
         """
         known = self.study.user_attrs.get(SWEEP)
         if known is None:
@@ -337,11 +335,7 @@ class SweepStudy(SharedStudy):
 
 
 def kept_sweep(content: Any, name: str) -> Sweep:
-    """The sweep that a study keeps.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """The sweep that a study keeps. Raises UsageError where it cannot be read."""
     try:
         return msgspec.convert(content, Sweep)
     except msgspec.ValidationError as error:

@@ -43,11 +43,6 @@ _MOST_NAMES: Final = 8
 class TrialProgram:
     """The program of one trial, from its start to its end.
 
-    Args:
-        root: the sweep's folder.
-        values: of every parameter.
-        devices: what CUDA_VISIBLE_DEVICES is to be; None leaves it as it is.
-
     Attributes:
         folder: the trial's own.
         seen: the values of the metric.
@@ -130,11 +125,7 @@ class TrialProgram:
         return None
 
     def keep(self, state: str, reason: str | None) -> None:
-        """Write how it went into its folder.
-
-        Raises:
-            UsageError: that cannot be written.
-        """
+        """Write how it went into its folder. Raises UsageError where that cannot be written."""
         result = {
             "state": state,
             "metric": self._sweep.metric.name,
