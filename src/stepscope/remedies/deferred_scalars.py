@@ -181,7 +181,6 @@ class DeferredScalars:
 
 
 def _scalar(name: str, value: Any) -> torch.Tensor | float:
-    """A number, or a copy on the device."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex():
             what = "is complex" if value.is_complex() else f"has {value.numel()} elements"

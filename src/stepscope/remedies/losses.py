@@ -157,7 +157,6 @@ class _Gradients:
             self.weight += narrow.t() @ block.hidden
 
     def all(self) -> tuple[Tensor | None, ...]:
-        """Of hidden, weight and bias, in their types."""
         found = zip((self.hidden, self.weight, self.bias), self._types, strict=True)
         return tuple(None if gradient is None else gradient.to(dtype) for gradient, dtype in found)
 

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -126,7 +126,6 @@ class BenchMeasure:
         return Bench(commands, settings, folder)
 
     def _limit_s(self, left_s: float) -> float:
-        """Seconds that one run may take."""
         if not self._longest_s:
             return max(left_s, _LONGEST_S)
         return max(min(left_s, _LONGEST_FACTOR * self._longest_s + _LONGEST_S), _LONGEST_FACTOR * self._longest_s)
@@ -219,7 +218,7 @@ def _is_enough(bench: Bench, proposal: Proposal, left_s: float) -> bool:
 
 
 def _outcome(bench: Bench, measured: Measured | None = None, reason: str = "", *, is_program: bool = False) -> Outcome:
-    runs: list[Mapping[str, Any]] = [
+    runs = tuple(
         {
             "side": run.label,
             "round": run.round,
@@ -228,5 +227,5 @@ def _outcome(bench: Bench, measured: Measured | None = None, reason: str = "", *
             "losses": list(run.losses),
         }
         for run in bench.runs
-    ]
-    return Outcome(measured, reason, tuple(map(dict, runs)), str(bench.folder), is_program)
+    )
+    return Outcome(measured, reason, runs, str(bench.folder), is_program)

@@ -179,14 +179,11 @@ class TuneStudy(SharedStudy):
         return None
 
     def _is_known(self, key: str, before: float = float("inf")) -> bool:
-        """Whether an earlier trial measures the same."""
         return any(trial.proposal.key == key and trial.number < before for trial in self.trials())
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a study keeps of a measured trial."""
-
     state: Literal["measured", "failed"]
     reason: str
     measured: Measured | None

@@ -209,7 +209,6 @@ def _standard(around: Surroundings) -> Iterator[tuple[Knob, str | None]]:
 
 
 def _worker_counts(around: Surroundings) -> tuple[str, ...]:
-    """Powers of two up to the cores."""
     counts = [2**power for power in range(5) if 2**power <= min(around.cores or 1, _MOST_WORKERS)]
     return tuple(map(str, counts[-4:]))
 

@@ -161,7 +161,6 @@ def open_storage(place: str | Path) -> optuna.storages.RDBStorage:
 
 
 def _file_of(place: str | Path) -> Path | None:
-    """The file of an SQLite database; None for the URL of another one."""
     text = str(place)
     if text.startswith(_SQLITE):
         return Path(os.path.abspath(text.removeprefix(_SQLITE)))
@@ -256,7 +255,6 @@ def _reason(error: Exception) -> str:
 
 
 def _shown(place: str | Path) -> str:
-    """The place without a password."""
     text = str(place)
     if "://" not in text:
         return text
@@ -272,7 +270,6 @@ class SharedStudy:
         self.owner = process_name()
 
     def take(self, trial: optuna.Trial) -> None:
-        """Say that this process runs the trial."""
         self.note(trial, OWNER, self.owner)
         self.beat(trial)
 
@@ -281,7 +278,6 @@ class SharedStudy:
         self.note(trial, BEAT, time.time())
 
     def note(self, trial: optuna.Trial, key: str, value: Any) -> None:
-        """Keep something with the trial."""
         with quietly():
             trial.set_user_attr(key, value)
 
@@ -310,7 +306,6 @@ def process_name() -> dict[str, Any]:
 
 
 def is_alive(owner: Mapping[str, Any]) -> bool:
-    """Whether that process of this machine still runs."""
     process = owner.get("process")
     if type(process) is not int or process <= 0:
         return False

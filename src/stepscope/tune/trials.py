@@ -74,7 +74,6 @@ class Configuration:
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> Configuration:
-        """The configuration with these settings."""
         return cls(tuple(sorted(settings.items())))
 
     def with_setting(self, name: str, value: str) -> Configuration:
@@ -82,7 +81,6 @@ class Configuration:
         return Configuration.of({**dict(self.settings), name: value})
 
     def without(self, name: str) -> Configuration:
-        """The same with one knob left as the program has it."""
         return Configuration(tuple(pair for pair in self.settings if pair[0] != name))
 
     def value(self, name: str) -> str | None:
@@ -107,13 +105,11 @@ class Space:
         return {knob.name: knob for knob in self.knobs}[name]
 
     def shown(self, configuration: Configuration) -> str:
-        """The settings of a configuration, for people."""
         known = {knob.name for knob in self.knobs}
         shown = (self.knob(name).shown(value) for name, value in configuration.settings if name in known)
         return ", ".join(shown) or "nothing"
 
     def apply_words(self, configuration: Configuration) -> tuple[str, ...]:
-        """What `stepscope run --apply` takes for it."""
         return self._words(configuration, "apply")
 
     def arguments(self, configuration: Configuration) -> tuple[str, ...]:

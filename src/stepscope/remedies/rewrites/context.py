@@ -209,12 +209,9 @@ def without_overlaps(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
 def rewritten(source: str, rewrites: Iterable[Rewrite]) -> str:
     """The source with the rewrites done; one that overlaps with an earlier one is left out."""
     edits = sorted(edit for rewrite in without_overlaps(rewrites) for edit in rewrite.edits)
-    parts: list[str] = []
-    position = 0
-    for edit in edits:
-        parts += [source[position : edit.start], edit.text]
-        position = edit.end
-    return "".join([*parts, source[position:]])
+    for edit in reversed(edits):
+        source = source[: edit.start] + edit.text + source[edit.end :]
+    return source
 
 
 def unified_diff(path: str, source: str, rewrites: Sequence[Rewrite]) -> str:

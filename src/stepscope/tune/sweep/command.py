@@ -46,7 +46,6 @@ class Command:
 
     @property
     def shown(self) -> str:
-        """The command as it was written."""
         return " ".join([*(f"{name}={value}" for name, value in self.variables), *map(_quoted, self.words)])
 
     def filled(self, values: Mapping[str, Any], json_file: Path) -> tuple[list[str], dict[str, str]]:
@@ -255,7 +254,6 @@ class _Whole:
     """As a compiled expression, whose `match` is of the whole text."""
 
     def match(self, text: str) -> object:
-        """Whether the text is a number."""
         return _FLOAT.fullmatch(text)
 
 

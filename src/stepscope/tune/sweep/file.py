@@ -66,11 +66,9 @@ class Metric:
 
     @property
     def is_maximized(self) -> bool:
-        """Whether more is better."""
         return self.goal == "maximize"
 
     def better(self, first: float, second: float) -> bool:
-        """Whether the first value is better than the second."""
         return first > second if self.is_maximized else first < second
 
 
@@ -124,7 +122,6 @@ class Sweep:
 
     @property
     def searched(self) -> tuple[Parameter, ...]:
-        """Those parameters that are no constants."""
         return tuple(each for each in self.parameters if not each.is_constant)
 
 

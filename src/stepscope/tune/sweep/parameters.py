@@ -71,12 +71,10 @@ class Parameter:
 
     @property
     def is_constant(self) -> bool:
-        """Whether there is nothing to search."""
         return self.distribution == "constant"
 
     @property
     def is_choice(self) -> bool:
-        """Whether it takes one of given values."""
         return self.distribution in ("categorical", "categorical_w_probabilities")
 
     @property
@@ -142,7 +140,6 @@ class Parameter:
 
     @property
     def path(self) -> str:
-        """Where it stands in the file."""
         return "parameters." + self.name.replace(".", ".parameters.")
 
     def labels(self) -> list[Any]:
@@ -372,7 +369,6 @@ def _by_quantile(name: str, distribution: str, given: _Given, path: str) -> Para
 
 
 def _plain(value: object, path: str) -> Any:
-    """The value, which must be one that JSON has."""
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:

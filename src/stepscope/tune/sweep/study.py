@@ -91,7 +91,6 @@ def make_grid(sweep: Sweep) -> Any:
 
 
 def make_pruner(sweep: Sweep) -> optuna.pruners.BasePruner:
-    """What says whether a trial is to be ended."""
     package = import_optuna()
     early = sweep.early
     if sweep.method == "hyperband":
@@ -161,7 +160,6 @@ def iterations_to_compare(sweep: Sweep) -> Iterator[int]:
 
 
 def _first(early: EarlyEnd | None) -> int:
-    """The first iteration at which trials are compared."""
     if early is None:
         return 1
     if early.min_iter is not None:
@@ -203,7 +201,6 @@ class SweepStudy(SharedStudy):
             self.earlier_command = self._agree()
 
     def trials(self) -> list[optuna.trial.FrozenTrial]:
-        """All of them."""
         return self.study.get_trials(deepcopy=False)
 
     def begin(self) -> optuna.Trial | None:
@@ -243,12 +240,10 @@ class SweepStudy(SharedStudy):
             self.study.tell(trial, value, skip_if_finished=True)
 
     def prune(self, trial: optuna.Trial, iterations: int) -> None:
-        """The trial was ended because others were better."""
         self.note(trial, COUNT, iterations)
         self.end(trial, "PRUNED")
 
     def fail(self, trial: optuna.Trial, reason: str) -> None:
-        """The trial has no value, for that reason."""
         self.note(trial, REASON, reason[:1000])
         self.end(trial, "FAIL")
 
@@ -343,7 +338,6 @@ def kept_sweep(content: Any, name: str) -> Sweep:
 
 
 def counted(trials: list[optuna.trial.FrozenTrial]) -> list[optuna.trial.FrozenTrial]:
-    """Those trials that count towards the number asked for."""
     return [trial for trial in trials if ABANDONED not in trial.user_attrs]
 
 

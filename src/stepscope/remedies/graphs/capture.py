@@ -9,9 +9,9 @@ from typing import Any, Final, Literal, get_args
 
 import torch
 
-from stepscope.remedies.cuda_graph_steps import CudaRecorder, GraphedSteps
+from stepscope.remedies.graphs.recording import CudaRecorder, GraphedSteps
+from stepscope.remedies.graphs.static_arguments import NotStatic, flat
 from stepscope.remedies.host_settings import check_whole
-from stepscope.remedies.static_arguments import NotStatic, flat
 
 __all__ = ["CapturedStep", "capture_step", "mark_step"]
 
@@ -34,17 +34,15 @@ def mark_step() -> None:
     """
     if _is_compiling():
         return
-    loaded = sys.modules
-    if "torch_xla" in loaded:
-        _mark_xla(loaded["torch_xla"])
-    if "habana_frameworks.torch.core" in loaded:
-        _mark_hpu(loaded["habana_frameworks.torch.core"])
+    if "torch_xla" in sys.modules:
+        _mark_xla(sys.modules["torch_xla"])
+    if "habana_frameworks.torch.core" in sys.modules and hpu_is_lazy():
+        sys.modules["habana_frameworks.torch.core"].mark_step()
 
 
 def _mark_xla(package: Any) -> None:
     """What this version of torch_xla calls the end of a graph."""
-    started = getattr(getattr(package, "_XLAC", None), "_xla_runtime_is_initialized", None)
-    if started is not None and not started():  # marking would start the runtime and take the device
+    if _xla_has_started(package) is False:  # marking would start the runtime and take the device
         return
     if hasattr(package, "sync"):
         package.sync()
@@ -54,15 +52,16 @@ def _mark_xla(package: Any) -> None:
         model.mark_step()
 
 
+def _xla_has_started(package: Any) -> bool | None:
+    """None where this version does not say."""
+    started = getattr(getattr(package, "_XLAC", None), "_xla_runtime_is_initialized", None)
+    return None if started is None else bool(started())
+
+
 def hpu_is_lazy() -> bool:
     """Whether the loaded bridge of Gaudi collects operators; False where it is not loaded or does not say."""
     internal = sys.modules.get("habana_frameworks.torch.utils.internal")
     return internal is not None and bool(internal.is_lazy())
-
-
-def _mark_hpu(core: Any) -> None:
-    if hpu_is_lazy():
-        core.mark_step()
 
 
 Mode = Literal["auto", "cuda-graph", "compile", "hpu-graph", "xla", "none"]
@@ -175,14 +174,14 @@ def capture_step(
         recorder = CudaRecorder(torch.device("cuda", torch.cuda.current_device()))
         graphs = GraphedSteps(step_function, recorder, warm_up, most_graphs, copy_results)
         return CapturedStep(step_function, graphs, chosen, why)
+    run = step_function
     if chosen == "compile":
-        compiled = _compiled(step_function, compile_mode, dynamic, backend, copy_results)
-        return CapturedStep(step_function, compiled, chosen, why)
-    if chosen == "hpu-graph":
-        return CapturedStep(step_function, _hpu_graphs(step_function, extra), chosen, why)
-    if chosen == "xla":
-        return CapturedStep(step_function, _xla(step_function, extra), chosen, why)
-    return CapturedStep(step_function, step_function, chosen, why)
+        run = _compiled(step_function, compile_mode, dynamic, backend, copy_results)
+    elif chosen == "hpu-graph":
+        run = _hpu_graphs(step_function, extra)
+    elif chosen == "xla":
+        run = _xla(step_function, extra)
+    return CapturedStep(step_function, run, chosen, why)
 
 
 def _check(step: object, mode: str, compile_mode: str, warm_up: int, most_graphs: int) -> None:
@@ -203,8 +202,7 @@ def _suited(step: object) -> tuple[str, str]:
                 return "none", "on Gaudi in lazy mode graphs hold a module: give capture_step the model, not the step"
             return "hpu-graph", "Gaudi is in use in lazy mode"
         return "compile", "Gaudi is in use without lazy mode, where torch.compile makes graphs"
-    started = getattr(getattr(sys.modules.get("torch_xla"), "_XLAC", None), "_xla_runtime_is_initialized", None)
-    if started is not None and started():
+    if _xla_has_started(sys.modules.get("torch_xla")):
         return "xla", "an XLA device is in use"
     if torch.cuda.is_available():
         return "cuda-graph", "a CUDA device is present"

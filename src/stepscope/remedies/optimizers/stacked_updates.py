@@ -117,8 +117,6 @@ class StackedAdam(StackedUpdate):
 
 
 class StackedAdamW(StackedAdam):
-    """torch.optim.AdamW."""
-
     defaults: ClassVar[Mapping[str, float]] = {**StackedAdam.defaults, "weight_decay": 1e-2}
 
     def __init__(self, *, amsgrad: bool = False) -> None:

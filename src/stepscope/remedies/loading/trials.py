@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stepscope.remedies.host_settings import check_whole, default_device, usable_processors
-from stepscope.remedies.loader_measurement import (
+from stepscope.remedies.loading.measurement import (
     OF_WORKERS,
     LoaderTrial,
     measure_loader,

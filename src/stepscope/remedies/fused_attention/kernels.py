@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from stepscope.remedies.attention_blocks import (
+from stepscope.remedies.fused_attention.blocks import (
     Results,
     Settings,
     attend_by_element,

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from stepscope.remedies.device_prefetch import moved, tensors_of
+from stepscope.remedies.loading.prefetch import moved, tensors_of
 
 _MOST_BATCHES: Final = 64
 _FEWEST_BATCHES: Final = 2

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from stepscope.remedies.horizontal_updates import stacked_update
+from stepscope.remedies.optimizers.stacked_updates import stacked_update
 
 _OWN: Final = frozenset({"training", "forward"})
 _PLAIN: Final = (bool, int, float, str, type(None), tuple, torch.dtype)
@@ -61,7 +61,6 @@ class Members:
             self.template.get_submodule(name).training = False
 
     def model(self, member: int, values: Mapping[str, Tensor]) -> nn.Module:
-        """A module of its own with that member's values and dropout."""
         made = copy.deepcopy(self.prototype)
         for name, shares in self.shares.items():
             made.get_submodule(name).p = shares[member]  # type: ignore[assignment]
@@ -157,7 +156,6 @@ def _check_settings(first: nn.Module, other: nn.Module, place: str, number: int)
 
 
 def _ties(model: nn.Module) -> list[list[str]]:
-    """Names of parameters that are one tensor."""
     groups: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)
