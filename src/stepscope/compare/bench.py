@@ -19,10 +19,10 @@ from stepscope.compare.statistics import SampleComparison, WarmUp, compare_sampl
 from stepscope.machine.observed import Machine
 from stepscope.record.apply import applied_outcomes
 from stepscope.record.apply.flags import Outcome
-from stepscope.record.bootstrap_plan import RunOptions
 from stepscope.record.launch import environment_of
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
+from stepscope.record.run_process import RunOptions
 
 try:
     import resource

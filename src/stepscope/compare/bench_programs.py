@@ -21,10 +21,10 @@ import msgspec
 from stepscope.errors import UsageError
 from stepscope.files import private_file, readable, say_changed
 from stepscope.record.bench_steps import PREFIX
-from stepscope.record.bootstrap import RUN
 from stepscope.record.launch import command_of
 from stepscope.record.manifest import without_secrets
 from stepscope.record.run_folder import RunFolder
+from stepscope.record.run_process import RUN
 
 TAIL_LINES: Final = 12
 _TAIL_BYTES: Final = 64 * 1024
