@@ -19,13 +19,11 @@ from stepscope.analysis.work import (
     PLAIN,
     REDUCTIONS,
     VIEWS,
+    Shape,
     base_name,
 )
 from stepscope.analysis.work import (
-    TrafficShape as Shape,
-)
-from stepscope.analysis.work import (
-    traffic_shapes_of as shapes_of,
+    tensor_shapes_of as shapes_of,
 )
 from stepscope.diagnosis.finding import Remedy
 from stepscope.diagnosis.view import View
