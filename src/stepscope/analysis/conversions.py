@@ -26,21 +26,15 @@ _SMALLEST: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """One conversion.
+    """One conversion."""
 
-    Attributes:
-        row: in `operators`, of the outermost operator that does nothing else.
-        source, target: number types, values of FLOATS.
-        is_backward: whether the backward pass converts a gradient.
-    """
-
-    row: int
+    row: int  # in `operators`, of the outermost operator that does nothing else
     lane: int
     start_ns: int
     shape: Shape
-    source: str
-    target: str
-    is_backward: bool
+    source: str  # number types, values of FLOATS
+    target: str  # number types, values of FLOATS
+    is_backward: bool  # whether the backward pass converts a gradient
 
 
 def casts(trace: Trace, rows: Rows) -> list[Cast]:
@@ -119,20 +113,14 @@ _NEAR: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class LayoutCopy:
-    """One change of the order of dimensions that was made real by a copy.
-
-    Attributes:
-        permute, copy: rows of `operators`.
-        before, after: shape of the tensor as it was and as it was copied.
-        order: which dimension of `before` each of `after` is; () where the recording does not tell.
-    """
+    """One change of the order of dimensions that was made real by a copy."""
 
     lane: int
-    permute: int
-    copy: int
-    before: Shape
-    after: Shape
-    order: tuple[int, ...]
+    permute: int  # rows of `operators`
+    copy: int  # rows of `operators`
+    before: Shape  # shape of the tensor as it was and as it was copied
+    after: Shape  # shape of the tensor as it was and as it was copied
+    order: tuple[int, ...]  # which dimension of `before` each of `after` is; () where the recording does not tell
 
 
 def layout_copies(trace: Trace, rows: Rows) -> list[LayoutCopy]:

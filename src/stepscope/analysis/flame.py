@@ -46,33 +46,22 @@ class FlameStack:
 
 @dataclass(frozen=True, slots=True)
 class FlameFrame:
-    """One frame of a flame graph.
-
-    Attributes:
-        parent: position in the graph's frames of the one below it, -1 for those at the bottom.
-        ns: with everything above it.
-    """
+    """One frame of a flame graph."""
 
     name: str
-    parent: int
-    ns: int
+    parent: int  # position in the graph's frames of the one below it, -1 for those at the bottom
+    ns: int  # with everything above it
 
 
 @dataclass(frozen=True, slots=True)
 class FlameGraph:
-    """Stacks merged into a tree, ready to draw.
+    """Stacks merged into a tree, ready to draw."""
 
-    Attributes:
-        basis: "device" where times are those of device work, "host" where they are operators' own time.
-        total_ns: all time.
-        frames: each after the one below it; of those side by side the costliest first.
-        dropped: frames that are too small to draw.
-    """
-
+    # "device" where times are those of device work, "host" where they are operators' own time
     basis: Literal["device", "host"]
-    total_ns: int
-    frames: tuple[FlameFrame, ...]
-    dropped: int
+    total_ns: int  # all time
+    frames: tuple[FlameFrame, ...]  # each after the one below it; of those side by side the costliest first
+    dropped: int  # frames that are too small to draw
 
 
 def user_stacks(trace: Trace, attribution: Attribution | None = None) -> list[FlameStack]:
@@ -130,18 +119,12 @@ def flame_graph(trace: Trace, attribution: Attribution | None = None, maximum: i
 
 @dataclass(frozen=True, slots=True)
 class ThreadEvents:
-    """What one thread did as frames that open and close, properly inside each other.
+    """What one thread did as frames that open and close, properly inside each other."""
 
-    Attributes:
-        name: of the thread.
-        start_ns, end_ns: of the first and last event.
-        events: time, name, and whether the frame opens.
-    """
-
-    name: str
-    start_ns: int
-    end_ns: int
-    events: Iterator[tuple[int, str, bool]]
+    name: str  # of the thread
+    start_ns: int  # of the first and last event
+    end_ns: int  # of the first and last event
+    events: Iterator[tuple[int, str, bool]]  # time, name, and whether the frame opens
 
 
 def thread_events(trace: Trace, activity: HostActivity) -> Iterator[ThreadEvents]:

@@ -182,17 +182,11 @@ def _is_recursive(names: pl.Series, parent: Rows) -> np.ndarray[tuple[int, ...],
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What making one batch takes, and where it is made.
+    """What making one batch takes, and where it is made."""
 
-    Attributes:
-        workers: processes that make batches; 0 for the main process itself, None for unknown.
-        clock_ns: of one batch by the clock, in one process; None for unknown.
-        processor_ns: of it on a processor; None for unknown.
-    """
-
-    workers: int | None
-    clock_ns: float | None
-    processor_ns: float | None
+    workers: int | None  # processes that make batches; 0 for the main process itself, None for unknown
+    clock_ns: float | None  # of one batch by the clock, in one process; None for unknown
+    processor_ns: float | None  # of it on a processor; None for unknown
 
 
 def batches(program: ProgramFacts, annotated: str) -> Batches:
@@ -224,21 +218,13 @@ def batches(program: ProgramFacts, annotated: str) -> Batches:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one step needs, in nanoseconds, and the processors that there are for it.
+    """What one step needs, in nanoseconds, and the processors that there are for it."""
 
-    Attributes:
-        compute_ns: the step without its waits for data.
-        busy_ns: processor time that the step takes besides loading.
-        batch_ns: its batches, made one after the other, by the clock.
-        batch_processor_ns: of that on a processor.
-        processors: that the program may use; None for unknown, which counts as enough.
-    """
-
-    compute_ns: float
-    busy_ns: float
-    batch_ns: float
-    batch_processor_ns: float
-    processors: int | None
+    compute_ns: float  # the step without its waits for data
+    busy_ns: float  # processor time that the step takes besides loading
+    batch_ns: float  # its batches, made one after the other, by the clock
+    batch_processor_ns: float  # of that on a processor
+    processors: int | None  # that the program may use; None for unknown, which counts as enough
 
     def step_ns(self, workers: int, *, cheaper_ns: float = 0.0) -> float:
         """The step with so many workers, where making its batches takes `cheaper_ns` less.

@@ -13,7 +13,7 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, TABLES, HostActivity
 from stepscope.analysis.work import base_name
-from stepscope.analysis.work import traffic_shapes_of as shapes_of
+from stepscope.analysis.work import tensor_shapes_of as shapes_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.window import Times
@@ -26,17 +26,11 @@ LONGEST_BODY: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One run of repetitions.
+    """One run of repetitions."""
 
-    Attributes:
-        repetitions: how often the body ran in a row.
-        body: names of the operators of one repetition.
-        operators: rows of `operators`, all outermost calls of the run, in order.
-    """
-
-    repetitions: int
-    body: tuple[str, ...]
-    operators: Rows
+    repetitions: int  # how often the body ran in a row
+    body: tuple[str, ...]  # names of the operators of one repetition
+    operators: Rows  # rows of `operators`, all outermost calls of the run, in order
 
 
 def loops(
@@ -127,25 +121,15 @@ _ACCUMULATING: Final = r"AccumulateGrad$"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the trace shows of a run of repetitions; None where it cannot tell.
+    """What the trace shows of a run of repetitions; None where it cannot tell."""
 
-    Attributes:
-        is_counted: an operator takes another constant in most repetitions, such as an index that counts up.
-        is_collected: what the repetitions made is put into one tensor after them.
-        has_parameters: an operator of the body may have a parameter.
-        own_modules: most repetitions run in other modules than the rest.
-        own_parameters: there are as many gradients as if each repetition had parameters of its own.
-        chooses_rows: the body takes some rows of a tensor, as for experts.
-        shares_parameters: the model is certainly too small for each repetition to have parameters of its own.
-    """
-
-    is_counted: bool | None
-    is_collected: bool
-    has_parameters: bool
-    own_modules: bool | None
-    own_parameters: bool | None
-    chooses_rows: bool
-    shares_parameters: bool
+    is_counted: bool | None  # an operator takes another constant in most repetitions, such as an index that counts up
+    is_collected: bool  # what the repetitions made is put into one tensor after them
+    has_parameters: bool  # an operator of the body may have a parameter
+    own_modules: bool | None  # most repetitions run in other modules than the rest
+    own_parameters: bool | None  # there are as many gradients as if each repetition had parameters of its own
+    chooses_rows: bool  # the body takes some rows of a tensor, as for experts
+    shares_parameters: bool  # the model is certainly too small for each repetition to have parameters of its own
 
     @property
     def is_clear(self) -> bool:

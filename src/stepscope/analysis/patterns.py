@@ -18,7 +18,6 @@ from stepscope.analysis.work import (
     VIEWS,
     Shape,
     Traffic,
-    TrafficShape,
     base_name,
     elements,
     shapes_of,
@@ -44,29 +43,17 @@ _MATH: Final = "aten::_scaled_dot_product_attention_math"
 
 @dataclass(frozen=True, slots=True)
 class WrittenOutAttention:
-    """One computation of attention by operators of its own.
+    """One computation of attention by operators of its own."""
 
-    Attributes:
-        operators: rows of `operators`: both products and what works on the scores between them.
-        softmax: row of the softmax.
-        second_product: row of the product of the weights and the values, innermost.
-        scores: shape of the scores.
-        score_bytes: of one tensor of scores; 0 where their type is unknown.
-        causal: whether one square mask is laid on all scores.
-        masked: whether any mask or bias is.
-        dropout: whether weights are dropped.
-        within: name of the operator around all of it, "" where the program calls the operators itself.
-    """
-
-    operators: Rows
-    softmax: int
-    second_product: int
-    scores: Shape
-    score_bytes: int
-    causal: bool
-    masked: bool
-    dropout: bool
-    within: str
+    operators: Rows  # rows of `operators`: both products and what works on the scores between them
+    softmax: int  # row of the softmax
+    second_product: int  # row of the product of the weights and the values, innermost
+    scores: Shape  # shape of the scores
+    score_bytes: int  # of one tensor of scores; 0 where their type is unknown
+    causal: bool  # whether one square mask is laid on all scores
+    masked: bool  # whether any mask or bias is
+    dropout: bool  # whether weights are dropped
+    within: str  # name of the operator around all of it, "" where the program calls the operators itself
 
     @property
     def is_fallback(self) -> bool:
@@ -204,22 +191,15 @@ _FARTHEST: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class LogitsLoss:
-    """One loss over (positions, classes) scores.
+    """One loss over (positions, classes) scores."""
 
-    Attributes:
-        positions, classes: of the scores.
-        projection: row of `operators` that computed them, -1 where it was not found.
-        operators: rows of what works on the scores between the projection and the loss, and of the loss, nested or not.
-        log_softmax: row of the normalisation.
-        score_bytes: of one tensor of scores as the loss takes them; 0 where their type is unknown.
-    """
-
-    positions: int
-    classes: int
-    projection: int
+    positions: int  # of the scores
+    classes: int  # of the scores
+    projection: int  # row of `operators` that computed them, -1 where it was not found
+    # rows of what works on the scores between the projection and the loss, and of the loss, nested or not
     operators: Rows
-    log_softmax: int
-    score_bytes: int
+    log_softmax: int  # row of the normalisation
+    score_bytes: int  # of one tensor of scores as the loss takes them; 0 where their type is unknown
 
 
 def logits_losses(trace: Trace, rows: Rows, fewest_classes: int) -> list[LogitsLoss]:
@@ -281,19 +261,12 @@ def _made(shapes: tuple[Shape, ...]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class DenseTable:
-    """An embedding table whose gradient is a whole table.
+    """An embedding table whose gradient is a whole table."""
 
-    Attributes:
-        shape: (rows, width) of the table.
-        lookups: rows of `operators`.
-        indices: how many rows were looked up in the mean call, repetitions counted.
-        whole: rows of `operators` on tensors of the table's shape that are not the lookups themselves.
-    """
-
-    shape: Shape
-    lookups: Rows
-    indices: float
-    whole: Rows
+    shape: Shape  # (rows, width) of the table
+    lookups: Rows  # rows of `operators`
+    indices: float  # how many rows were looked up in the mean call, repetitions counted
+    whole: Rows  # rows of `operators` on tensors of the table's shape that are not the lookups themselves
 
 
 def dense_tables(trace: Trace, rows: Rows, fewest_rows: int) -> list[DenseTable]:
@@ -334,21 +307,13 @@ FUSIBLE: Final = PLAIN | ARITHMETIC | REDUCTIONS | {"rand_like", "bernoulli", "s
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Operators that one fused kernel could replace.
+    """Operators that one fused kernel could replace."""
 
-    Attributes:
-        names: of the operators, as `base_name` gives them; views on the way are left out.
-        in_place: whether each of them overwrites its first input.
-        operators: rows of `operators`, in order.
-        traffic: what each moves.
-        place: file and function of the user's line, or Nones.
-    """
-
-    names: tuple[str, ...]
-    in_place: tuple[bool, ...]
-    operators: tuple[int, ...]
-    traffic: tuple[Traffic, ...]
-    place: tuple[str | None, str | None]
+    names: tuple[str, ...]  # of the operators, as `base_name` gives them; views on the way are left out
+    in_place: tuple[bool, ...]  # whether each of them overwrites its first input
+    operators: tuple[int, ...]  # rows of `operators`, in order
+    traffic: tuple[Traffic, ...]  # what each moves
+    place: tuple[str | None, str | None]  # file and function of the user's line, or Nones
 
     @property
     def elements(self) -> int:
@@ -416,7 +381,7 @@ class _Growing:
     def __init__(self, place: tuple[str | None, str | None]) -> None:
         self.place = place
         self._rows: list[tuple[str, bool, int, Traffic]] = []
-        self._shapes: set[TrafficShape] = set()
+        self._shapes: set[Shape] = set()
 
     def takes(self, moved: Traffic | None, place: tuple[str | None, str | None]) -> bool:
         """Whether an operator goes on with what the chain made, in the same function."""

@@ -10,13 +10,12 @@ import re
 from functools import lru_cache
 from typing import Final
 
-import numpy as np
 import polars as pl
 
 from stepscope.analysis.kernels import arithmetic
+from stepscope.analysis.rows import beginning_in, conformed
 from stepscope.analysis.work_formulas import work_of_operators
-from stepscope.machine.devices import find_device
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, find_device
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import Device
 
@@ -112,26 +111,18 @@ def roofline_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFram
         "start_ns", operator="name", input_shapes="input_shapes", input_types="input_types"
     ).with_columns(work_of_operators(trace))
     calls = calls.join(operators.with_row_index("row"), on="row", how="left", maintain_order="left")
-    if window is not None:
-        calls = calls.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
+    calls = beginning_in(calls, window)
     is_fp32 = (pl.col("number_type") == "fp32") & (pl.col("flops") > 0)
     calls = calls.with_columns(
         number_type=pl.when(is_fp32 & pl.col("is_tf32")).then(pl.lit("tf32")).otherwise("number_type")
     )
     peaks = {device: device_peaks(trace, device) for device in calls["device"].unique().to_list()}
     calls = calls.with_columns(_limits(calls, peaks))
-    return calls.select(pl.col(name).cast(kind) for name, kind in CALL_SCHEMA.items())
+    return conformed(calls, CALL_SCHEMA)
 
 
 def roofline_table(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
-    """Operators by shapes: what they reached and what limits them, the costliest on the device first.
-
-    Args:
-        window: as in `roofline_calls`.
-
-    Returns:
-        Columns as in TABLE_SCHEMA.
-    """
+    """Operators by shapes, costliest first: what they reached and what limits them; columns as in TABLE_SCHEMA."""
     calls = roofline_calls(trace, window=window)
     keys = [
         "operator", "input_shapes", "input_types", "device", "work_kind", "number_type", "flops", "bytes", "limit"
@@ -150,7 +141,7 @@ def roofline_table(trace: Trace, *, window: Window | None = None) -> pl.DataFram
         share=pl.when(pl.col("limit").is_not_null()).then(pl.col("attainable_ns") / time),
     )
     table = _from_cache(trace, table).sort(["device_ns", *keys], descending=[True, *[False] * len(keys)])
-    return table.select(pl.col(name).cast(kind) for name, kind in TABLE_SCHEMA.items())
+    return conformed(table, TABLE_SCHEMA)
 
 
 def _measured(trace: Trace) -> pl.DataFrame:
@@ -189,20 +180,18 @@ def _is_tf32(kernel: str) -> bool:
     return told.is_matrix and told.precision == "tf32"
 
 
-def _limits(calls: pl.DataFrame, peaks: dict[str, DevicePeaks | None]) -> list[pl.Series]:
+def _limits(calls: pl.DataFrame, peaks: dict[str, DevicePeaks | None]) -> pl.DataFrame:
     """The columns limit and attainable_ns."""
-    flops, moved = calls["flops"].to_list(), calls["bytes"].to_list()
-    kinds, devices, fewer = calls["number_type"].to_list(), calls["device"].to_list(), calls["fewer"].to_list()
-    limit: list[str | None] = []
-    attainable: list[float | None] = []
-    for operations, size, kind, device, is_fewer in zip(flops, moved, kinds, devices, fewer, strict=True):
+    rows: list[tuple[str | None, float | None]] = []
+    for flops, moved, kind, device, fewer in calls.select(
+        "flops", "bytes", "number_type", "device", "fewer"
+    ).iter_rows():
         peak = peaks[device]
-        name, time_ns = None, None
-        if peak is not None and operations is not None and not is_fewer:
-            name, time_ns = _limit(operations, size, peak.flops_s.get(kind or ""), peak.bandwidth_bytes_s)
-        limit.append(name)
-        attainable.append(time_ns)
-    return [pl.Series("limit", limit, pl.String), pl.Series("attainable_ns", attainable, pl.Float64)]
+        if peak is None or flops is None or fewer:
+            rows.append((None, None))
+        else:
+            rows.append(_limit(flops, moved, peak.flops_s.get(kind or ""), peak.bandwidth_bytes_s))
+    return pl.DataFrame(rows, {"limit": pl.String, "attainable_ns": pl.Float64}, orient="row")
 
 
 def _limit(flops: int, moved: int | None, peak: float | None, bandwidth: float) -> tuple[str | None, float | None]:
@@ -217,20 +206,13 @@ def _limit(flops: int, moved: int | None, peak: float | None, bandwidth: float) 
 
 def _from_cache(trace: Trace, table: pl.DataFrame) -> pl.DataFrame:
     """Rows whose tensors came faster than memory can, and may have come from the cache, named so, without a share."""
-    caches = {}
-    for device in table["device"].unique().to_list():
-        peak = device_peaks(trace, device)
-        caches[device] = 0 if peak is None or peak.cache_bytes is None else peak.cache_bytes
-    cache = np.array([caches[device] for device in table["device"]], np.float64)
-    moved = table["bytes"].fill_null(0).to_numpy().astype(np.float64)
-    share = table["share"].fill_null(0.0).to_numpy()
-    rest = np.where(moved > 0, np.maximum(moved - cache, 0) / np.maximum(moved, 1), 0.0)
-    from_cache = (
-        (table["limit"] == "memory").fill_null(False).to_numpy() & (share > 1) & (share * rest <= MEASURED_WRONG)
-    )
+    peaks = {device: device_peaks(trace, device) for device in table["device"].unique().to_list()}
+    caches = [0 if peak is None else peak.cache_bytes or 0 for peak in map(peaks.get, table["device"])]
+    moved, share = pl.col("bytes").fill_null(0).cast(pl.Float64), pl.col("share").fill_null(0.0)
+    beyond = (moved - pl.Series(caches, dtype=pl.Float64)).clip(0) / moved.clip(1)  # what the cache cannot hold
+    from_cache = (pl.col("limit") == "memory").fill_null(False) & (share > 1) & (share * beyond <= MEASURED_WRONG)
     return table.with_columns(
-        limit=pl.when(pl.Series(from_cache)).then(pl.lit("cache")).otherwise("limit"),
-        share=pl.when(~pl.Series(from_cache)).then("share"),
+        limit=pl.when(from_cache).then(pl.lit("cache")).otherwise("limit"), share=pl.when(~from_cache).then("share")
     )
 
 
@@ -306,24 +288,14 @@ def eligible_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFram
             used=_used(),
         )
     )
-    if window is not None:
-        calls = calls.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
-    columns = [pl.col(name).cast(kind) for name, kind in TENSOR_CORE_CALLS.items()]
-    return calls.sort("start_ns", "call").select(columns)
+    return conformed(beginning_in(calls, window).sort("start_ns", "call"), TENSOR_CORE_CALLS)
 
 
-def tensor_core_table(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
-    """Operators that tensor cores can work for, by type and shape, and whether they used them; the costliest first.
-
-    Args:
-        window: as in `eligible_calls`.
-
-    Returns:
-        Columns as in TABLE_SCHEMA.
-    """
+def tensor_core_table(trace: Trace) -> pl.DataFrame:
+    """Operators that tensor cores can work for, and whether they used them, costliest first; as TENSOR_CORE_TABLE."""
     keys = ["operator", "input_shapes", "input_types", "precision", "used"]
     table = (
-        eligible_calls(trace, window=window)
+        eligible_calls(trace)
         .group_by(keys)
         .agg(
             calls=pl.len().cast(pl.Int64),

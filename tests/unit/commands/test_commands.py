@@ -20,6 +20,7 @@ from stepscope.commands import COMMANDS, main
 from stepscope.commands.machine.cache import parsed_size
 from stepscope.commands.read.diagnose import parsed_setting, parsed_share
 from stepscope.commands.shared import output, reading
+from stepscope.commands.shared.command import Command
 from stepscope.diagnosis.rule import Answers, Limits, Rule, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
@@ -100,16 +101,14 @@ class TestFrame:
         assert main([]) == 0
         help_text = capsys.readouterr().out
         for command in COMMANDS:
-            assert command.NAME in help_text
+            assert command.name in help_text
         assert "stepscope diagnose trace.json" in help_text
         assert "stepscope run train.py" in help_text
 
-    @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.NAME)
-    def test_every_command_has_help_with_examples(
-        self, command: ModuleType, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main([command.NAME, "--help"]) == 0
-        assert f"  stepscope {command.NAME}" in capsys.readouterr().out
+    @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+    def test_every_command_has_help_with_examples(self, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([command.name, "--help"]) == 0
+        assert f"  stepscope {command.name}" in capsys.readouterr().out
 
     def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["--version"]) == 0
@@ -703,14 +702,16 @@ def test_progress_is_quiet_for_a_second_and_cleans_up(monkeypatch: pytest.Monkey
     clock = iter([0.0, 0.5, 1.5, 1.55, 1.7])
     monkeypatch.setattr(reading.time, "monotonic", lambda: next(clock))
     stream = io.StringIO()
-    progress = reading.Progress("a\x1b.json", stream)
-    for done in (1, 2, 3, 4):
-        progress(done << 20, 4 << 20)
-    progress.clear()
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr", stream)
+    with reading.Progress("a\x1b.json") as progress:
+        for done in (1, 2, 3, 4):
+            progress(done << 20, 4 << 20)
     assert stream.getvalue() == (
         "\r\x1b[Kreading a\\x1b.json: 50.0 % of 4.0 MiB\r\x1b[Kreading a\\x1b.json: 100.0 % of 4.0 MiB\r\x1b[K"
     )
-    quiet = io.StringIO()
+    stream.truncate(0)
     monkeypatch.setattr(reading.time, "monotonic", lambda: 0.0)
-    reading.Progress("b", quiet).clear()
-    assert quiet.getvalue() == ""
+    with reading.Progress("b"):
+        pass
+    assert stream.getvalue() == ""

@@ -13,9 +13,8 @@ import polars as pl
 
 from stepscope.analysis.loops import Loop
 from stepscope.analysis.module_paths import BACKWARD_NAME
-from stepscope.analysis.work import ARITHMETIC, PLAIN, REDUCTIONS, VIEWS, base_name
-from stepscope.analysis.work import TrafficShape as Shape
-from stepscope.analysis.work import traffic_shapes_of as shapes_of
+from stepscope.analysis.work import ARITHMETIC, PLAIN, REDUCTIONS, VIEWS, Shape, base_name
+from stepscope.analysis.work import tensor_shapes_of as shapes_of
 from stepscope.diagnosis.view import View, rows_of
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.readers.gathering import Gathering
-from stepscope.readers.xplane import names
+from stepscope.readers.xplane import meanings as names
 from stepscope.readers.xplane.content import Content, Mask, Positions, WireError, signed, text
 from stepscope.readers.xplane.events import Batch, LineReader, Words
 from stepscope.readers.xplane.host import HostFacts, launch_number

@@ -1,0 +1,447 @@
+"""Counts and logs beside a trace: reports and debugging output of PyTorch/XLA, metrics and logs of Intel Gaudi."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope.errors import UnreadableTraceError, UsageError
+from stepscope.readers.source import ByteSource
+from stepscope.trace.run_counts import WARM_UP_STEPS, CodePlace, Fallback, RunCounts, Tally, Trigger
+
+LONGEST_LINE: Final = 2**16
+"""Bytes; a longer line is given in pieces."""
+MOST_NAMES: Final = 10_000
+"""Different names of metrics, operators or stacks that are kept of one file; those after them are left out."""
+LARGEST_COUNT: Final = 2**62
+
+
+def lines(path: str | Path) -> Iterator[str]:
+    """The lines without their ends; bytes that are no UTF-8 are replaced.
+
+    Raises:
+        NotATraceError: the file is empty.
+        UnreadableTraceError: it cannot be opened or unpacked.
+    """
+    source = ByteSource(path)
+    try:
+        rest, some = b"", False
+        for block in source.blocks():
+            some = True
+            *whole, rest = (rest + block).split(b"\n")
+            for line in whole:
+                yield from _pieces(line)
+            while len(rest) > LONGEST_LINE:
+                yield rest[:LONGEST_LINE].decode("utf-8", "replace")
+                rest = rest[LONGEST_LINE:]
+        if source.damage and not some:
+            raise UnreadableTraceError(f"{source.name} cannot be unpacked: {source.damage}")
+        yield from _pieces(rest)
+    finally:
+        source.close()
+
+
+def _pieces(line: bytes) -> Iterator[str]:
+    for first in range(0, len(line), LONGEST_LINE):
+        yield line[first : first + LONGEST_LINE].decode("utf-8", "replace").rstrip("\r")
+
+
+_HEAD: Final = re.compile(r"^(Metric|Counter): (\S{1,200})\s*$")
+_FIELD: Final = re.compile(r"^\s+(TotalSamples|Accumulator|Counter|Percentiles|Value): (.{1,2000})$")
+_LONGEST: Final = re.compile(r"99%=(\S{1,60})")
+_TIME: Final = re.compile(
+    r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m(?!s))?(?:(\d{1,9})s)?(?:(\d{1,9})ms)?(\d{1,9}(?:\.\d{1,9})?)us"
+)
+_UNITS_US: Final = (86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000, 1_000)
+_SCALAR_READ: Final = "aten::_local_scalar_dense"
+_TRANSFERS_OUT: Final = ("TransferFromDeviceTime", "TransferFromServerTime")
+
+
+@dataclass(slots=True)
+class _Report:
+    """Every value of each name, in order; a program may print several reports."""
+
+    counts: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    times: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    longest: dict[str, int] = field(default_factory=dict)
+    counters: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+
+def read_xla_metrics(path: str | Path) -> RunCounts:
+    """What the reports in a file say of the whole run.
+
+    Raises:
+        UsageError: there is no report in it.
+        TraceError: it cannot be read.
+    """
+    report = _Report()
+    kind, name = "", ""
+    for line in lines(path):
+        if head := _HEAD.match(line):
+            kind, name = head[1], head[2]
+        elif not line.startswith(" "):
+            name = ""
+        elif name and (value := _FIELD.match(line)):
+            _take(report, kind, name, value[1], value[2])
+    if not report.counts and not report.counters:
+        raise UsageError(
+            f"{path} holds no metrics report of PyTorch/XLA: one has lines such as 'Metric: CompileTime', and is "
+            "printed by torch_xla.debug.metrics.metrics_report()"
+        )
+    return _of_metrics_report(report, str(path))
+
+
+def _take(report: _Report, kind: str, name: str, key: str, text: str) -> None:
+    known = report.counters if kind == "Counter" else report.counts
+    if name not in known and len(known) >= MOST_NAMES:
+        return
+    if key in ("TotalSamples", "Value"):
+        if text.strip().isdecimal() and len(text) < 20:
+            known[name].append(min(int(text.strip()), LARGEST_COUNT))
+    elif key in ("Accumulator", "Counter"):
+        time = duration_ns(text.strip())
+        if time is not None:
+            report.times[name].append(time)
+    elif longest := _LONGEST.search(text):
+        time = duration_ns(longest[1])
+        if time is not None:
+            report.longest[name] = max(report.longest.get(name, 0), time)
+
+
+def duration_ns(text: str) -> int | None:
+    """Nanoseconds of a time as the report spells it, such as "14s152ms226.398us"; None if it is none.
+
+    The report rounds each part instead of cutting it off: 2.89 ms stand there as "003ms890.000us". A part that is
+    followed by half of it or more was rounded up.
+    """
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return None
+    rest = Fraction(match[6])
+    for part, unit in zip(reversed(match.groups()[:5]), reversed(_UNITS_US), strict=True):
+        if part is not None:
+            rest += (int(part) - (1 if 2 * rest >= unit and int(part) > 0 else 0)) * unit
+    return min(round(rest * 1000), LARGEST_COUNT)
+
+
+def _total(values: list[int]) -> int:
+    """The last of growing counts; where the program cleared them in between, the sum of what they had come to."""
+    cleared = [before for before, after in pairwise(values) if after < before]
+    return min(sum(cleared) + values[-1], LARGEST_COUNT)
+
+
+def _of_metrics_report(report: _Report, path: str) -> RunCounts:
+    counters = {name: _total(values) for name, values in report.counters.items() if values}
+    out = next((name for name in _TRANSFERS_OUT if report.counts.get(name)), "")
+    fallbacks = [
+        Fallback(name, count) for name, count in counters.items() if name.startswith("aten::") and name != _SCALAR_READ
+    ]
+    return RunCounts(
+        sources=(path,),
+        steps=counters.get("MarkStep"),
+        compilations=_tally(report, "CompileTime"),
+        executions=_tally(report, "ExecuteTime"),
+        transfers_out=_tally(report, out),
+        scalar_reads=counters.get(_SCALAR_READ),
+        cached=counters.get("CachedCompile"),
+        missed=counters.get("UncachedCompile"),
+        fallbacks=tuple(sorted(fallbacks, key=lambda each: (-(each.count or 0), each.operator))),
+    )
+
+
+def _tally(report: _Report, name: str) -> Tally | None:
+    counts, times = report.counts.get(name), report.times.get(name)
+    return Tally(_total(counts), _total(times) if times else None, report.longest.get(name)) if counts else None
+
+
+_BLOCK: Final = re.compile(r"(?<!Post )(Compilation|Execution) Analysis: ?(.{0,4000})$")
+_FRAME: Final = re.compile(r"^  (.{1,500}) \((.{1,1000}):(\d{1,9})\)$")
+_FREQUENT: Final = re.compile(r"pt-xla-profiler: (\w{1,100}) too frequent: (\d{1,18}) counts during (\d{1,18}) steps")
+_SLOW: Final = re.compile(r"pt-xla-profiler: (\w{1,100}) too slow: longest instance took ([\w.]{1,60}?)\.? ")
+_NOT_LOWERED: Final = re.compile(r"pt-xla-profiler: Op\(s\) not lowered: (.{1,60000}?)(?:, *)?(?: Please open|$)")
+_MOST_FRAMES: Final = 100
+
+
+@dataclass(slots=True)
+class _Open:
+    """A block whose end has not come yet."""
+
+    expects: str = ""
+    cause: str = ""
+    frames: list[CodePlace] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Log:
+    triggers: dict[str, Counter[tuple[str, tuple[CodePlace, ...]]]] = field(
+        default_factory=lambda: {"Compilation": Counter(), "Execution": Counter()}
+    )
+    blocks: Counter[str] = field(default_factory=Counter)
+    counts: dict[str, int] = field(default_factory=dict)
+    longest: dict[str, int] = field(default_factory=dict)
+    steps: int | None = None
+    not_lowered: dict[str, None] = field(default_factory=dict)
+
+
+def read_xla_debug_log(path: str | Path) -> RunCounts:
+    """What the debugging output in a file says of the whole run.
+
+    Raises:
+        UsageError: there is none in it.
+        TraceError: it cannot be read.
+    """
+    log, open_blocks = _Log(), {"Compilation": _Open(), "Execution": _Open()}
+    for line in lines(path):
+        if "Analysis:" in line and (block := _BLOCK.search(line)):
+            _take_block(log, block[1], open_blocks[block[1]], block[2].rstrip())
+        elif "pt-xla-profiler:" in line:
+            _take_warning(log, line)
+    if not log.blocks and not log.counts and not log.longest and not log.not_lowered:
+        raise UsageError(
+            f"{path} holds no debugging output of PyTorch/XLA: it has lines that begin with 'Compilation Analysis:' or "
+            "'pt-xla-profiler:', and is printed where PT_XLA_DEBUG_LEVEL=2 is set"
+        )
+    return _of_debug_log(log, str(path))
+
+
+def _take_block(log: _Log, kind: str, block: _Open, text: str) -> None:
+    """One line of a block, without its prefix."""
+    if text.startswith("---") or (text.startswith("===") and block.cause):
+        triggers = log.triggers[kind]
+        key = (block.cause, tuple(block.frames))
+        if block.cause:
+            log.blocks[kind] += 1
+            if key in triggers or len(triggers) < MOST_NAMES:
+                triggers[key] += 1
+        block.expects, block.cause, block.frames = "", "", []
+    elif text.endswith(" Cause"):
+        block.expects = "cause"
+    elif text.startswith("Python Frame"):
+        block.expects = "frames"
+    elif text and not text.startswith(" "):
+        block.expects = ""
+    elif block.expects == "cause" and text.strip():
+        block.cause, block.expects = text.strip(), ""
+    elif block.expects == "frames" and len(block.frames) < _MOST_FRAMES and (frame := _FRAME.match(text)):
+        block.frames.append(CodePlace(frame[1], frame[2], int(frame[3])))
+
+
+def _take_warning(log: _Log, line: str) -> None:
+    """Counts only grow, so the last line of a kind tells most."""
+    if match := _FREQUENT.search(line):
+        if match[1] in log.counts or len(log.counts) < MOST_NAMES:
+            log.counts[match[1]] = min(int(match[2]), LARGEST_COUNT)
+        log.steps = min(int(match[3]), LARGEST_COUNT)
+    elif match := _SLOW.search(line):
+        time = duration_ns(match[2])
+        if time is not None and len(log.longest) < MOST_NAMES:
+            log.longest[match[1]] = max(time, log.longest.get(match[1], 0))
+    elif match := _NOT_LOWERED.search(line):
+        for name in match[1].split(","):
+            if name.strip() and len(log.not_lowered) < MOST_NAMES:
+                log.not_lowered[name.strip()] = None
+
+
+def _of_debug_log(log: _Log, path: str) -> RunCounts:
+    out = log.counts.get("TransferFromDeviceTime", log.counts.get("TransferFromServerTime"))
+    return RunCounts(
+        sources=(path,),
+        steps=log.steps,
+        compilations=_debug_tally(log, "CompileTime", log.blocks["Compilation"]),
+        executions=_debug_tally(log, "ExecuteTime", log.blocks["Execution"]),
+        transfers_out=Tally(out) if out is not None else None,
+        fallbacks=tuple(Fallback(name) for name in sorted(log.not_lowered)),
+        compile_triggers=_triggers(log, "Compilation"),
+        execute_triggers=_triggers(log, "Execution"),
+    )
+
+
+def _debug_tally(log: _Log, name: str, blocks: int) -> Tally | None:
+    count, longest = max(log.counts.get(name, 0), blocks), log.longest.get(name)
+    return Tally(max(count, 1), None, longest) if count or longest is not None else None
+
+
+def _triggers(log: _Log, kind: str) -> tuple[Trigger, ...]:
+    return tuple(Trigger(cause, frames, count) for (cause, frames), count in log.triggers[kind].most_common())
+
+
+_MOST_CHARACTERS: Final = 64 * 2**20
+"""Of the file; a program that writes its counts with every step for days comes to as much."""
+_LONGEST_NAME: Final = 200
+_DECODER: Final = json.JSONDecoder()
+_BETWEEN: Final = re.compile(r"[\s,\]]*")
+_RANK: Final = re.compile(r"-rank(\d{1,6})(?=\.|$)")
+
+
+class _Counts:
+    """Cumulative numbers; where a program resets them, what they had come to is added."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+
+    def take(self, key: str, value: Any) -> int | None:
+        """The total up to here of the number behind `key`, None if that is no number."""
+        number = _number(value)
+        if number is None or (key not in self._last and len(self._last) >= MOST_NAMES):
+            return self.total(key)
+        if number < self._last.get(key, 0):
+            self._before[key] = self._before.get(key, 0) + self._last[key]
+        self._last[key] = number
+        return self.total(key)
+
+    def total(self, key: str) -> int | None:
+        return min(self._before.get(key, 0) + self._last[key], LARGEST_COUNT) if key in self._last else None
+
+
+def read_gaudi_metrics(path: str | Path) -> RunCounts:
+    """What the last counts in a metrics file say of the whole run.
+
+    A run that was killed leaves the array open; what was written is read.
+
+    Raises:
+        UsageError: it is no such file.
+        TraceError: it cannot be read.
+    """
+    counts, operators = _Counts(), _Counts()
+    names: dict[str, None] = {}
+    steps, at_warm_up, found = 0, None, False
+    for entry in _entries(_text(path)):
+        name, statistics = entry.get("metric_name"), entry.get("statistics")
+        if not isinstance(name, str) or not isinstance(statistics, dict):
+            continue
+        found = True
+        for key in ("TotalNumber", "TotalTime", "TotalHit", "TotalMiss"):
+            counts.take(f"{name}.{key}", statistics.get(key))
+        if name == "graph_compilation" and entry.get("triggered_by") == "mark_step":
+            steps += 1
+            at_warm_up = counts.total("graph_compilation.TotalNumber") if steps == WARM_UP_STEPS else at_warm_up
+        fallbacks = statistics.get("FallbackOps")
+        for operator, count in fallbacks.items() if isinstance(fallbacks, dict) else ():
+            if len(names) < MOST_NAMES or operator in names:
+                names[operator] = None
+                operators.take(operator, count)
+    if not found:
+        raise UsageError(
+            f"{path} is no metrics file of Intel Gaudi: that is a JSON array of objects with metric_name and "
+            "statistics, which a program writes where PT_HPU_METRICS_FILE is set"
+        )
+    return _of_gaudi_metrics(str(path), counts, operators, names, steps, at_warm_up)
+
+
+def rank_in_name(path: str | Path) -> int | None:
+    """The rank that a metrics file's name ends in, as in metrics-rank3.json; None without one."""
+    match = _RANK.search(Path(path).name)
+    return int(match[1]) if match else None
+
+
+def _text(path: str | Path) -> str:
+    parts, size = [], 0
+    for line in lines(path):
+        size += len(line) + 1
+        if size > _MOST_CHARACTERS:
+            raise UsageError(f"{path} is longer than {_MOST_CHARACTERS >> 20} MiB, which no metrics file is: not read")
+        parts.append(line)
+    return "\n".join(parts)
+
+
+def _entries(text: str) -> Iterator[dict[str, Any]]:
+    """The objects of the array, up to where it is damaged or ends."""
+    position = text.find("[") + 1
+    if position == 0 or text[: position - 1].strip("\ufeff \t\r\n"):
+        return
+    while True:
+        position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]
+        if position >= len(text):
+            return
+        try:
+            value, position = _DECODER.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(value, dict):
+            yield value
+
+
+def _number(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < LARGEST_COUNT:
+        return None
+    return int(value)
+
+
+def _of_gaudi_metrics(
+    path: str, counts: _Counts, operators: _Counts, names: dict[str, None], steps: int, at_warm_up: int | None
+) -> RunCounts:
+    compiled = counts.total("graph_compilation.TotalNumber")
+    time_us = counts.total("graph_compilation.TotalTime")
+    fallbacks = [Fallback(_qualified(name), operators.total(name)) for name in names]
+    return RunCounts(
+        sources=(path,),
+        steps=steps or None,
+        compilations=None
+        if compiled is None
+        else Tally(compiled, None if time_us is None else min(time_us * 1000, LARGEST_COUNT)),
+        late_compilations=None if at_warm_up is None or compiled is None else compiled - at_warm_up,
+        cached=counts.total("recipe_cache.TotalHit"),
+        missed=counts.total("recipe_cache.TotalMiss"),
+        fallbacks=tuple(sorted(fallbacks, key=lambda each: (-(each.count or 0), each.operator))),
+    )
+
+
+def _qualified(name: str) -> str:
+    """An operator's name with its namespace, in text that any table can hold."""
+    name = name[:_LONGEST_NAME].encode("utf-8", "replace").decode()
+    return name if "::" in name else f"aten::{name}"
+
+
+_CALL: Final = re.compile(r"CPU fallback (?:for )?([\w:.]{1,200})\s*:?\s*(.{0,1000})")
+_TABLE: Final = "Frequency of op and op name that were executed on CPU"
+_ROW: Final = re.compile(r"^\s*(\d{1,18})\s+([\w:.]{1,200})\s*$")
+_LONGEST_TYPES: Final = 200
+
+
+def read_fallback_log(path: str | Path) -> RunCounts:
+    """Which operators ran on the CPU, how often, and with inputs of which types.
+
+    Calls are logged one by one, and counted in a table when the process ends; the table is right where both are there.
+
+    Raises:
+        UsageError: there is no such log in the file.
+        TraceError: it cannot be read.
+    """
+    calls: Counter[str] = Counter()
+    types: dict[str, str] = {}
+    table: dict[str, int] = {}
+    in_table = False
+    for line in lines(path):
+        if _TABLE in line:
+            in_table = True
+        elif in_table and (row := _ROW.match(line)):
+            name = _qualified(row[2])
+            if name in table or len(table) < MOST_NAMES:
+                table[name] = max(min(int(row[1]), LARGEST_COUNT), table.get(name, 0))
+        elif call := _CALL.search(line):
+            name = _qualified(call[1])
+            if name in calls or len(calls) < MOST_NAMES:
+                calls[name] += 1
+                if call[2]:
+                    types.setdefault(name, call[2].strip()[:_LONGEST_TYPES])
+        elif in_table and line.strip() and not line.startswith("("):
+            in_table = False
+    if not calls and not table:
+        raise UsageError(
+            f"{path} holds no log of operators on the CPU: it has lines that begin with 'CPU fallback', which Intel "
+            "Gaudi's PyTorch prints where LOG_LEVEL_PT_FALLBACK=1 is set"
+        )
+    counts = {**calls, **table}
+    found = [Fallback(name, count, types.get(name)) for name, count in counts.items()]
+    return RunCounts(
+        sources=(str(path),),
+        fallbacks=tuple(sorted(found, key=lambda each: (-(each.count or 0), each.operator))),
+    )

@@ -1,0 +1,435 @@
+"""A step recorded as CUDA graphs, one for each kind of arguments, and launched from then on.
+
+What torch's notes on CUDA graphs ask for, in this order: the first call runs as it is and shows what it runs; some more
+run on a side stream (each is a real step), with the batch in tensors that stay where they are; the next one is
+recorded, which computes nothing, and launched; further ones copy their batch in and launch. Graphs share one pool of
+memory, which is allowed because they run one after the other, and because results of one, which are held here, are
+not taken from the pool by another.
+https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from stepscope.remedies.graphs.static_arguments import Flat, GraphedOptimizers, NotStatic, StaticArguments, flat
+from stepscope.remedies.host_settings import autocast_type
+
+
+@dataclass
+class Watched:
+    """What one call ran.
+
+    Attributes:
+        gradients: identity and version of the modules' gradients when these began, by `id` of the parameter.
+    """
+
+    modules: list[torch.nn.Module] = field(default_factory=list)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    gradients: dict[int, tuple[int, int] | None] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Of all of them, each once."""
+        found = {id(each): each for module in self.modules for each in module.parameters()}
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                found.update((id(each), each) for each in group["params"])
+        return list(found.values())
+
+
+def watched(call: Callable[[], Any]) -> tuple[Any, Watched]:
+    """The call's result, and the modules and optimizers that it ran; one thread at a time."""
+    seen = Watched()
+    inner: set[int] = set()
+
+    def module_runs(module: torch.nn.Module, _: Any) -> None:
+        if id(module) not in inner:
+            seen.modules.append(module)
+            inner.update(id(each) for each in module.modules())
+            seen.gradients.update(_gradients(list(module.parameters())))
+
+    def optimizer_stepped(optimizer: Optimizer, _: Any, __: Any) -> None:
+        if not any(optimizer is each for each in seen.optimizers):
+            seen.optimizers.append(optimizer)
+
+    with register_module_forward_pre_hook(module_runs), register_optimizer_step_post_hook(optimizer_stepped):
+        return call(), seen
+
+
+def why_not_whole(seen: Watched, outputs: tuple[Tensor, ...]) -> str | None:
+    """Why what ran is a part of a step, whose rest a graph would cut off; None for a whole step or inference."""
+    if seen.optimizers:
+        return None
+    if any(each.requires_grad for each in outputs):
+        return (
+            "its result waits for a backward pass outside of it: do the backward pass and the optimizer's step inside, "
+            "or call it under torch.no_grad()"
+        )
+    after = _gradients(seen.parameters)
+    if any(found is not None and found != seen.gradients.get(key) for key, found in after.items()):
+        return "it leaves gradients to an optimizer outside of it: take the optimizer's step inside"
+    return None
+
+
+def _gradients(parameters: list[Tensor] | list[torch.nn.Parameter]) -> dict[int, tuple[int, int] | None]:
+    """Identity and version of each parameter's gradient; None without one."""
+    return {id(each): None if each.grad is None else (id(each.grad), each.grad._version) for each in parameters}
+
+
+DISTRIBUTED_WARM_UP: Final = 11
+"""Calls that DistributedDataParallel needs before its reducer does the same in each."""
+_ASYNC_ERRORS: Final = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
+_SYNC: Final = "called a synchronizing CUDA operation"
+
+Call = Callable[[], Any]
+
+
+class Recorder(Protocol):
+    """What records and launches; `CudaRecorder`, and in tests one that needs no device."""
+
+    @property
+    def device(self) -> torch.device: ...
+    def run_aside(self, call: Call) -> Any: ...
+    def waits_of(self, call: Call) -> tuple[Any, list[str]]: ...
+    def record(self, call: Call) -> tuple[Any, Callable[[], None]]: ...
+
+
+class CudaRecorder:
+    """Records CUDA graphs on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        stream: Any = torch.cuda.Stream
+        self._stream = stream(device)
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    def run_aside(self, call: Call) -> Any:
+        """Run it on the stream that is recorded later."""
+        with torch.cuda.device(self.device):
+            around = torch.cuda.current_stream()
+            self._stream.wait_stream(around)
+            with torch.cuda.stream(self._stream):
+                result = call()
+            around.wait_stream(self._stream)
+        return result
+
+    def waits_of(self, call: Call) -> tuple[Any, list[str]]:
+        """Run it so, and say where it waited for the device, by torch's warnings of operations that synchronise."""
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                result = self.run_aside(call)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        for each in caught:
+            if _SYNC not in str(each.message):
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        places = [f"{each.filename}:{each.lineno}" for each in caught if _SYNC in str(each.message)]
+        return result, list(dict.fromkeys(places))
+
+    def record(self, call: Call) -> tuple[Any, Callable[[], None]]:
+        """Record it without running it; its result, which every launch writes anew, and what launches it.
+
+        Other threads, such as one that pins memory, may go on meanwhile.
+        """
+        graph = torch.cuda.CUDAGraph()
+        generator = torch.cuda.default_generators[self.device.index]
+        numbers = generator.clone_state() if hasattr(generator, "clone_state") else None
+        collecting = gc.isenabled()
+        gc.collect()
+        gc.disable()  # what it frees while a stream is recorded may make the recording invalid
+        try:
+            with (
+                torch.cuda.device(self.device),
+                torch.cuda.stream(torch.cuda.current_stream()),  # a failed recording leaves its own stream current
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
+                result = call()
+        except BaseException:
+            if numbers is not None:  # a failed recording leaves it waiting for the recording's end
+                generator.graphsafe_set_state(numbers)
+            raise
+        finally:
+            if collecting:
+                gc.enable()
+        return result, graph.replay
+
+
+@dataclass
+class _Recorded:
+    """One graph.
+
+    Attributes:
+        before, after: the parameters' gradients when recording began and ended.
+    """
+
+    arguments: StaticArguments
+    results: Flat
+    launch: Callable[[], None]
+    before: list[Tensor | None]
+    after: list[Tensor | None]
+
+
+@dataclass
+class _Warming:
+    arguments: StaticArguments
+    calls: int = 0
+
+
+@dataclass
+class GraphedSteps:
+    """A function whose calls become launches of graphs.
+
+    Args:
+        recorder: makes the graphs.
+        warm_up: calls of each kind that run before one is recorded, besides the very first, which shows what it runs.
+        most_graphs: kinds of arguments that get a graph; others run as they are.
+        copy_results: whether results are copies; otherwise the next call writes over them.
+
+    Attributes:
+        refused: why nothing is recorded any more; None while it is.
+        captures: the arguments of each graph, in words.
+    """
+
+    function: Callable[..., Any]
+    recorder: Recorder
+    warm_up: int = 3
+    most_graphs: int = 8
+    copy_results: bool = True
+    refused: str | None = None
+    captures: list[str] = field(default_factory=list)
+    optimizers: GraphedOptimizers = field(default_factory=GraphedOptimizers)
+    _graphs: dict[Hashable, _Recorded] = field(default_factory=dict)
+    _warming: dict[Hashable, _Warming] = field(default_factory=dict)
+    _modules: list[torch.nn.Module] = field(default_factory=list)
+    _parameters: list[Tensor] = field(default_factory=list)
+    _slots: list[tuple[dict[str, Tensor | None], str]] = field(default_factory=list)
+    _places: list[int] = field(default_factory=list)
+    _seen: bool = False
+    _told: bool = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result: by a launch where there is a graph for these arguments."""
+        if self.refused is not None:
+            return self.function(*args, **kwargs)
+        try:
+            given = flat((args, kwargs))
+            if not self._seen:
+                return self._first(given, lambda: self.function(*args, **kwargs))
+            self._forget_if_moved()
+            key = self._key(given)
+            recorded = self._graphs.get(key)
+            if recorded is not None:
+                return self._launched(recorded, given)
+            if len(self._graphs) >= self.most_graphs:
+                self._tell_of_limit(given)
+                return self.function(*args, **kwargs)
+            warming = self._warming.get(key)
+            if warming is None:
+                warming = self._warming[key] = _Warming(StaticArguments(given, self.recorder.device))
+        except NotStatic as why:
+            return self._refuse(str(why), lambda: self.function(*args, **kwargs))
+        warming.arguments.fill(given.tensors)
+        if warming.calls < self.warm_up:
+            return self._warmed(warming, given)
+        del self._warming[key]
+        return self._recorded(key, warming.arguments, given, lambda: self.function(*args, **kwargs))
+
+    def forget(self) -> None:
+        """Let go of all graphs and their memory; the next calls warm up again."""
+        self._graphs.clear()
+        self._warming.clear()
+        self.captures.clear()
+
+    def _key(self, given: Flat) -> Hashable:
+        """What makes two calls the same graph's."""
+        return (
+            given.signature,
+            self.optimizers.key,
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            autocast_type(self.recorder.device.type),
+            tuple(each.training for each in self._modules),
+            any(each.grad is not None for each in self._parameters),
+        )
+
+    def _forget_if_moved(self) -> None:
+        """Graphs know addresses: where parameters or optimizer states are elsewhere now, they are of no use."""
+        replaced = self.optimizers.refresh()
+        if replaced or self._places_now() != self._places:
+            self._collect()
+            self.forget()
+
+    def _collect(self) -> None:
+        """What graphs read and write beside their arguments: parameters, and places in modules that hold tensors."""
+        inner = [each for module in self._modules for each in module.modules()]
+        held: list[Any] = [table for each in inner for table in (each._parameters, each._buffers)]
+        self._slots = [(table, name) for table in held for name in table]
+        self._parameters = Watched(self._modules, list(self.optimizers)).parameters
+        self._places = self._places_now()
+
+    def _places_now(self) -> list[int]:
+        tensors = [table.get(name) for table, name in self._slots]
+        return [0 if each is None else each.data_ptr() for each in (*tensors, *self._parameters)]
+
+    def _first(self, given: Flat, plain: Call) -> Any:
+        """The first call, just as it is: it shows what it runs, and on which devices."""
+        self._seen = True
+        result, seen = watched(plain)
+        self._learn(seen)
+        types = {each.device.type for each in (*given.tensors, *self._parameters)}
+        if types and self.recorder.device.type not in types:
+            return self._refuse(
+                f"nothing that it gets or runs is on a {self.recorder.device.type} device", lambda: result
+            )
+        return self._checked(seen, result, [])
+
+    def _checked(self, seen: Watched, result: Any, waits: list[str]) -> Any:
+        """The result of a call that was watched, and whether it can be recorded later."""
+        try:
+            results = flat(result, "the result")
+        except NotStatic as why:
+            return self._refuse(str(why), lambda: result)
+        why_not = self._why_not(seen, results, waits)
+        return self._refuse(why_not, lambda: result) if why_not is not None else self._handed(results)
+
+    def _warmed(self, warming: _Warming, given: Flat) -> Any:
+        """A real call on the stream that is recorded later."""
+        warming.calls += 1
+        versions, settings = [each._version for each in warming.arguments.buffers], self.optimizers.settings
+        waits: list[str] = []
+
+        def call() -> Any:
+            return _uncached(lambda: warming.arguments.call(self.function))
+
+        if warming.calls == self.warm_up:
+            (result, seen), waits = self.recorder.waits_of(lambda: watched(call))
+        else:
+            result, seen = self.recorder.run_aside(lambda: watched(call))
+        if self.optimizers.settings != settings:
+            return self._refuse(
+                "it changes its optimizer's settings, as a schedule of learning rates does: do that outside of it",
+                lambda: result,
+            )
+        self._learn(seen)
+        for buffer, version, tensor in zip(warming.arguments.buffers, versions, given.tensors, strict=True):
+            if buffer._version != version:
+                tensor.copy_(buffer)
+                return self._refuse("it changes a tensor among its arguments in place", lambda: result)
+        return self._checked(seen, result, waits)
+
+    def _learn(self, seen: Watched) -> None:
+        """Make ready for graphs what was not known before; what was recorded without it starts again."""
+        known = {id(each) for each in (*self._modules, *self.optimizers)}
+        modules = [each for each in seen.modules if id(each) not in known]
+        optimizers = [each for each in seen.optimizers if id(each) not in known]
+        if not (modules or optimizers):
+            return
+        self._modules += modules
+        self.optimizers.add(optimizers)
+        self._collect()
+        self.forget()
+        if any(isinstance(each, torch.nn.parallel.DistributedDataParallel) for each in self._modules):
+            self.warm_up = max(self.warm_up, DISTRIBUTED_WARM_UP)
+
+    def _why_not(self, seen: Watched, results: Flat, waits: list[str]) -> str | None:
+        """Why the call that was just watched cannot be recorded."""
+        if waits:
+            more = f" and {len(waits) - 1} more places" if len(waits) > 1 else ""
+            return f"it waits for the device at {waits[0]}{more}: read values outside of it"
+        why_not = why_not_whole(seen, results.tensors)
+        if why_not is not None:
+            return why_not
+        wrong = {each.device.type for each in self._parameters} - {self.recorder.device.type}
+        if wrong:
+            return f"parameters of what it runs are on {wrong.pop()}, not on {self.recorder.device}"
+        distributed = any(isinstance(each, torch.nn.parallel.DistributedDataParallel) for each in self._modules)
+        if distributed and not any(os.environ.get(name) == "0" for name in _ASYNC_ERRORS):
+            return (
+                "DistributedDataParallel can be recorded only with TORCH_NCCL_ASYNC_ERROR_HANDLING=0 in the "
+                "environment, set before init_process_group"
+            )
+        return None
+
+    def _recorded(self, key: Hashable, arguments: StaticArguments, given: Flat, plain: Call) -> Any:
+        """Record the graph and launch it for this call."""
+        before = [each.grad for each in self._parameters]
+        try:
+            result, launch = self.recorder.record(lambda: _uncached(lambda: arguments.call(self.function)))
+            results = flat(result, "the result")
+        except Exception as error:  # whatever the driver or torch says: the step goes on as it is
+            for parameter, gradient in zip(self._parameters, before, strict=True):
+                parameter.grad = gradient
+            said = str(error.__context__ or error) or type(error).__name__
+            return self._refuse(f"recording failed: {said.splitlines()[0]}", plain)
+        after = [each.grad for each in self._parameters]
+        recorded = self._graphs[key] = _Recorded(arguments, results, launch, before, after)
+        self.captures.append(in_words(given))
+        return self._launched(recorded, None)
+
+    def _launched(self, recorded: _Recorded, given: Flat | None) -> Any:
+        """Copy the batch in, launch, and leave gradients where the graph writes them."""
+        if given is not None:
+            recorded.arguments.fill(given.tensors)
+        for parameter, before, after in zip(self._parameters, recorded.before, recorded.after, strict=True):
+            if before is not None and before is after and parameter.grad is not before:  # the graph adds to it in place
+                if parameter.grad is None:
+                    before.zero_()
+                else:
+                    before.copy_(parameter.grad)
+        recorded.launch()
+        for parameter, after in zip(self._parameters, recorded.after, strict=True):
+            if parameter.grad is not after:
+                parameter.grad = after
+        return self._handed(recorded.results)
+
+    def _handed(self, results: Flat) -> Any:
+        """What the caller gets: free of the graph that made it."""
+        if not self.copy_results:
+            return results.rebuilt([each.detach() for each in results.tensors])
+        return results.rebuilt([each.detach().clone() for each in results.tensors])
+
+    def _refuse(self, why: str, result: Call) -> Any:
+        self.refused = why
+        self.forget()
+        warnings.warn(f"capture_step runs the step as it is: {why}", RuntimeWarning, stacklevel=4)
+        return result()
+
+    def _tell_of_limit(self, given: Flat) -> None:
+        if not self._told:
+            self._told = True
+            warnings.warn(
+                f"capture_step has recorded {self.most_graphs} graphs; other arguments run as they are, such as "
+                f"{in_words(given)}: pad to fewer shapes or raise most_graphs",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+
+def in_words(given: Flat) -> str:
+    """The tensors of a call, such as "float32 [8, 128], int64 [8]"."""
+    return ", ".join(f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in given.tensors) or "none"
+
+
+def _uncached(call: Call) -> Any:
+    """Run it without autocast's cache: copies of weights from before a graph would stay in it for ever."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    torch.clear_autocast_cache()
+    try:
+        return call()
+    finally:
+        torch.set_autocast_cache_enabled(cached)
