@@ -38,7 +38,6 @@ _PREPARING: Final = ("python", "untraced", "dispatch", "graph_tracing", "step_ma
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the idle pieces before each step's first launch."""
     if view.device is None or view.complete_steps.is_empty():
         return
     pieces = _pieces(view)

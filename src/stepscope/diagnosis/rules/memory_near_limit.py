@@ -32,7 +32,6 @@ from stepscope.diagnosis.rules._memory import memory_locations, size_in_words
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Compare each device's peak with its memory, and look for memory that could not be had."""
     limit = limits["share"]
     failed = {row["device"]: row for row in out_of_memory(view.trace).iter_rows(named=True)}
     for memory in view.memories:

@@ -164,7 +164,6 @@ _REGION: Final = r"^Torch-Compiled Region|^CompiledFunction$"
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the pieces whose cause is compilation, and say what changed."""
     varying = varying_guards(view.program.compilations)
     full = _at_limit(view, limits, varying)
     pieces = view.pieces_of("compilation")
@@ -229,7 +228,6 @@ def _at_limit(view: View, limits: Limits, varying: Sequence[VaryingGuard]) -> li
 
 
 def _limit(view: View, limits: Limits) -> float:
-    """How often the program's torch compiles a function."""
     own = view.program.torch.get("recompile_limit")
     return float(own) if isinstance(own, int) and own > 0 else limits["limit"]
 

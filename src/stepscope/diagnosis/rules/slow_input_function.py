@@ -47,7 +47,6 @@ _WHAT: Final = {"item": "the dataset's item", "transform": "the transform", "col
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Find the function that carries most of the loading, where workers are no remedy."""
     loading = loading_of(view)
     if not limits.reached(loading.wait_ns):
         return

@@ -42,7 +42,6 @@ REMEDY: Final = Remedy(
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """From one rank's trace: the fastest of large messages of each kind and size."""
     if view.device is None:
         return
     fewest = limits["bytes"]

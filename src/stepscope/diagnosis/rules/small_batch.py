@@ -36,7 +36,6 @@ _SAVED: Final = 0.5
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Weigh the short kernels of a device that is busy and has room."""
     held = _held_share(view)
     most = limits["memory"]
     if view.device is None or held is None or held > most or launch_bound.RULE.ask(view).findings:

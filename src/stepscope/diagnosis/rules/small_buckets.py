@@ -40,7 +40,6 @@ _REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Count reductions, and the price of those that buckets would not need."""
     found = collectives(view.trace, device=view.device, window=view.device_span).filter(
         pl.col("kind").is_in(_REDUCTIONS) & (pl.col("duration_ns") > 0)
     )

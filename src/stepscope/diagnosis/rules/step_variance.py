@@ -32,7 +32,6 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rul
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Compare the mean of the complete steps with their median."""
     summary = view.summary
     limit = limits["share"]
     if summary.count < limits["steps"] or not summary.mean_ns:

@@ -50,7 +50,6 @@ class _Product:
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Compare products with awkward dimensions with the others."""
     if view.device is None:
         return
     multiple = max(int(limits["multiple"]), 1)

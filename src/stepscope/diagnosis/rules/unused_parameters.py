@@ -33,7 +33,6 @@ _FORWARD: Final = "DistributedDataParallel.forward"
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the walks through the graph."""
     looking = [facts for facts in view.program.data_parallel if facts.find_unused_parameters]
     if not looking or any(facts.unused_parameters for facts in looking):
         return

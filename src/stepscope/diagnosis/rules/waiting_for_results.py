@@ -41,7 +41,6 @@ _FRAMEWORKS: Final = ("jax", "torch_xla")
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the idle pieces in which the launching thread waits, but for those that a recorded wait caused."""
     if view.framework not in _FRAMEWORKS or view.device is None:
         return
     pieces = view.pieces.filter((pl.col("cause") == "synchronisation") & pl.col("trigger_launch").is_null())
