@@ -303,10 +303,9 @@ def _unseen_ns(view: View, cost_ns: int) -> int:
     if view.device is None:
         return 0
     starts, ends = _compiling(view)
-    first = int(np.min(view.trace.device_work.filter(pl.col("device") == view.device)["start_ns"].to_numpy()))
-    length, before = ends - starts, ends <= first
+    length, before = ends - starts, ends <= view.first_work_ns
     unseen, seen = int(length[before].sum()), int(length[~before].sum())
-    return min(cost_ns * unseen // seen, max(first - view.span.start_ns, 0)) if seen else 0
+    return min(cost_ns * unseen // seen, max(view.first_work_ns - view.span.start_ns, 0)) if seen else 0
 
 
 def _compiling(view: View) -> tuple[Times, Times]:

@@ -54,9 +54,6 @@ def check(view: View, limits: Limits) -> Answers:
     if costly is None or _is_something_else(view, loading):
         return
     saving = _saving_ns(view, loading, costly)
-    if not limits.reached(saving):
-        return
-    mean_ns = costly.total_ns // max(costly.calls, 1)
     yield Found(
         f"{_WHAT[costly.stage]} {costly.name} takes {costly.share:.0%} of the time to make a batch, for which the "
         f"{view.period} waits {view.share(loading.wait_ns):.0%} of its time",
@@ -66,7 +63,7 @@ def check(view: View, limits: Limits) -> Answers:
         confidence="high",
         figures=[
             Figure("share of the time to make a batch", costly.share, "share", CARRIES_MOST),
-            Figure("time of one call", mean_ns, "ns"),
+            Figure("time of one call", costly.total_ns // max(costly.calls, 1), "ns"),
             Figure("calls per batch", costly.calls / max(loading.calls, 1), "count"),
             *settings_figures(loading),
         ],

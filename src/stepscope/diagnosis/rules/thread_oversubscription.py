@@ -32,7 +32,7 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rul
 def check(view: View, limits: Limits) -> Answers:
     threads, usable = view.program.torch.get("threads"), whole(view, "usable_processors")
     counts = host_counts(view)
-    if not isinstance(threads, int) or isinstance(threads, bool) or not usable or counts is None:
+    if type(threads) is not int or not usable or counts is None:
         return
     ranks = whole(view, "local_world_size") or 1
     excess = limits["excess"]

@@ -45,8 +45,6 @@ def check(view: View, limits: Limits) -> Answers:
         return
     pieces = view.pieces.filter((pl.col("cause") == "synchronisation") & pl.col("trigger_launch").is_null())
     cost = int(pieces["duration_ns"].sum())
-    if not limits.reached(cost):
-        return
     yield Found(
         f"{view.share(cost):.0%} of the {view.period} the device is idle while the host waits for results "
         "instead of sending work",
