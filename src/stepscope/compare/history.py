@@ -185,7 +185,6 @@ def _series(runs: Sequence[TimedRun], source: Source, left_out: Sequence[LeftOut
 
 
 def _placed(run: TimedRun, source: Source) -> tuple[PlacedRun, Sequence[float]]:
-    """The run in its series, and its steady steps."""
     steps = run.steps_ns[source]
     dropped = warm_up(steps).dropped if source == "unprofiled" else 0  # recordings begin when the program is warm
     steady = steps[dropped:]
@@ -267,7 +266,6 @@ def best_places(signal: npt.NDArray[np.float64], penalty: float, parts: int | No
 
 
 def _differences(runs: Sequence[PlacedRun], place: int) -> tuple[tuple[str, str, str], ...]:
-    """Settings that the run before the place and the one after it do not share."""
     before, after = runs[place - 1].settings, runs[place].settings
     values = {name: (before.get(name, ""), after.get(name, "")) for name in dict.fromkeys([*before, *after])}
     return tuple(

@@ -77,7 +77,6 @@ def _about_side(word: str, side: SideSummary) -> Iterator[str]:
 
 
 def _of_one_side(ours: SideSummary, theirs: SideSummary, unknown: Collection[str]) -> Iterator[str]:
-    """What only one side's recording kept."""
     for name, what in (("input_shapes", "input shapes"), ("module", "modules")):
         if name in unknown:
             yield f"Only one side's recording kept {what}: operators are matched without them."

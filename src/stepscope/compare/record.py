@@ -227,7 +227,7 @@ def _causes(view: View, window: Window) -> pl.DataFrame:
 
 
 def _idle(view: View, window: Window) -> pl.DataFrame:
-    """The device's idle pieces. Where no work follows, such as after the last, the main thread tells what it did."""
+    """The device's idle pieces; the main thread's, where no work follows, such as after the last."""
     pieces = idle_time(view.trace, window=window, activity=view.activity).filter(pl.col("device") == view.device)
     is_open = pl.col("next_work").is_null()
     parts = [pieces.filter(~is_open)]
@@ -325,7 +325,6 @@ def _modules(places: tuple[PlaceCosts, pl.DataFrame]) -> pl.DataFrame:
 
 
 def _with_waits(costs: PlaceCosts, waits: pl.DataFrame, by: str) -> pl.DataFrame:
-    """`by`, ns (with the idle time), idle_ns and calls."""
     sums = costs.records.group_by(by).agg(pl.col("ns", "calls").sum())
     idle = waits.group_by(by).agg(pl.col("idle_ns").sum())
     table = sums.join(idle, on=by, how="full", coalesce=True)

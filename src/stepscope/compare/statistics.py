@@ -246,7 +246,6 @@ class _Intervals:
     def of_change(
         self, before: _Side, after: _Side, change: float | None
     ) -> tuple[float, float, float] | tuple[None, None, None]:
-        """The interval of the change, and the smallest change that such data show."""
         if change is None or min(before.steps, after.steps) < 2:
             return None, None, None
         error, freedom = _error_of_change((before, after))
@@ -390,7 +389,6 @@ def warm_up(step_ns: Sequence[float]) -> WarmUp:
 
 
 def _squared_error(values: Numbers) -> float:
-    """The square of the standard error of the mean, as the rule defines it."""
     return float(((values - values.mean()) ** 2).sum() / len(values) ** 2)
 
 

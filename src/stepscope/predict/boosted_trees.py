@@ -65,7 +65,6 @@ class BoostedTrees:
         return np.where(np.isnan(features).any(axis=1), np.nan, total)
 
     def _leaves(self, features: npt.NDArray[np.float64], roots: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """The leaf of each tree that each row ends in, shape (trees, rows)."""
         flat = features.ravel()
         offsets = np.arange(len(features), dtype=np.int64) * self.width
         nodes = np.repeat(roots.astype(np.int64)[:, None], len(features), axis=1)

@@ -140,7 +140,6 @@ def _sum_of_gradients(experiment: Experiment) -> int:
 
 
 def _gradient_bytes(experiment: Experiment) -> int | None:
-    """Bytes of all gradients, by the program's facts; None without them."""
     program = experiment.trace.metadata.program
     return program.model.gradient_bytes if program is not None and program.model is not None else None
 

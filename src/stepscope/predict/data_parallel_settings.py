@@ -164,7 +164,6 @@ def data_parallel_settings(view: View, others: Sequence[Experiment] = ()) -> Set
 
 
 def _check_trace(view: View) -> None:
-    """Check that a trace without facts of the program is of data-parallel training in PyTorch."""
     if collectives(view.trace).is_empty():
         raise UsageError(
             f"the trace has no communication between ranks, from which settings would follow: {HOW_TO_RECORD}"
@@ -177,7 +176,6 @@ def _check_trace(view: View) -> None:
 
 
 def _check_other(trace: Trace, other: Trace) -> None:
-    """Check that both can be ranks of one run."""
     ours, theirs = trace.metadata, other.metadata
     same = ours.rank is not None and ours.rank == theirs.rank
     if same or ours.world_size != theirs.world_size or collectives(other).is_empty():
@@ -230,7 +228,6 @@ def _why_no_bucket(exchange: RecordedExchange | None, gradients: Gradients | Non
 
 
 def _recorded_bytes(exchange: RecordedExchange) -> tuple[int, int]:
-    """The smallest and the largest all-reduce of known size."""
     known = exchange.table.filter(pl.col("kind") == "all_reduce")["bytes"].drop_nulls().to_numpy()
     return int(known.min(initial=np.iinfo(np.int64).max)), int(known.max(initial=0))
 
@@ -258,7 +255,6 @@ def _ms(size: BucketSize, *, whole: bool = False) -> str:
 
 
 def _views(view: View, facts: DataParallelFacts | None) -> Reason:
-    """Views where copies out of buckets were seen."""
     name = "gradient_as_bucket_view"
     if facts is not None and facts.gradient_as_bucket_view:
         return Reason(name, True, "the recorded program has it on already")
@@ -303,7 +299,6 @@ _search: Final = partial(Reason, "find_unused_parameters")
 
 
 def _some_unused(without: int, gradients: Gradients | None) -> tuple[Reason, Reason]:
-    """Where some parameters are unused: whether they are the same in every step."""
     some = f"{without:,} parameters got no gradient" if without > 1 else "1 parameter got no gradient"
     if gradients is None or gradients.at_once:
         why = f"{some}, and nothing tells whether it is the same in every step: record shapes"

@@ -251,7 +251,6 @@ def recorded_exchange(experiment: Experiment, others: Sequence[Experiment] = ())
 
 
 def _without_waiting(experiment: Experiment, others: Sequence[Experiment], found: pl.DataFrame) -> pl.DataFrame:
-    """The collectives with the transfers that the ranks' traces together show."""
     if not others:
         return found
     rows, transfer = Ranks.of([experiment, *others]).meetings
@@ -409,7 +408,6 @@ def with_transfers(times: WorkTimes, exchange: RecordedExchange, source: DeviceP
 
 
 def _transfers(exchange: RecordedExchange, source: DevicePeaks, target: DevicePeaks) -> tuple[Numbers, Numbers]:
-    """How long each collective's data take over the source's link and over the target's."""
     links = link_of(source), link_of(target)
     slower = (source.peer_link_bytes_s or 1.0) / (target.peer_link_bytes_s or 1.0)
     factors = [

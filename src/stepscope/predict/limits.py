@@ -6,8 +6,7 @@
     compute            device work whose arithmetic takes longer than its traffic, at the target's peaks
     memory bandwidth   other device work
 
-The side of a work is told by its operator's arithmetic and traffic (Williams, Waterman and Patterson, 2009), see
-`work_kinds`.
+Arithmetic and traffic of an operator decide the side of its work (Williams, Waterman and Patterson, 2009).
 """
 
 from __future__ import annotations
@@ -56,10 +55,10 @@ class Limit:
 
 
 def limit_of(experiment: Experiment, step: ReplayedStep, sides: Labels) -> Limit | None:
-    """What limits a step; None where that is what the trace does not show.
+    """What limits a step; None where the trace does not show it.
 
-    First it is decided between the host, the device and communication; on the host then for the input if nothing else
-    of the host's takes as long, and on the device for the longer side.
+    First the host, the device and communication are compared; then on the host the input, if nothing else there takes
+    as long, and on the device both sides.
 
     Args:
         step: as it was replayed, or else by its length and the device's busy time alone.
@@ -72,7 +71,6 @@ def limit_of(experiment: Experiment, step: ReplayedStep, sides: Labels) -> Limit
 
 
 def _largest(parts: Parts, total_ns: float) -> Limit | None:
-    """The limit among parts of a step, by name and cause."""
     groups: dict[str, float] = {}
     for (name, _), ns in parts.items():
         groups[_GROUP[name]] = groups.get(_GROUP[name], 0.0) + ns
@@ -92,7 +90,6 @@ def _largest(parts: Parts, total_ns: float) -> Limit | None:
 
 
 def _parts(experiment: Experiment, path: pl.DataFrame, sides: Labels) -> Parts:
-    """What the critical path consists of: nanoseconds by limit, and by cause where the limit is the host's."""
     kinds = experiment.trace.device_work["kind"].to_list()
     parts: Parts = {}
     for ns, kind, cause, table, row in path.select("duration_ns", "kind", "cause", "table", "row").iter_rows():
@@ -131,7 +128,6 @@ def _without_replay(experiment: Experiment, step: ReplayedStep, sides: Labels) -
 
 
 def _idle_causes(experiment: Experiment) -> dict[str, float]:
-    """Share of the device's idle time in the steps by cause."""
     idle = idle_time(experiment.trace, window=experiment.span, activity=experiment.activity)
     idle = idle.filter(pl.col("device") == experiment.device)
     sums = idle.group_by("cause").agg(pl.col("duration_ns").sum())
@@ -154,7 +150,7 @@ class MemoryNeed:
     note: str  # where the figure comes from or why there is none, in a sentence
 
     def fits(self, device: DevicePeaks) -> bool | None:
-        """Whether a device has as much, KEPT_FREE aside; None where that cannot be told."""
+        """Whether a device has as much, KEPT_FREE aside; None where unknown."""
         if self.bytes is None or device.memory_bytes is None:
             return None
         has_room = self.bytes <= device.memory_bytes * (1 - KEPT_FREE)
@@ -169,7 +165,7 @@ def memory_need(
     Args:
         device: the trace's, whose memory counts; None for a trace of a CPU.
         batch_factor: how many times as large the batch is.
-        sampled_bytes: as `sampled_memory` tells it, for a trace that has no allocations.
+        sampled_bytes: from `sampled_memory`, for a trace without allocations.
     """
     wanted = "cpu" if device is None else device
     levels = memory_levels(trace).filter(pl.col("device") == wanted)
@@ -196,7 +192,7 @@ def memory_need(
 
 
 def sampled_memory(telemetry: Telemetry, device: str | None) -> int | None:
-    """The most of a device's memory in use by a run's telemetry; None where it has no samples of that device, or many.
+    """The most of a device's memory in use by a run's telemetry; None without samples of that device alone.
 
     Args:
         device: as the trace calls it.
@@ -214,29 +210,24 @@ def _most(levels: pl.DataFrame) -> int:
 
 
 def _constant_bytes(memory: DeviceMemory) -> int:
-    """What was alive at the peak and does not grow with the batch; 0 where blocks were not told apart."""
-    alive = alive_table(memory, "category") if memory.blocks.height else None
-    if alive is None:
+    """What was alive at the peak and does not grow with the batch; 0 where blocks have no categories."""
+    if not memory.blocks.height:
         return 0
-    stays = alive.filter(pl.col("category").is_in(_STAY))["bytes"]
+    stays = alive_table(memory, "category").filter(pl.col("category").is_in(_STAY))["bytes"]
     return min(int(stays.sum()), memory.peak_bytes)
 
 
 def _held_before(model: ModelFacts) -> int:
-    """What the model and its optimizer held before the recording began."""
     parts = (model.parameter_bytes, model.buffer_bytes, model.optimizer_state_bytes)
     return sum(part for part in parts if part is not None)
 
 
 def _note(is_total: bool, with_model: bool, batch_factor: float) -> str:
     text = "the most that was allocated at once"
-    if not is_total:
-        text += " while recording"
-        text += (
-            ", with what the model and its optimizer hold"
-            if with_model
-            else "; what was held before is not known and comes on top"
-        )
+    if not is_total and with_model:
+        text += " while recording, with what the model and its optimizer hold"
+    elif not is_total:
+        text += " while recording; what was held before is not known and comes on top"
     if batch_factor != 1.0:
         text += "; with the batch everything grows but parameters, gradients and the optimizer's state"
     return text

@@ -430,7 +430,6 @@ def matrix_times(operations: Operations, device: DevicePeaks, model: MatrixModel
 
 
 def _units(operations: Operations, device: DevicePeaks) -> list[tuple[str, str]]:
-    """Each number type of the products that the device has timed units for."""
     kinds = np.unique(operations.number_type).tolist()
     found = [(unit_of(device, kind), kind) for kind in kinds]
     return [(unit, kind) for unit, kind in found if unit is not None]

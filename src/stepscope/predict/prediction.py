@@ -211,7 +211,6 @@ class StepPredictor:
         return recorded_exchange(self.experiment)
 
     def _grown(self, times: WorkTimes, target: DevicePeaks) -> tuple[WorkTimes, tuple[str, ...]]:
-        """The times with the requested batch, and notes on them."""
         if self._growth is None:
             return times, ()
         growth = self._growth.on(target, self.precision)
@@ -232,7 +231,6 @@ class StepPredictor:
         return ("the batch is far from the recorded one: libraries may choose other kernels, and loading other ways",)
 
     def _from_shapes(self, target: DevicePeaks) -> StepPrediction:
-        """The mean step of a trace without device work."""
         grown = None if self.change is None else with_batch(self.trace, self.change)
         found = step_from_shapes(self.replays, target, precision=self.precision, grown=grown)
         parts = (("shapes", found.covered_share), ("unknown", 1 - found.covered_share))
@@ -302,7 +300,6 @@ class StepPredictor:
 
 
 def _with_limit(base: StepPrediction, limit: Limit | None) -> StepPrediction:
-    """With what limits the step; as it is where that cannot be told."""
     if limit is None:
         return base
     return replace(base, limit=limit.name, limit_share=limit.share, limit_cause=limit.cause)
@@ -317,7 +314,6 @@ def _quantiles(values: Numbers, weights: Numbers) -> tuple[float, float]:
 
 
 def _refusal(unknown: float, unchanged: float, target: DevicePeaks, *, is_known: bool) -> str:
-    """Why no step time is given, by the shares of device time that are unknown and unchanged."""
     links = "copies and communication over links of unknown bandwidth"
     why = ""
     if unchanged >= _WORTH_SAYING:

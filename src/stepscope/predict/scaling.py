@@ -186,7 +186,6 @@ class _Scaling:
 
     @cached_property
     def _recorded(self) -> DevicePeaks | None:
-        """The recorded device; None where its figures are unknown."""
         if self.target is not None and self.target.predictor is not None:
             return self.target.predictor.recorded_device
         device = self.exchange.experiment.device
@@ -276,7 +275,6 @@ class _Scaling:
 
     @cached_property
     def _band(self) -> tuple[float, float]:
-        """The target's own band, as factors on the step."""
         target = self.target
         if target is None or not target.step_ns:
             return 1.0, 1.0
@@ -296,7 +294,6 @@ class _Scaling:
 
     @cached_property
     def _others_ns(self) -> float:
-        """How long these take in a step, including waiting."""
         rows, graph = np.intersect1d(self._others, self.experiment.works), self.graphs.expected
         took = graph.works.duration[rows] * graph.work_scale[rows]
         return float(took.sum()) * self._others_factor / self.experiment.step_count

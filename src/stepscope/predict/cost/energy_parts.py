@@ -186,7 +186,6 @@ class DeviceEnergy:
     Attributes:
         device, name: as in the trace.
         parts: idle by cause and busy by kind; add up to `nanojoules`, first to first and second to second.
-        identity: the same for the same hardware, whichever rank it is seen from; None where unknown.
     """
 
     device: str
@@ -198,7 +197,7 @@ class DeviceEnergy:
     parts: tuple[EnergyPart, ...] = ()
     operators: tuple[EnergyPart, ...] = ()  # the busy parts again, by operator, the costliest first
     window_joules: tuple[float, ...] = ()  # of measured energy, joules per step of each window
-    identity: str | None = None
+    identity: str | None = None  # the same for the same hardware, whichever rank it is seen from; None where unknown
     powers: tuple[Powers, Powers] | None = None
 
     def of_kind(self, kind: str) -> Pair:

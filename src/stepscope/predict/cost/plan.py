@@ -249,7 +249,6 @@ class _Planner:
         self._scaled: dict[tuple[str, str, float | None], dict[int, ScaledStep] | str] = {}
 
     def machines(self, price: Price) -> Iterator[Machine]:
-        """The machine of this price, or nothing with the reason kept."""
         counts, usd_h = self.request.counts, price.usd_h(spot=self.request.spot)
         if counts is not None and price.count not in counts:
             return
@@ -336,7 +335,6 @@ class _Planner:
         return known if isinstance(known, str) else known[price.count]
 
     def _shared(self, prediction: StepPrediction, link: Link) -> dict[int, ScaledStep] | str:
-        """The step on each number of these devices that machines have, or why it is unknown."""
         numbers = sorted(self._counts[prediction.device.name])
         try:
             steps = data_parallel(self.predictor.experiment, numbers, link, target=prediction, others=self.others)
@@ -365,7 +363,7 @@ def _notes(notes: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 
 def _cheapest(prices: Sequence[Price], spot: bool) -> list[Price]:
-    """Of each machine the price of the cheapest region; of machines without such a price any."""
+    """For each machine the price of its cheapest region."""
     best: dict[tuple[object, ...], Price] = {}
     for price in prices:
         key = (price.provider, price.instance, price.device or price.gpu, price.count)

@@ -167,7 +167,6 @@ def _content(path: Path) -> str:
 
 
 def _price(cells: _Cells, provider: str | None, as_of: date, source: str) -> Price:
-    """The price in cells named as COLUMNS, checked."""
     gpu = _name(cells, "gpu", "GPU")
     if not gpu:
         raise _NoGpuError
