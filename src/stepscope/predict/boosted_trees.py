@@ -73,20 +73,9 @@ class BoostedTrees:
             nodes = self.left[nodes] + goes_right
         return nodes
 
-    def to_arrays(self, prefix: str = "") -> dict[str, npt.NDArray[Any]]:
-        """Arrays for an npz file, their names beginning with the prefix."""
-        return {
-            f"{prefix}head": np.array([self.baseline, self.depth, self.width], np.float64),
-            f"{prefix}roots": self.roots,
-            f"{prefix}features": self.features,
-            f"{prefix}thresholds": self.thresholds,
-            f"{prefix}left": self.left,
-            f"{prefix}values": self.values,
-        }
-
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> BoostedTrees:
-        """The reverse of `to_arrays`, also from a file opened by `numpy.load`.
+        """The trees kept under names that begin with the prefix, in a dictionary or a file opened by `numpy.load`.
 
         Raises:
             StepscopeError: a tree looks at a feature that rows do not have.

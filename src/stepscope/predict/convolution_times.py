@@ -55,10 +55,6 @@ class ConvolutionModel:
     highest: Numbers
     band: Numbers  # factors that hold nine of ten timings of GPUs not learned from, shape (2,)
 
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        rest = {"range": np.stack([self.lowest, self.highest]), "band": self.band}
-        return {**self.trees.to_arrays("trees_"), **rest}
-
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ConvolutionModel:
         lowest, highest = arrays["range"]

@@ -291,12 +291,7 @@ def _host_ns(replays: StepReplays, rows: Rows, factors: Numbers, *, without: tup
 
 
 def _limit(
-    replays: StepReplays,
-    host_ns: float,
-    device_ns: float,
-    times: Numbers,
-    operations: Operations,
-    target: DevicePeaks,
+    replays: StepReplays, host_ns: float, device_ns: float, times: Numbers, operations: Operations, target: DevicePeaks
 ) -> Limit:
     whole = host_ns + device_ns
     if host_ns < device_ns:

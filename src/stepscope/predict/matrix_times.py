@@ -251,12 +251,6 @@ class TileLaw:
             total += weight * np.log(best_seconds(self.constants, operations, device, rates, tile))
         return np.asarray(np.exp(total))
 
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        arrays: dict[str, npt.NDArray[Any]] = {"tiles.constants": self.constants}
-        for place, trees in enumerate(self.choices):
-            arrays |= trees.to_arrays(f"tiles.{place}.")
-        return arrays
-
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> TileLaw:
         choices = (BoostedTrees.from_arrays(arrays, f"tiles.{place}.") for place in range(len(CHOSEN)))
@@ -369,7 +363,7 @@ SLOWER_TYPES: Final = {"tf32": 1.4}
 TILES_SHARE: Final = 0.5
 """Weight of the law of tiles against the trees, in the logarithm."""
 _ALIGNED_BYTES: Final = 16
-_RANGES: Final = ("shortest", "longest", "capabilities")
+MODEL_RANGES: Final = ("shortest", "longest", "capabilities")
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,17 +384,10 @@ class MatrixModel:
     bands: Mapping[str, Numbers]
     tiles: TileLaw | None = None
 
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        arrays: dict[str, npt.NDArray[Any]] = {f"bands.{kind}": band for kind, band in self.bands.items()}
-        for unit, trees in self.trees.items():
-            arrays |= trees.to_arrays(f"{unit}.")
-            arrays |= {f"{unit}.{name}": getattr(self, name)[unit] for name in _RANGES}
-        return arrays | (self.tiles.to_arrays() if self.tiles else {})
-
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> MatrixModel:
         trees = {unit: BoostedTrees.from_arrays(arrays, f"{unit}.") for unit in UNITS}
-        shortest, longest, capabilities = ({unit: arrays[f"{unit}.{name}"] for unit in UNITS} for name in _RANGES)
+        shortest, longest, capabilities = ({unit: arrays[f"{unit}.{name}"] for unit in UNITS} for name in MODEL_RANGES)
         bands = {kind: arrays[f"bands.{kind}"] for kind in sorted(set(LIKE.values()))}
         tiles = TileLaw.from_arrays(arrays) if "tiles.constants" in arrays else None
         return cls(trees, shortest, longest, capabilities, bands, tiles)

@@ -67,15 +67,6 @@ class MemoryModel:
     bands: Numbers
     largest: Numbers
 
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        return {
-            "generations": np.array(self.generations, np.str_),
-            "shares": np.append(self.shares, [self.older, self.newer]),
-            "rows": self.rows,
-            "bands": self.bands,
-            "largest": self.largest,
-        }
-
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> MemoryModel:
         *_, older, newer = arrays["shares"].tolist()
@@ -142,11 +133,7 @@ def kernel_of(operations: Operations, device: DevicePeaks) -> npt.NDArray[np.int
 
 
 def kernel_ns(
-    operations: Operations,
-    kernels: npt.NDArray[np.int64],
-    device: DevicePeaks,
-    bandwidth: float,
-    model: MemoryModel,
+    operations: Operations, kernels: npt.NDArray[np.int64], device: DevicePeaks, bandwidth: float, model: MemoryModel
 ) -> Numbers:
     factors = np.array([USUAL_FACTORS.get(kind, 1.0) for kind in operations.kind.tolist()])
     least = min(device.launch_ns or KERNEL_NS, KERNEL_NS)

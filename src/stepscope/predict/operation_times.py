@@ -19,11 +19,7 @@ from stepscope.predict.matrix_times import matrix_times
 from stepscope.predict.memory_times import MEMORY_KINDS, bandwidth_of, memory_times, shipped_model
 from stepscope.predict.operations import Numbers, Operations, OperationTimes, is_nvidia, roofline_times
 
-_LEARNED: Final = (
-    (MEMORY_KINDS, memory_times),
-    (("matrix",), matrix_times),
-    (CONVOLUTION_KINDS, convolution_times),
-)
+_LEARNED: Final = ((MEMORY_KINDS, memory_times), (("matrix",), matrix_times), (CONVOLUTION_KINDS, convolution_times))
 """The kinds of operations that were learned, and what predicts them."""
 
 
@@ -146,18 +142,6 @@ def scaled_ns(measured_ns: Numbers, factor: Numbers) -> Numbers:
     """The measured times multiplied by the factor except for start and end, which are the same anywhere."""
     start = np.minimum(measured_ns, START_NS)
     return start + (measured_ns - start) * factor
-
-
-def memory_share(intensity: Numbers, target: DevicePeaks, number_type: str) -> Numbers:
-    """Habitat's g, from operations per byte and the intensity R from which on the target's arithmetic limits.
-
-    `1 - 0.5 * intensity / R` below R, `0.5 * R / intensity` above it; not-a-number where R is unknown.
-    """
-    peak = target.flops_s.get(number_type)
-    if peak is None:
-        return np.full(len(intensity), np.nan)
-    ridge = peak / target.bandwidth_bytes_s
-    return np.where(intensity <= ridge, 1 - 0.5 * intensity / ridge, 0.5 * ridge / np.maximum(intensity, 1e-9))
 
 
 def resident_blocks(kernels: pl.DataFrame, device: DevicePeaks) -> Numbers:

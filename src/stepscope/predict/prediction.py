@@ -152,10 +152,7 @@ class StepPredictor:
     @cached_property
     def memory(self) -> MemoryNeed:
         return memory_need(
-            self.trace,
-            self.experiment.device,
-            batch_factor=self.batch_factor,
-            sampled_bytes=self._sampled_memory_bytes,
+            self.trace, self.experiment.device, batch_factor=self.batch_factor, sampled_bytes=self._sampled_memory_bytes
         )
 
     @cached_property
@@ -216,10 +213,7 @@ class StepPredictor:
         growth = self._growth.on(target, self.precision)
         unknown = self._share_of(~growth.is_known)
         grown = replace(
-            times,
-            ns=times.ns * growth.expected,
-            low_ns=times.low_ns * growth.low,
-            high_ns=times.high_ns * growth.high,
+            times, ns=times.ns * growth.expected, low_ns=times.low_ns * growth.low, high_ns=times.high_ns * growth.high
         )
         note = f"for {unknown:.0%} of the device's time nothing tells how it grows with the batch: its band is wider"
         return grown, (note,) if unknown >= _WORTH_SAYING else ()

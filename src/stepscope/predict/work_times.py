@@ -84,11 +84,7 @@ class WorkTimes:
 
 
 def work_times(
-    trace: Trace,
-    target: DevicePeaks,
-    *,
-    precision: str | None = None,
-    source: DevicePeaks | None = None,
+    trace: Trace, target: DevicePeaks, *, precision: str | None = None, source: DevicePeaks | None = None
 ) -> WorkTimes:
     """Predict how long each piece of device work would take on the target.
 
