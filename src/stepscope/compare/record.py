@@ -178,14 +178,10 @@ def trace_record(
         step_source=view.summary.source if view.complete_steps.height else "none",
         steps=_steps(view, window),
         left_out=gone,
-        tables={name: _conformed(name, table) for name, table in tables.items()},
+        tables={name: table.select(SCHEMAS[name]).cast(pl.Schema(SCHEMAS[name])) for name, table in tables.items()},
         settings=settings_of_trace(trace.metadata),
         warnings=trace.warnings,
     )
-
-
-def _conformed(name: str, table: pl.DataFrame) -> pl.DataFrame:
-    return table.select([pl.col(column).cast(dtype) for column, dtype in SCHEMAS[name].items()])
 
 
 def _window(view: View) -> Window:

@@ -383,13 +383,10 @@ def warm_up(step_ns: Sequence[float]) -> WarmUp:
         return WarmUp(0, batch, True)
     batches = count // batch
     means = np.asarray(step_ns[: batches * batch], float).reshape(batches, batch).mean(axis=1)
-    errors = [_squared_error(means[first:]) for first in range(batches // 2 + 1)]
+    rests = [means[first:] for first in range(batches // 2 + 1)]
+    errors = [((rest - rest.mean()) ** 2).sum() / len(rest) ** 2 for rest in rests]  # squared, of their means
     dropped = int(np.argmin(errors)) * batch  # the first of equals, so that steps without spread all count
     return WarmUp(dropped, batch, _is_steady(step_ns[dropped:]))
-
-
-def _squared_error(values: Numbers) -> float:
-    return float(((values - values.mean()) ** 2).sum() / len(values) ** 2)
 
 
 def _is_steady(step_ns: Sequence[float]) -> bool:

@@ -28,7 +28,7 @@ from stepscope.analysis.work_formulas import CONVOLUTIONS, SIZES_FROM_PARENT
 from stepscope.errors import UsageError
 from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.operation_times import operation_times
-from stepscope.predict.operations import Numbers, Operations, in_precision, types_on
+from stepscope.predict.operations import Numbers, in_precision, types_on
 from stepscope.predict.trace_operations import CalledOperations, in_optimizer, launching_operators
 from stepscope.trace import Trace, Window
 
@@ -252,7 +252,8 @@ class BatchGrowth:
         kind = work["kind"].fill_null("other").to_numpy()
         expected = np.where(kind == "copy_in", factor, np.ones(len(kind)))
         low, high = expected.copy(), expected.copy()
-        stays = self._in_optimizer | np.isin(kind, ("communication", "copy_out"))
+        in_optimizers = np.append(in_optimizer(self._trace), False)[launching_operators(self._trace)]
+        stays = in_optimizers | np.isin(kind, ("communication", "copy_out"))
         known = stays | (kind == "copy_in")
         ratios = self._ratios(target, precision)
         mine = ~known & np.isfinite(ratios[0])
@@ -272,8 +273,10 @@ class BatchGrowth:
         if not len(self._recorded.operations):
             nothing = np.full(len(call), np.nan)
             return nothing, nothing, nothing
-        before = operation_times(_as_run(self._recorded.operations, target, precision), target)
-        after = operation_times(_as_run(self._grown.operations, target, precision), target)
+        before, after = (
+            operation_times(types_on(in_precision(each.operations, precision).operations, target), target)
+            for each in (self._recorded, self._grown)
+        )
         # A batch r times as large is at most as many batches of the recorded size, one after the other, as r is rounded
         # up; within that the ratio may be as wrong as the model is.
         ends = min(1.0, 1 / np.ceil(1 / self._change.factor)), max(1.0, np.ceil(self._change.factor))
@@ -285,12 +288,3 @@ class BatchGrowth:
         place = np.maximum(call, 0)
         found = tuple(np.where(call >= 0, one[place], np.nan) for one in (ratio, low, high))
         return found[0], found[1], found[2]
-
-    @cached_property
-    def _in_optimizer(self) -> npt.NDArray[np.bool_]:
-        inside: npt.NDArray[np.bool_] = np.append(in_optimizer(self._trace), False)[launching_operators(self._trace)]
-        return inside
-
-
-def _as_run(operations: Operations, device: DevicePeaks, precision: str | None) -> Operations:
-    return types_on(in_precision(operations, precision).operations, device)

@@ -107,10 +107,12 @@ def cpu_operation_times(
     operations = described(trace, np.arange(operators.height))
     is_known = np.isfinite(operations.flops) & np.isfinite(operations.bytes) & (operations.kind != "")
     is_around = np.isin(operations.name, list(_AROUND_OTHERS)) & _has_inner(parent)
-    rows = np.flatnonzero(_outermost(is_known & ~is_around, parent) & asked)
+    chosen = is_known & ~is_around
+    rows = np.flatnonzero(chosen & (_nearest_above(chosen, parent) < 0) & asked)
     own = operations.select(rows)
     duration = operators["duration_ns"].to_numpy().astype(np.float64)
-    overhead = _overhead_ns(duration, is_known & ~_has_inner(parent))
+    small = duration[is_known & ~_has_inner(parent)]
+    overhead = float(np.quantile(small, _OVERHEAD_QUANTILE)) if len(small) else 0.0
     counted = _counted_inside(parent, rows, len(parent))
     dispatch = np.minimum(duration[rows], overhead * counted)
     if (trace.launches["kind"] == "launch").any():  # a device computed, though nothing was recorded of it
@@ -172,10 +174,6 @@ def _has_inner(parent: Rows) -> npt.NDArray[np.bool_]:
     return result
 
 
-def _outermost(chosen: npt.NDArray[np.bool_], parent: Rows) -> npt.NDArray[np.bool_]:
-    return chosen & (_nearest_above(chosen, parent) < 0)
-
-
 def _nearest_above(chosen: npt.NDArray[np.bool_], parent: Rows) -> Rows:
     """For each operator the row of the nearest chosen one around it, -1 for none."""
     nearest = inherit(np.where(chosen, np.arange(len(parent)), -1), parent)
@@ -188,10 +186,6 @@ def _counted_inside(parent: Rows, rows: Rows, count: int) -> Rows:
     own[rows] = np.arange(len(rows))
     group = inherit(own, parent)
     return np.bincount(group[group >= 0], minlength=len(rows)).astype(np.int64)
-
-
-def _overhead_ns(duration: npt.NDArray[np.float64], small: npt.NDArray[np.bool_]) -> float:
-    return float(np.quantile(duration[small], _OVERHEAD_QUANTILE)) if small.any() else 0.0
 
 
 def _uncovered(

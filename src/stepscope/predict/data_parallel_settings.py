@@ -274,7 +274,9 @@ def _views(view: View, facts: DataParallelFacts | None) -> Reason:
 
 def _unused(view: View, facts: DataParallelFacts | None, gradients: Gradients | None) -> tuple[Reason, Reason]:
     """Whether the graph is the same in all steps, and whether unused parameters have to be looked for."""
-    looks = facts.find_unused_parameters if facts is not None else _searches(view)
+    names = view.operators["name"]
+    marks = bool((names == SEARCH).any()) if names.is_in([SEARCH, COPY]).any() else None
+    looks = facts.find_unused_parameters if facts is not None else marks
     without = facts.unused_parameters if facts is not None else None
     if facts is not None and facts.static_graph:
         why = "the recorded program says that its graph stays the same"
@@ -315,11 +317,3 @@ def _some_unused(without: int, gradients: Gradients | None) -> tuple[Reason, Rea
         "the first step. Only where no step differs"
     )
     return _static(True, why), _search(False, "static_graph makes looking for them unnecessary")
-
-
-def _searches(view: View) -> bool | None:
-    """Whether unused parameters are looked for, by the reducer's own marks; None where it left none."""
-    names = view.operators["name"]
-    if (names == SEARCH).any():
-        return True
-    return False if (names == COPY).any() else None

@@ -46,7 +46,8 @@ def slowdown_beside_messages(experiment: Experiment) -> float | None:
         return None
     table = experiment.trace.device_work.filter(pl.col("device") == experiment.device)
     works = table.filter((pl.col("kind") == "compute") & pl.col("grid").is_not_null() & (pl.col("duration_ns") > 0))
-    messages = _spans(table.filter(kind="communication"))
+    sent = table.filter(kind="communication")
+    messages = union(sent["start_ns"].to_numpy(), (sent["start_ns"] + sent["duration_ns"]).to_numpy())
     if works.is_empty() or not len(messages.starts):
         return None
     share = share_beside(works["start_ns"].to_numpy(), works["duration_ns"].to_numpy(), messages)
@@ -68,10 +69,6 @@ def share_beside(starts: Rows, lengths: Rows, messages: IntervalSet) -> Numbers:
     """The share of each interval in which there are messages, 0 to 1; shape (n,)."""
     shares: Numbers = messages.overlap_of(starts, starts + lengths) / np.maximum(lengths, 1)
     return shares
-
-
-def _spans(table: pl.DataFrame) -> IntervalSet:
-    return union(table["start_ns"].to_numpy(), (table["start_ns"] + table["duration_ns"]).to_numpy())
 
 
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")

@@ -24,7 +24,7 @@ from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.step_replay import ReplayedStep
 from stepscope.predict.trace_operations import Labels
 from stepscope.trace import Trace
-from stepscope.trace.program_facts import ModelFacts, ProgramFacts
+from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.telemetry import Telemetry
 from stepscope.whatif.critical_path import critical_path
 from stepscope.whatif.experiment import Experiment
@@ -177,7 +177,7 @@ def memory_need(
         how = ": record with profile_memory=True" if trace.metadata.format == "kineto" else ""
         return MemoryNeed(None, False, f"memory was not recorded{how}")
     if batch_factor == 1.0:
-        peak, constant = _most(levels), 0
+        peak, constant = int(levels["allocated_bytes"].to_numpy().max()), 0
     else:
         memory = next(each for each in device_memories(trace) if each.device == wanted)
         peak, constant = memory.peak_bytes, _constant_bytes(memory)
@@ -185,7 +185,9 @@ def memory_need(
     before = 0
     is_total = wanted != "cpu" and trace.memory.filter(device=wanted)["total_allocated"].null_count() == 0
     if not is_total and program.model is not None:
-        before = _held_before(program.model)
+        model = program.model
+        parts = (model.parameter_bytes, model.buffer_bytes, model.optimizer_state_bytes)
+        before = sum(part for part in parts if part is not None)
     needed = round((peak - constant) * batch_factor) + constant + before
     at_least = not is_total and not before
     return MemoryNeed(needed, at_least, _note(is_total, bool(before), batch_factor))
@@ -205,21 +207,12 @@ def sampled_memory(telemetry: Telemetry, device: str | None) -> int | None:
     return int(mine["value"].to_numpy().max())
 
 
-def _most(levels: pl.DataFrame) -> int:
-    return int(levels["allocated_bytes"].to_numpy().max())
-
-
 def _constant_bytes(memory: DeviceMemory) -> int:
     """What was alive at the peak and does not grow with the batch; 0 where blocks have no categories."""
     if not memory.blocks.height:
         return 0
     stays = alive_table(memory, "category").filter(pl.col("category").is_in(_STAY))["bytes"]
     return min(int(stays.sum()), memory.peak_bytes)
-
-
-def _held_before(model: ModelFacts) -> int:
-    parts = (model.parameter_bytes, model.buffer_bytes, model.optimizer_state_bytes)
-    return sum(part for part in parts if part is not None)
 
 
 def _note(is_total: bool, with_model: bool, batch_factor: float) -> str:

@@ -97,7 +97,9 @@ def memory_times(operations: Operations, device: DevicePeaks, model: MemoryModel
     timed = device.architecture in model.generations
     like = of_kind & _is_plain(operations) & timed
     wider = np.where(like, 1.0, np.where(of_kind, NOT_LEARNED, WIDEST))
-    wider *= np.where(_is_larger(operations, kernels, model), NOT_LEARNED, 1.0)
+    # More than twice as large, or rows more than twice as long, as in all timings.
+    most_bytes, longest = 2 * model.largest[kernels].T
+    wider *= np.where((operations.bytes > most_bytes) | (operations.columns > longest), NOT_LEARNED, 1.0)
     basis = np.where(of_kind & timed, "learned", "roofline")
     return OperationTimes(ns, ns * low / wider, ns * high * wider, np.where(np.isnan(ns), "unknown", basis))
 
@@ -201,11 +203,6 @@ def _is_plain(operations: Operations) -> npt.NDArray[np.bool_]:
     """Whether the timings have the like: a forward pass in FP32 over contiguous numbers."""
     plain = ~operations.is_backward & (_passes(operations) == 1) & (operations.kind != "copy")
     return np.asarray(plain & np.isin(operations.number_type, ("fp32", "tf32", "")))
-
-
-def _is_larger(operations: Operations, kernels: npt.NDArray[np.int64], model: MemoryModel) -> npt.NDArray[np.bool_]:
-    most_bytes, longest = 2 * model.largest[kernels].T
-    return np.asarray((operations.bytes > most_bytes) | (operations.columns > longest))
 
 
 def _band(model: MemoryModel, known: int, kernels: npt.NDArray[np.int64], ns: Numbers) -> tuple[Numbers, Numbers]:

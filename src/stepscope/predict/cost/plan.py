@@ -17,7 +17,6 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.analysis.roofline import device_peaks
 from stepscope.errors import UsageError
 from stepscope.machine.devices import device_table
 from stepscope.machine.own_devices import DevicePeaks
@@ -304,13 +303,7 @@ class _Planner:
             return device
         if price.count > 1:
             return over_link(device, link)
-        return over_link(device, None, self._recorded)  # it exchanges nothing: let that limit nothing
-
-    @cached_property
-    def _recorded(self) -> DevicePeaks | None:
-        predictor = self.predictor
-        known = device_peaks(predictor.trace, predictor.experiment.device or "")
-        return known if predictor.source is None else predictor.source
+        return over_link(device, None, self.predictor.recorded_device)  # it exchanges nothing: let that limit nothing
 
     def _predicted(self, device: DevicePeaks) -> StepPrediction:
         key = (device.name, device.peer_link_bytes_s)
