@@ -28,12 +28,10 @@ SOURCES: Final[tuple[Source, ...]] = ("unprofiled", "profiled")
 
 PENALTY: Final = 4.0
 CONFIDENCE: Final = 0.99
-FEWEST_RUNS: Final = 4
-"""Runs needed to see a change: two before and two after."""
+FEWEST_RUNS: Final = 4  # runs needed to see a change: two before and two after
 _FEWEST_A_SIDE: Final = 2
 _SMALLEST_NOISE: Final = 1e-4
-_PROPOSED: Final = 50
-"""The most places that are examined."""
+_PROPOSED: Final = 50  # the most places that are examined
 _RESAMPLES: Final = 999
 _NORMAL_MEDIAN: Final = 0.6745
 

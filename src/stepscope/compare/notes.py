@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from stepscope.compare.record import Edge, LeftOut
 
 
-_NOTICEABLE: Final = 0.005
-"""Two means of the same steps that differ by more than this share are told apart."""
+_NOTICEABLE: Final = 0.005  # two means of the same steps that differ by more than this share are told apart
 _MOST_WARNINGS: Final = 3
 _MILLISECOND: Final = 1_000_000
 _SECOND: Final = 1_000_000_000

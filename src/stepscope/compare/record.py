@@ -80,12 +80,9 @@ class TraceRecord:
 
 Edge: TypeAlias = Literal["first", "last"]
 
-FEWEST_BETWEEN: Final = 3
-"""With fewer steps between the first and the last, no step is left out."""
-FARTHEST: Final = 8.0
-"""Standard deviations from the median beyond which the first or the last step is left out."""
-FARTHEST_OF_THREE: Final = 24.0
-"""The same with only three steps between, which say little about the scatter."""
+FEWEST_BETWEEN: Final = 3  # with fewer steps between the first and the last, no step is left out
+FARTHEST: Final = 8.0  # standard deviations from the median beyond which the first or the last step is left out
+FARTHEST_OF_THREE: Final = 24.0  # the same with only three steps between, which say little about the scatter
 LEAST_SHARE: Final = 0.2
 _TO_STANDARD_DEVIATION: Final = 1.4826
 

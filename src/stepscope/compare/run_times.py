@@ -33,8 +33,7 @@ from stepscope.record.step_times import Stretch, are_durations
 from stepscope.trace import Trace
 
 KEPT: Final = "trace-steps.json"
-FEWEST_STEPS: Final = 3
-"""A run of which fewer steps were timed does not count."""
+FEWEST_STEPS: Final = 3  # A run of which fewer steps were timed does not count
 _BENCH_FILES: Final = "steps-*.json"
 _NUMBER: Final = re.compile(r"[-_.+=@]([0-9]+|(?=[a-f]*[0-9])[0-9a-f]{7,40})$", re.ASCII)
 """What tells the runs of a series apart: a number, a date and time, or a commit at the end of the name."""

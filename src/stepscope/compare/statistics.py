@@ -24,13 +24,10 @@ Verdict: TypeAlias = Literal["faster", "slower", "no difference shown"]
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Interval: TypeAlias = tuple[float, float]
 
-POWER: Final = 0.8
-"""The probability of detecting a difference as large as `smallest_detectable`."""
-FEWEST_BLOCKS: Final = 20
-"""Blocks of steps, or runs, that each side needs for resampling."""
+POWER: Final = 0.8  # the probability of detecting a difference as large as `smallest_detectable`
+FEWEST_BLOCKS: Final = 20  # blocks of steps, or runs, that each side needs for resampling
 MOST_BLOCKS: Final = 200
-BLOCK_LENGTH: Final = 2.0
-"""Length of a block, in steps that carry as much information as one independent step."""
+BLOCK_LENGTH: Final = 2.0  # length of a block, in steps that carry as much information as one independent step
 SHORT_SERIES: Final = 10
 """Below this many steps the correlation cannot be estimated; it is then assumed to be higher than it looks."""
 FEW_STEPS: Final = 20
@@ -357,10 +354,8 @@ def _caveats_of(name: str, side: _Side) -> list[str]:
 
 NAME: Final = "MSER-5"
 _BATCH: Final = 5
-_FEWEST_BATCHES: Final = 10
-"""With fewer steps than make this many batches of five, smaller batches are used."""
-_FEWEST_TO_JUDGE: Final = 10
-"""Remaining steps needed to judge whether they still change."""
+_FEWEST_BATCHES: Final = 10  # with fewer steps than make this many batches of five, smaller batches are used
+_FEWEST_TO_JUDGE: Final = 10  # remaining steps needed to judge whether they still change
 _UNLIKELY: Final = 0.01
 _NOTICEABLE: Final = 0.02
 """A smaller change from the first to the second half of the remaining steps, as a share, does not count."""

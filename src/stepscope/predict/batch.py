@@ -32,8 +32,7 @@ from stepscope.predict.operations import Numbers, in_precision, types_on
 from stepscope.predict.trace_operations import CalledOperations, in_optimizer, launching_operators
 from stepscope.trace import Trace, Window
 
-AGREEING: Final = 0.9
-"""Share of the layers' calls that must begin with the same size for it to be the batch."""
+AGREEING: Final = 0.9  # share of the layers' calls that must begin with the same size for it to be the batch
 LARGEST: Final = 10**9
 _WEIGHT_OF: Final = {
     "linear": 1, "embedding": 0,

@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from stepscope.errors import StepscopeError
 
-_AT_ONCE: Final = 1 << 15
-"""Rows times trees that are walked down together: what stays in a processor's cache."""
+_AT_ONCE: Final = 1 << 15  # rows times trees that are walked down together: what stays in a processor's cache
 _BROKEN: Final = (
     "a model in stepscope/data is not of this version; install stepscope anew, or fit it by scripts/predictor"
 )

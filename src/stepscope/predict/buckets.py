@@ -26,13 +26,10 @@ from stepscope.whatif.graph import Graph, Stretches
 FIRST_BUCKET_BYTES: Final = 1 << 20
 BUCKET_BYTES: Final = 25 << 20
 ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
-_FUSED: Final = r"^aten::_fused_(?:adam|adamw|sgd|adagrad)_$"
-"""Optimizers that take all parameters in one call."""
-_USUAL_BYTES: Final = 4
-"""Of a parameter in such a list, whose type the profiler does not note."""
+_FUSED: Final = r"^aten::_fused_(?:adam|adamw|sgd|adagrad)_$"  # optimizers that take all parameters in one call
+_USUAL_BYTES: Final = 4  # of a parameter in such a list, whose type the profiler does not note
 _MOST_PIECES: Final = 1 << 20
-_MOST_BYTES: Final = 1 << 40
-"""Of one gradient: more is nonsense, and sums of it would not fit into 64 bits."""
+_MOST_BYTES: Final = 1 << 40  # of one gradient: more is nonsense, and sums of it would not fit into 64 bits
 
 
 @dataclass(frozen=True, slots=True)

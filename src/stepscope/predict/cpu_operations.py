@@ -62,15 +62,12 @@ _WITHOUT_WORK: Final = VIEWS | frozenset({
     "_version", "record_param_comms", "retain_grad", "isnan", "detach", "unsafe_chunk", "unsafe_split", "real",
 })  # fmt: skip
 """Operators that make views, allocate or read a number, and start no work on a device."""
-_OVERHEAD_QUANTILE: Final = 0.05
-"""Quantile of the lengths of small operators that is the cost of a call."""
+_OVERHEAD_QUANTILE: Final = 0.05  # quantile of the lengths of small operators that is the cost of a call
 _COMPUTES_ITSELF: Final = 20
 """An operator that takes this many times the cost of a call, besides those inside it, computes something itself."""
-_LEAST_OVERHEAD_NS: Final = 1_000.0
-"""The cost of a call, where the recording's clock is too coarse."""
+_LEAST_OVERHEAD_NS: Final = 1_000.0  # the cost of a call, where the recording's clock is too coarse
 _WORTH_SAYING: Final = 0.01
-_MANY_TENSORS: Final = 10
-"""With more operators of an optimizer it matters that they run one by one."""
+_MANY_TENSORS: Final = 10  # with more operators of an optimizer it matters that they run one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +212,7 @@ LAUNCH_CALL_NS: Final = (3_300.0, 6_500.0, 11_000.0)
 from an H100's host to that of four V100s, all recorded by a profiler."""
 _ALONE_MANY_TENSORS: Final = r"_foreach_|_fused_"
 """Operators that take many tensors at a time, as optimizers do by default on devices but not on a CPU."""
-LEAST_COVERED: Final = 0.75
-"""Share of the time of computing operators below which no step time is given."""
+LEAST_COVERED: Final = 0.75  # share of the time of computing operators below which no step time is given
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,8 @@ from stepscope.trace import Trace
 from stepscope.trace.program_facts import DataParallelFacts
 from stepscope.whatif import Experiment
 
-WORTH: Final = 0.01
-"""Share of the step that another bucket size must hide more than torch's own to be recommended."""
-MOST_OFF: Final = 0.5
-"""Median deviation of the messages from latency and bandwidth above which these mean nothing."""
+WORTH: Final = 0.01  # share of the step that another bucket size must hide more than torch's own to be recommended
+MOST_OFF: Final = 0.5  # median deviation of the messages from latency and bandwidth above which these mean nothing
 SEVERAL: Final = 2
 """Ratio of the largest to the smallest message that separates the price of a message from that of its bytes."""
 COPY: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
@@ -35,8 +33,7 @@ HOW_TO_RECORD: Final = (
 )
 
 
-SIZES_MB: Final = (1, 2, 4, 8, 15, 25, 50, 75, 100, 150, 200, 300, 500)
-"""Sizes that are tried, MiB."""
+SIZES_MB: Final = (1, 2, 4, 8, 15, 25, 50, 75, 100, 150, 200, 300, 500)  # sizes that are tried, MiB
 
 
 @dataclass(frozen=True, slots=True)

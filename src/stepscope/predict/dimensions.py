@@ -206,12 +206,10 @@ _FORMULAS: Final[Mapping[str, Formula]] = {
 }
 
 
-_TENSOR_LIST_BYTES: Final = 4
-"""Profilers do not record the types of tensors in lists; what optimizers keep has 32 bits."""
+_TENSOR_LIST_BYTES: Final = 4  # profilers do not record the types of tensors in lists; what optimizers keep has 32 bits
 _OPTIMIZER: Final = re.compile(r"^_(?:foreach|fused_(?:adam|adamw|sgd|adagrad))_?")
 _COMPILED: Final = re.compile(r"^triton_(poi|red|per)_")
-_MOST_DIMENSIONS: Final = 64
-"""As many as a tensor of PyTorch can have."""
+_MOST_DIMENSIONS: Final = 64  # as many as a tensor of PyTorch can have
 _LONGEST: Final = 4_000_000
 """Characters of the shapes of one call; a list of a thousand parameters has some ten thousand."""
 

@@ -28,11 +28,9 @@ from stepscope.whatif.graph import Edges, Graph, Works, concatenated, nothing
 
 Numbers = npt.NDArray[np.float64]
 BESIDE: Final = 0.9
-ALONE: Final = 0.01
-"""Shares of a kernel's time from which on it ran beside messages, and up to which it ran alone."""
+ALONE: Final = 0.01  # shares of a kernel's time from which on it ran beside messages, and up to which it ran alone
 LEAST_CALLS: Final = 2
-LEAST_KINDS: Final = 10
-"""Calls of a kernel either way, and kernels, that a comparison needs."""
+LEAST_KINDS: Final = 10  # calls of a kernel either way, and kernels, that a comparison needs
 
 
 def slowdown_beside_messages(experiment: Experiment) -> float | None:

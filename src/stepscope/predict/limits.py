@@ -30,8 +30,7 @@ from stepscope.whatif.critical_path import critical_path
 from stepscope.whatif.experiment import Experiment
 
 LIMITS: Final = ("compute", "memory bandwidth", "host", "input", "communication")
-Parts: TypeAlias = dict[tuple[str, str], float]
-"""Nanoseconds by limit and cause."""
+Parts: TypeAlias = dict[tuple[str, str], float]  # nanoseconds by limit and cause
 
 _GROUP: Final = {
     "compute": "device", "memory bandwidth": "device", "host": "host", "input": "host",
@@ -135,8 +134,7 @@ def _idle_causes(experiment: Experiment) -> dict[str, float]:
     return {cause: ns / total for cause, ns in sums.iter_rows()}
 
 
-KEPT_FREE: Final = 0.1
-"""Share of a device's memory that a step cannot have; as `stepscope batch-size` keeps free."""
+KEPT_FREE: Final = 0.1  # share of a device's memory that a step cannot have; as `stepscope batch-size` keeps free
 _STAY: Final = ("parameter", "gradient", "optimizer_state", "before")
 """Categories of memory that do not grow with the batch."""
 

@@ -132,8 +132,7 @@ _TYPED: Final = re.compile(
     r"(\d{1,15}(?:\.\d{1,9})?)([kMGT]?)(B|b|bit)(?:/s|ps)(?:\+(\d{1,9}(?:\.\d{1,9})?)(ns|us|ms))?"
 )
 _FACTORS: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "ns": 1.0, "us": 1e3, "ms": 1e6}
-FASTEST: Final = 1e15
-"""More than any link carries: of one that is this fast the rate could not be told."""
+FASTEST: Final = 1e15  # more than any link carries: of one that is this fast the rate could not be told
 
 
 def named_link(text: str) -> Link:

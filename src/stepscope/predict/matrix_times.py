@@ -31,8 +31,7 @@ FLOPS_PER_JOULE: Final = ((8.0, 53e9), (8.5, 132e9), (8.8, 88e9), (100.0, 189e9)
 N7 takes 0.4, 10 nm class (8N) 0.6 of the power of 16 nm, N5 class (4N) 0.7 of N7's, as their makers say."""
 CACHE_BYTES_PER_CLOCK: Final = 8.0
 """Of the last-level cache for each multiprocessor, where that is more than the memory's bandwidth: on the L40S."""
-USUAL_BANDWIDTH_SHARE: Final = 0.85
-"""Share of the peak bandwidth that is sustained, where nobody measured it."""
+USUAL_BANDWIDTH_SHARE: Final = 0.85  # share of the peak bandwidth that is sustained, where nobody measured it
 _TENSOR_TYPES: Final = ("tf32", "fp16", "bf16", "fp8", "int8")
 
 
@@ -137,8 +136,7 @@ TILES: Final = {
 """Parts of the result that one block of threads computes, as the names of cuBLAS' kernels tell."""
 _COUNTED: Final = ((128, 128), (64, 64))
 _STREAMED: Final = {"vector": (128, 64), "tensor": (128, 128)}
-_BLOCKS: Final = 2
-"""Blocks that a multiprocessor works on at a time."""
+_BLOCKS: Final = 2  # blocks that a multiprocessor works on at a time
 _LAUNCH_S: Final = 2e-6
 
 
@@ -226,10 +224,8 @@ def _alignment(length: Numbers) -> Numbers:
 CHOSEN: Final = ((128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (128, 32), (64, 32), (32, 32))
 """Tiles of the timed kernels, by columns and rows of the result."""
 _SHAPES: Final = ((128, 128), (128, 64), (64, 64), (128, 32), (64, 32), (32, 32))
-_SPLITS: Final = (1, 2, 3, 4, 6, 8, 10)
-"""Into how many parts the inner dimension of a single product may be cut."""
-_SECTOR: Final = 8
-"""Numbers in FP32 that memory gives at a time: lines of whole ones are read with nothing beside them."""
+_SPLITS: Final = (1, 2, 3, 4, 6, 8, 10)  # into how many parts the inner dimension of a single product may be cut
+_SECTOR: Final = 8  # numbers in FP32 that memory gives at a time: lines of whole ones are read with nothing beside them
 CONSTANTS: Final = 2 * len(_SHAPES) + 9
 
 
@@ -335,8 +331,7 @@ START_NS: Final = 1_500.0
 1.7 to 2.5 us."""
 UNITS: Final = ("vector", "tensor")
 """What multiplies: the vector units of FP32, or the tensor cores of the shorter number types."""
-SIZES_NS: Final = (10_000.0, 50_000.0, 1_000_000.0)
-"""Where the band changes."""
+SIZES_NS: Final = (10_000.0, 50_000.0, 1_000_000.0)  # where the band changes
 NOT_LEARNED: Final = 1.5
 """How much wider the band is either way for each thing without timings: the number type, the generation, a dimension's
 length, or batches on tensor cores."""
@@ -360,8 +355,7 @@ UNALIGNED: Final = 2.0
 traces, where other kernels run them; the timings have none."""
 SLOWER_TYPES: Final = {"tf32": 1.4}
 """Factor on the time learned for bf16: what 1,400 products of a public A100 trace took."""
-TILES_SHARE: Final = 0.5
-"""Weight of the law of tiles against the trees, in the logarithm."""
+TILES_SHARE: Final = 0.5  # weight of the law of tiles against the trees, in the logarithm
 _ALIGNED_BYTES: Final = 16
 MODEL_RANGES: Final = ("shortest", "longest", "capabilities")
 

@@ -40,10 +40,8 @@ what is more than twice as large as anything timed."""
 KNOWLEDGE: Final = ("sustained", "generation", "other")
 """What is known of a device's bandwidth: it was measured; one of its generation was; neither."""
 KERNELS: Final = ("flat", "warp softmax", "block softmax", "normalisation")
-_BLOCK_THREADS: Final = 128
-"""Of PyTorch's layer normalisation, four warps a row."""
-_WARP_COLUMNS: Final = 1024
-"""Up to which PyTorch's softmax keeps a row in a warp's registers."""
+_BLOCK_THREADS: Final = 128  # of PyTorch's layer normalisation, four warps a row
+_WARP_COLUMNS: Final = 1024  # up to which PyTorch's softmax keeps a row in a warp's registers
 _THREADS: Final[Mapping[str, int]] = {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}
 """Threads that one multiprocessor holds, by compute capability (CUDA programming guide); 2048 for the others."""
 

@@ -39,25 +39,19 @@ def operation_times(operations: Operations, device: DevicePeaks) -> OperationTim
 
 START_NS: Final = 2_000.0
 """The most that counts as a kernel's start and end: about what the shortest kernels take on every device."""
-MATRIX_SHARE: Final = 0.25
-"""g of a matrix product without shapes: most of them are limited by arithmetic."""
-UNKNOWN_SHARE: Final = 0.5
-"""g of a kernel of which nothing tells what limits it: the middle of the band."""
+MATRIX_SHARE: Final = 0.25  # g of a matrix product without shapes: most of them are limited by arithmetic
+UNKNOWN_SHARE: Final = 0.5  # g of a kernel of which nothing tells what limits it: the middle of the band
 MEMORY_SPREAD: Final = 1.5
 """Factor either way that holds nine of ten kernels that memory limits, beyond 0.1 ms, among five GPUs."""
-OTHER_SPREAD: Final = 2.2
-"""The same of matrix products."""
+OTHER_SPREAD: Final = 2.2  # the same of matrix products
 LAUNCH_COLUMNS: Final = ("name", "grid", "block", "registers", "shared_memory_bytes")
 
 _WARP: Final = 32
 _REGISTERS: Final = 65_536
-_REGISTER_UNIT: Final = 256
-"""Registers are given to warps in pieces of so many."""
-_PARTITIONS: Final = 4
-"""Parts of a multiprocessor with registers of their own."""
+_REGISTER_UNIT: Final = 256  # registers are given to warps in pieces of so many
+_PARTITIONS: Final = 4  # parts of a multiprocessor with registers of their own
 _SHARED_UNIT: Final = 128
-_LARGEST: Final = 2**31
-"""The most blocks that a launch can have in one direction."""
+_LARGEST: Final = 2**31  # the most blocks that a launch can have in one direction
 
 _CASTABLE: Final = ("fp32", "tf32", "fp16", "bf16")
 _CAST_TO: Final = {"fp8": "bf16"}
@@ -80,8 +74,7 @@ class Multiprocessor:
     threads: int
     blocks: int
     shared_memory_bytes: int
-    shared_memory_reserved: int
-    """Bytes that every block takes beside its own."""
+    shared_memory_reserved: int  # bytes that every block takes beside its own
 
 
 _MULTIPROCESSORS: Final = {

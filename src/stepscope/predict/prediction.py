@@ -33,16 +33,13 @@ Numbers: TypeAlias = npt.NDArray[np.float64]
 MOST_UNKNOWN: Final = 0.25
 """Share of device time without a model for the target, or taken as measured because a link's bandwidth is unknown,
 above which no step time is given."""
-_WORTH_SAYING: Final = 0.01
-"""Share of device time that is worth a note."""
-_FAR: Final = 8.0
-"""A batch this many times larger or smaller is worth a note."""
+_WORTH_SAYING: Final = 0.01  # share of device time that is worth a note
+_FAR: Final = 8.0  # A batch this many times larger or smaller is worth a note
 _ONLY_LAUNCHES: Final = (
     "launches are all that was recorded of the host: what lies between them is taken for its own work, and the range "
     "begins where it was waiting"
 )
-_UNKNOWN_BAND: Final = (0.05, 0.95)
-"""The factors of unknown work are between these quantiles of those of known work."""
+_UNKNOWN_BAND: Final = (0.05, 0.95)  # the factors of unknown work are between these quantiles of those of known work
 
 
 @dataclass(frozen=True, slots=True)

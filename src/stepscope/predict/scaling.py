@@ -42,8 +42,7 @@ _AT_ONCE: Final = (
 SLOWEST_BESIDE: Final = 1.6
 """Computation beside messages takes at most this many times as long: recordings of ranks on V100 and A100 show 1.25 and
 1.58."""
-NOTICEABLE: Final = 1.005
-"""A slowdown below this is not worth a note."""
+NOTICEABLE: Final = 1.005  # A slowdown below this is not worth a note
 _ONE: Final = (
     "one device was recorded: the host's own time for messages is not counted, and copies of gradients into buckets "
     "and computation that slows down beside messages only at the upper end of the range"

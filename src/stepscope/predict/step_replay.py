@@ -45,8 +45,7 @@ HOST_WORK: Final = (
     "python", "dispatch", "untraced",
 )  # fmt: skip
 """Causes of host time that a processor works on, and a faster one works on for less long."""
-INPUT: Final = ("input", "host_to_device_copy")
-"""Causes of host time that grows with the batch."""
+INPUT: Final = ("input", "host_to_device_copy")  # causes of host time that grows with the batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,8 +309,7 @@ def _host_parts(view: View, step_ns: int, total: int) -> Iterator[EnergyPart]:
         yield from _parts("host", dict(pieces.iter_rows()), step_ns, (total, total))
 
 
-FEWEST_SAMPLES: Final = 3
-"""Samples inside the steps that an estimate needs."""
+FEWEST_SAMPLES: Final = 3  # samples inside the steps that an estimate needs
 _SERIES: Final = {"energy_j": "its counter of energy, sampled", "power_w": "its power, sampled"}
 
 

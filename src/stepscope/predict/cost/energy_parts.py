@@ -18,11 +18,9 @@ from stepscope.predict.cost.carbon import Equivalence, Grid, emitted_kg, equival
 from stepscope.trace import TraceWarning
 from stepscope.trace.energy_records import MissingCounter
 
-_SHOWN: Final = 0.005
-"""A smaller least activity is not mentioned."""
+_SHOWN: Final = 0.005  # A smaller least activity is not mentioned
 FORMULA: Final = "P = idle + (full - idle) x activity"
-J_PER_NJ: Final = 1e-9
-"""A watt for a nanosecond is a nanojoule."""
+J_PER_NJ: Final = 1e-9  # A watt for a nanosecond is a nanojoule
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,8 @@ from stepscope.predict.scaling import ScaledStep, data_parallel, over_link
 from stepscope.whatif.experiment import Experiment
 
 NS_PER_HOUR: Final = 3.6e12
-HOST_LIMITS: Final = ("host", "input")
-"""What limits a step that no faster accelerator makes shorter."""
-_MUCH: Final = 0.5
-"""Share of a step from which on messages, and waiting for the slowest device, limit it."""
+HOST_LIMITS: Final = ("host", "input")  # what limits a step that no faster accelerator makes shorter
+_MUCH: Final = 0.5  # share of a step from which on messages, and waiting for the slowest device, limit it
 Range = tuple[float, float]
 
 
@@ -178,8 +176,7 @@ _TRAINING: Final = r"(?i)backward|autograd|accumulategrad|optimizer|gradient|dgr
 _INDEPENDENT: Final = (
     "nothing in the trace computes gradients: several devices are taken to work each for itself, and exchange nothing"
 )
-_DEVICE: Final = "\0"
-"""Stands for a device's name in what predictions say of several."""
+_DEVICE: Final = "\0"  # stands for a device's name in what predictions say of several
 
 
 def make_plan(
