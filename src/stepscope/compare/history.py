@@ -55,20 +55,15 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRun:
-    """A run of a series.
-
-    Attributes:
-        low_ns, high_ns: the mean's interval; None with fewer than two steps.
-        steps, dropped: how many steps were counted, and how many of the warm-up were not.
-    """
+    """A run of a series."""
 
     name: str
     started_unix_s: float
     step_ns: float  # its mean step after the warm-up, in nanoseconds
     low_ns: float | None
-    high_ns: float | None
+    high_ns: float | None  # with low_ns: the mean's interval; None with fewer than two steps
     steps: int
-    dropped: int
+    dropped: int  # with steps: how many steps were counted, and how many of the warm-up were not
     settings: Mapping[str, str]
 
 

@@ -192,23 +192,17 @@ StepEnergies: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 
 @dataclass(frozen=True, slots=True)
 class EnergyComparison:
-    """The energy of steps before and after.
-
-    Attributes:
-        before_j, after_j: mean joules per step.
-        change_low, change_high: its interval; None where chance cannot be estimated.
-        before_windows, after_windows: how many were measured.
-    """
+    """The energy of steps before and after."""
 
     kind: str  # "gpu", "cpu" or "dram"
     before_j: float
-    after_j: float
+    after_j: float  # with before_j: mean joules per step
     change: float  # after_j / before_j - 1
     change_low: float | None
-    change_high: float | None
+    change_high: float | None  # with change_low: its interval; None where chance cannot be estimated
     confidence: float
     before_windows: int
-    after_windows: int
+    after_windows: int  # with before_windows: how many were measured
 
 
 def compared_energies(

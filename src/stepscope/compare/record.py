@@ -89,18 +89,14 @@ _TO_STANDARD_DEVIATION: Final = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A step of a recording that does not count.
-
-    Attributes:
-        shortest_ns, longest_ns: of the steps between the first and the last.
-    """
+    """A step of a recording that does not count."""
 
     trace: int  # which of its side's traces it is in, from 0
     index: int  # the step's number
     edge: Edge  # whether it is the recording's first or its last
     duration_ns: int
     shortest_ns: int
-    longest_ns: int
+    longest_ns: int  # with shortest_ns: of the steps between the first and the last
 
 
 def far_edges(step_ns: Sequence[float]) -> tuple[Edge, ...]:

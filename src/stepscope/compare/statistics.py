@@ -80,17 +80,13 @@ class SampleComparison:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One program's steps.
-
-    Attributes:
-        error, freedom: standard error of `mean` in nanoseconds, and its degrees of freedom.
-    """
+    """One program's steps."""
 
     runs: tuple[Numbers, ...]
     means: Numbers
     independent: tuple[float, ...]  # for each run, how many independent steps it is worth
     error: float
-    freedom: float
+    freedom: float  # with error: standard error of `mean` in nanoseconds, and its degrees of freedom
     units: Numbers  # what is resampled: the run means, or the block means of the only run
 
     @property

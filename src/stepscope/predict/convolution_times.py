@@ -41,15 +41,11 @@ _TILE: Final = (128, 64)  # output points and channels of a usual block
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionModel:
-    """What was learned.
-
-    Attributes:
-        lowest, highest: of each feature in the timings, shape (features,).
-    """
+    """What was learned."""
 
     trees: BoostedTrees  # logarithm of the time over the roofline's, from `features`
     lowest: Numbers
-    highest: Numbers
+    highest: Numbers  # with lowest: of each feature in the timings, shape (features,)
     band: Numbers  # factors that hold nine of ten timings of GPUs not learned from, shape (2,)
 
     @classmethod

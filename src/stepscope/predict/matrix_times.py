@@ -53,17 +53,13 @@ def capability_of(device: DevicePeaks) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates of one device and number type.
-
-    Attributes:
-        bandwidth, cache_bandwidth: bytes per second that its memory sustains, and of its last-level cache.
-    """
+    """Rates of one device and number type."""
 
     peak: float  # operations per second at the boost clock
     carried: float  # share of the peak that its power sustains, above 0
     warm_s: float  # after which half of the rest is gone
     bandwidth: float
-    cache_bandwidth: float
+    cache_bandwidth: float  # with bandwidth: bytes per second that its memory sustains, and of its last-level cache
     cache_bytes: float  # of its last-level cache
     is_sustained: bool  # whether a sustained rate was measured
 

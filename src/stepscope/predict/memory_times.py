@@ -51,7 +51,6 @@ class MemoryModel:
     """Learned constants.
 
     Attributes:
-        older, newer: share of an architecture not among them: up to Turing, and since.
         bands: factors that hold nine of ten timings of GPUs not learned from, shape (knowledge, kernels, sizes, 2).
         largest: the most bytes and the longest row in the timings of each of KERNELS, shape (kernels, 2); infinity for
             the rows of the first, which has none.
@@ -60,7 +59,7 @@ class MemoryModel:
     generations: tuple[str, ...]  # architectures whose sustained bandwidth is known
     shares: Numbers  # of the peak bandwidth, that each of them sustains, shape (generations,)
     older: float
-    newer: float
+    newer: float  # with older: share of an architecture not among them: up to Turing, and since
     rows: Numbers  # constants of each of KERNELS but the first, shape (3, 8); see `row_ns`
     bands: Numbers
     largest: Numbers

@@ -79,15 +79,11 @@ LAUNCH_NS: Final = 2_000.0  # the least that any kernel takes
 
 @dataclass(frozen=True, slots=True)
 class OperationTimes:
-    """Nanoseconds of each operation; arrays of shape (n,), not-a-number where unknown.
-
-    Attributes:
-        low_ns, high_ns: the band that holds nine of ten operations on devices that were not learned from.
-    """
+    """Nanoseconds of each operation; arrays of shape (n,), not-a-number where unknown."""
 
     ns: Numbers
     low_ns: Numbers
-    high_ns: Numbers
+    high_ns: Numbers  # with low_ns: the band that holds nine of ten operations on devices that were not learned from
     basis: Names  # "learned", "roofline" (nothing was learned of such operations; the band is wide) or "unknown"
 
     def replaced(self, which: npt.NDArray[np.bool_], others: OperationTimes) -> OperationTimes:
@@ -137,15 +133,11 @@ _BATCHED: Final = ("bmm", "baddbmm")  # products of two activations, which recip
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Operations on other numbers.
-
-    Attributes:
-        least, most: the same with the least and the most traffic that the rules allow.
-    """
+    """Operations on other numbers."""
 
     operations: Operations  # as expected
     least: Operations
-    most: Operations
+    most: Operations  # with least: the same with the least and the most traffic that the rules allow
     changed: Mask  # whose type or traffic differs; shape (n,)
 
 

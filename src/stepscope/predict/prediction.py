@@ -318,13 +318,11 @@ class PredictedSteps:
     """The steps as recorded, and on other devices.
 
     Attributes:
-        path, format: of the trace.
-        batch, recorded_batch: samples of a step there and as recorded; None where unknown.
         predictions: the fastest first; then those that do not fit, and those that were refused.
     """
 
     path: str
-    format: str
+    format: str  # with path: of the trace
     stepped: bool  # whether there are steps; else the whole recording counts as one
     step_count: int  # complete steps; 1 where there are none
     measured_ns: float  # the mean step as recorded
@@ -335,7 +333,7 @@ class PredictedSteps:
     why_not: str | None  # why replays promise nothing here, in one sentence; None where they do
     precision: str | None  # the number type asked for; None for the recorded one
     batch: int | None
-    recorded_batch: int | None
+    recorded_batch: int | None  # with batch: samples of a step there and as recorded; None where unknown
     memory: MemoryNeed  # what a step needs
     predictions: tuple[StepPrediction, ...]
     warnings: tuple[TraceWarning, ...] = ()  # what was skipped or repaired while reading the trace

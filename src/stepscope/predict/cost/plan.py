@@ -41,14 +41,13 @@ class Request:
 
     Attributes:
         iterations: of the recorded steps, with as many samples as one step of all recorded devices had.
-        deadline_h, budget_usd: what it may take and cost; None for no limit.
     """
 
     iterations: float  # of the recorded steps, with as many samples as one step of all recorded devices had
     counts: tuple[int, ...] | None = None  # numbers of accelerators that a machine may have; None for any
     spot: bool = False  # whether to take spot prices
     deadline_h: float | None = None
-    budget_usd: float | None = None
+    budget_usd: float | None = None  # with deadline_h: what it may take and cost; None for no limit
     link: Link | None = None  # between the accelerators of every machine, in place of its own
 
 
