@@ -15,8 +15,7 @@ import polars as pl
 from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.rows import beginning_in, conformed
 from stepscope.analysis.work_formulas import work_of_operators
-from stepscope.machine.devices import find_device
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, find_device
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import Device
 
