@@ -171,7 +171,7 @@ def trace_record(
         step_source=view.summary.source if view.complete_steps.height else "none",
         steps=_steps(view, window),
         left_out=gone,
-        tables={name: table.select(SCHEMAS[name]).cast(pl.Schema(SCHEMAS[name])) for name, table in tables.items()},
+        tables={name: tables[name].select(*schema).cast(pl.Schema(schema)) for name, schema in SCHEMAS.items()},
         settings=settings_of_trace(trace.metadata),
         warnings=trace.warnings,
     )
