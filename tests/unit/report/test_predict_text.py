@@ -58,7 +58,7 @@ def answer(*predictions: StepPrediction, **more: Any) -> PredictedSteps:
     return PredictedSteps(**{**given, **more})
 
 
-REFUSED = "for 60% of the device's time nothing tells what the T4 needs: no step time is given"
+REFUSED = "for 60% of the device's time there is no model for the T4: no step time is given"
 WHOLE = """\
 trace.json: a step takes 50.0 ms on V100-SXM2-32GB (mean of 3); the device works 60.0 % of it.
 
@@ -74,7 +74,7 @@ H100-SXM, H200-SXM: idle for 50.0 % to 75.0 % of the step: the host limits it, m
   there. stepscope diagnose tells why; stepscope whatif --graphs, what one launch a step would save.
 L4: idle for 75.0 % of the step: the bandwidth of memory limits it. stepscope diagnose tells what moves less of it.
 A100-SXM4-40GB: does not fit: it needs 60.00 GiB; of the device's 37.25 GiB a tenth stays free for the runtime.
-T4: for 60% of the device's time nothing tells what the T4 needs: no step time is given.
+T4: for 60% of the device's time there is no model for the T4: no step time is given.
 
 What that rests on: share of the device's measured time by how it was predicted
   device                                      learned ratio  bandwidth
@@ -150,7 +150,7 @@ def test_without_any_time_there_is_no_table() -> None:
     text = predict_text(answer(refused, other, stepped=False, busy_share=None, device=None), width=120, top=0)
 
     assert "What the recording would take" not in text
-    assert "T4, L4: for 60% of the device's time nothing tells what the device needs: no step time is given." in text
+    assert "T4, L4: for 60% of the device's time there is no model for the device: no step time is given." in text
     assert text.startswith("trace.json: 50.0 ms recorded, without steps; no device's work was recorded.")
 
 
