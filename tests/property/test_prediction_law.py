@@ -15,7 +15,8 @@ from stepscope.predict.answer import predicted_steps
 from stepscope.predict.prediction import StepPredictor
 from stepscope.predict.step_replay import joint_band
 from stepscope.readers import open_trace
-from stepscope.report.predict import predict_json, predict_text
+from stepscope.report.predict import predict_document, predict_json
+from stepscope.report.text import text_of
 from stepscope.whatif.experiment import Experiment
 from tests.simulator import KinetoOptions, Machine, write_kineto
 from tests.simulator.strategies import programs
@@ -46,7 +47,7 @@ def test_any_program_takes_as_long_on_its_own_device_and_lies_in_its_range_on_ot
         if each.device is T4:
             assert each.low_ns == each.high_ns == experiment.recorded_ns / experiment.step_count
     assert json.loads(json.dumps(predict_json(answer), allow_nan=False))["schema"] == 1
-    assert predict_text(answer, width=80, top=0).endswith("\n")
+    assert text_of(predict_document(answer, top=0), width=80).endswith("\n")
 
 
 @PROPERTY

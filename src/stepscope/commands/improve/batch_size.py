@@ -106,7 +106,7 @@ def write_model(measurements: Sequence[Measurement], arguments: argparse.Namespa
         UsageError: fewer than two different sizes.
     """
     from stepscope.analysis.batch_size import batch_model
-    from stepscope.report.batch import batch_json, batch_text
+    from stepscope.report.batch import batch_document, batch_json
 
     model = batch_model(measurements, capacity_bytes=arguments.memory_limit, kept_free=arguments.keep_free)
     if getattr(arguments, "format", "table") == "json":
@@ -114,7 +114,9 @@ def write_model(measurements: Sequence[Measurement], arguments: argparse.Namespa
 
         output.write_output(arguments.output, json_bytes(batch_json(model)))
         return
-    text = batch_text(model, width=output.width())
+    from stepscope.report.text import text_of
+
+    text = text_of(batch_document(model), width=output.width())
     if getattr(arguments, "output", "-") == "-":
         output.print_text(text)
     else:

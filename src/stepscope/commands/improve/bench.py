@@ -46,6 +46,8 @@ _TIMES: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 _LABELS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 INTERRUPTED: Final = 130
 _MOST_SHOWN: Final = 99
+_ROWS: Final = 5
+"""Of each table about the profiles."""
 """More rounds than these are never needed; the precision is reached before."""
 
 
@@ -213,15 +215,18 @@ def _explanations(bench: Bench) -> list[Comparison]:
 
 def _write(arguments: argparse.Namespace, bench: Bench, comparisons: Sequence[Comparison]) -> None:
     """Print the result, or what is to stand on standard output in its place, and write the files."""
-    from stepscope.report.bench import bench_json, bench_markdown, bench_text
+    from stepscope.report.bench import bench_document, bench_json
     from stepscope.report.json import json_bytes
+    from stepscope.report.markdown import markdown_of
+    from stepscope.report.text import text_of
 
+    document = bench_document(bench, comparisons)
     if "-" not in (arguments.json, arguments.markdown):
-        output.print_text(bench_text(bench, comparisons, width=output.width()))
+        output.print_text(text_of(document, width=output.width(), top=_ROWS))
     if arguments.json is not None:
         output.write_output(arguments.json, json_bytes(bench_json(bench, comparisons)))
     if arguments.markdown is not None:
-        output.write_output(arguments.markdown, bench_markdown(bench, comparisons).encode())
+        output.write_output(arguments.markdown, markdown_of(document, top=_ROWS).encode())
 
 
 def _show_failure(failure: BenchFailure) -> None:

@@ -42,8 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print each setting with its reason, and write the file."""
     from stepscope.diagnosis.view import View
     from stepscope.predict.data_parallel_settings import data_parallel_settings
-    from stepscope.report.batch import data_parallel_json, data_parallel_text
+    from stepscope.report.batch import data_parallel_document, data_parallel_json
     from stepscope.report.json import json_bytes
+    from stepscope.report.text import text_of
     from stepscope.whatif import Experiment
 
     paths = [file for path in arguments.paths for file in trace_paths(path)]
@@ -52,5 +53,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         output.write_output(arguments.json, json_bytes(data_parallel_json(found)))
     if arguments.json != "-":
-        output.print_text(data_parallel_text(found, width=output.width(), file=arguments.json))
+        output.print_text(text_of(data_parallel_document(found, file=arguments.json), width=output.width()))
     return 0

@@ -167,25 +167,26 @@ def _folder(arguments: argparse.Namespace, sweep: Sweep) -> Path:
 def _write(arguments: argparse.Namespace, results: SweepResults, folder: Path) -> None:
     if arguments.redact:
         results = _redacted(results, folder)
+    from stepscope.report.sweep import sweep_document, sweep_json
+
     if arguments.json:
         from stepscope.report.json import json_bytes
-        from stepscope.report.sweep import sweep_json
 
         output.write_output(arguments.json, json_bytes(sweep_json(results)))
     if arguments.html:
-        from stepscope.report.html.sweep import html_sweep
+        from stepscope.report.html.page import html_of
 
-        output.write_output(arguments.html, html_sweep(results))
+        output.write_output(arguments.html, html_of(sweep_document(results)))
     if "-" not in (arguments.json, arguments.html):
-        from stepscope.report.sweep import sweep_text
+        from stepscope.report.text import text_of
 
-        output.print_text(sweep_text(results, width=output.width(), top=arguments.top))
+        output.print_text(text_of(sweep_document(results), width=output.width(), top=arguments.top))
 
 
 def _redacted(results: SweepResults, folder: Path) -> SweepResults:
     """The results without paths, host and user names; parameters keep their names, by which values are found."""
     from stepscope.commands.shared.reading import local_names
-    from stepscope.report.json import Redactor
+    from stepscope.report.redaction import Redactor
 
     own = [each.name for each in results.sweep.parameters]
     names = [name for name in local_names() if not any(name in each for each in own)]
@@ -209,7 +210,8 @@ class _Progress:
 
     def ended(self, end: TrialEnd) -> None:
         """One sentence a trial."""
-        from stepscope.report.sweep import duration_words, number_words, values_words
+        from stepscope.report.format import clock
+        from stepscope.report.words.sweep import number_words, values_words
 
         name = self._sweep.metric.name
         what = {
@@ -219,7 +221,7 @@ class _Progress:
             "interrupted": "interrupted; it is repeated next time",
         }[end.state]
         values = values_words({each.name: end.values[each.name] for each in self._sweep.searched})
-        _say(f"trial {end.number}: {what}, in {duration_words(end.seconds)}; {values}")
+        _say(f"trial {end.number}: {what}, in {clock(end.seconds)}; {values}")
 
 
 def _how_it_ended(stop: Stop, sweep: Sweep, results: SweepResults, here: int) -> str:

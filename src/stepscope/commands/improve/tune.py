@@ -287,17 +287,20 @@ def _once(sentence: str) -> Any:
 def _write(arguments: argparse.Namespace, folder: Path, result: TuneResult) -> None:
     """Print the result, and keep it in the study's folder and where else it is wanted."""
     from stepscope.report.json import json_bytes
-    from stepscope.report.tune import tune_json, tune_markdown, tune_text
+    from stepscope.report.markdown import markdown_of
+    from stepscope.report.text import text_of
+    from stepscope.report.tune import tune_document, tune_json
 
     command = arguments.program
     data = json_bytes(tune_json(result, command))
-    markdown = tune_markdown(result, command).encode()
+    document = tune_document(result, command)
+    markdown = markdown_of(document).encode()
     output.write_atomically(folder / f"{RESULT}.json", data, private=True)
     output.write_atomically(folder / f"{RESULT}.md", markdown, private=True)
-    text = tune_text(result, command, width=120).encode()
+    text = text_of(document, width=120).encode()
     output.write_atomically(folder / f"{RESULT}.txt", text, private=True)
     if "-" not in (arguments.json, arguments.markdown):
-        output.print_text(tune_text(result, command, width=output.width()))
+        output.print_text(text_of(document, width=output.width()))
     if arguments.json is not None:
         output.write_output(arguments.json, data)
     if arguments.markdown is not None:

@@ -120,19 +120,20 @@ def run(arguments: argparse.Namespace) -> int:
         redactor = redactor_of(arguments, paths=[plan.recorded.path])
         parts = {name: redactor.value(name, getattr(plan.recorded, name)) for name in ("path", "warnings")}
         plan = dataclasses.replace(plan, recorded=dataclasses.replace(plan.recorded, **parts))
+    from stepscope.report.plan import plan_document, plan_json
+
     if arguments.json:
         from stepscope.report.json import json_bytes
-        from stepscope.report.plan import plan_json
 
         output.write_output(arguments.json, json_bytes(plan_json(plan)))
     if arguments.html:
-        from stepscope.report.html.plan import html_plan
+        from stepscope.report.html.page import html_of
 
-        output.write_output(arguments.html, html_plan(plan))
+        output.write_output(arguments.html, html_of(plan_document(plan)))
     if "-" not in (arguments.json, arguments.html):
-        from stepscope.report.plan import plan_text
+        from stepscope.report.text import text_of
 
-        output.print_text(plan_text(plan, width=output.width(), top=arguments.top))
+        output.print_text(text_of(plan_document(plan), width=output.width(), top=arguments.top))
     return 0
 
 

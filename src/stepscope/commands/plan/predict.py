@@ -13,7 +13,6 @@ from stepscope.commands.shared.changes import (
     joined,
     scaled_devices,
     scaling_json_of,
-    scaling_text_of,
 )
 from stepscope.commands.shared.reading import add_reading_options, open_from, redactor_of
 from stepscope.commands.shared.tables import whole_number
@@ -106,7 +105,9 @@ def host_factor(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict the steps and print the answer."""
-    from stepscope.report.predict import predict_json, predict_text
+    from stepscope.report.document import Document
+    from stepscope.report.predict import predict_document, predict_json, scaling_section
+    from stepscope.report.text import text_of
     from stepscope.whatif.experiment import Experiment
 
     experiment = Experiment(open_from(arguments, arguments.trace))
@@ -121,9 +122,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         output.write_output(arguments.json, json_bytes(predict_json(answer) | {"scaling": scaling_json_of(scaled)}))
     if arguments.json != "-":
-        text = predict_text(answer, width=output.width(), top=arguments.top)
-        texts = [text] if answer.predictions or not scaled else []
-        output.print_text("\n".join([*texts, *scaling_text_of(scaled, output.width())]))
+        sections = [scaling_section(*each) for each in scaled]
+        document = Document("prediction", tuple(sections))
+        if answer.predictions or not scaled:
+            document = predict_document(answer, sections, top=arguments.top)
+        output.print_text(text_of(document, width=output.width()))
     return 0
 
 

@@ -18,7 +18,7 @@ from stepscope.errors import UsageError
 if TYPE_CHECKING:
     from stepscope.compare import Comparison, Side
     from stepscope.diagnosis.diagnosis import Unreadable
-    from stepscope.report.html.compare import Pictures
+    from stepscope.report.comparison import Pictures
     from stepscope.trace import Trace
 
 NAME: Final = "compare"
@@ -151,32 +151,32 @@ def _traces(arguments: argparse.Namespace, path: str, passed_over: list[Unreadab
 
 
 def _redacted(comparisons: Sequence[Comparison], arguments: argparse.Namespace) -> list[Comparison]:
-    from stepscope.report.comparison_formats import redacted_comparison
+    from stepscope.report.comparison import redacted_comparison
 
     return [redacted_comparison(each, partial(redactor_of, arguments)) for each in comparisons]
 
 
 def _write_reports(arguments: argparse.Namespace, comparisons: Sequence[Comparison]) -> None:
+    from stepscope.report.comparison import comparison_document, comparison_json
+
     top = _ROWS if arguments.top is None else arguments.top
     if arguments.json:
-        from stepscope.report.comparison_formats import comparison_bytes, comparison_report
+        from stepscope.report.json import json_bytes
 
-        report = comparison_report(comparisons, top=arguments.top or 0)
-        output.write_output(arguments.json, comparison_bytes(report))
+        output.write_output(arguments.json, json_bytes(comparison_json(comparisons, top=arguments.top or 0)))
     if arguments.markdown:
-        from stepscope.report.comparison_formats import comparison_markdown
+        from stepscope.report.markdown import markdown_of
 
-        output.write_output(arguments.markdown, comparison_markdown(comparisons, top=top).encode())
+        output.write_output(arguments.markdown, markdown_of(comparison_document(comparisons), top=top).encode())
     if arguments.html:
-        from stepscope.report.html.compare import html_comparison
+        from stepscope.report.html.page import html_of
 
-        top_of_page = _HTML_ROWS if arguments.top is None else arguments.top
-        page = html_comparison(comparisons, _pictures(comparisons, arguments), top=top_of_page)
-        output.write_output(arguments.html, page)
+        page = comparison_document(comparisons, _pictures(comparisons, arguments))
+        output.write_output(arguments.html, html_of(page, top=_HTML_ROWS if arguments.top is None else arguments.top))
     if "-" not in (arguments.json, arguments.markdown, arguments.html):
-        from stepscope.report.comparison_formats import comparison_text
+        from stepscope.report.text import text_of
 
-        output.print_text(comparison_text(comparisons, width=output.width(), top=top))
+        output.print_text(text_of(comparison_document(comparisons), width=output.width(), top=top))
 
 
 def _pictures(comparisons: Sequence[Comparison], arguments: argparse.Namespace) -> list[Pictures]:

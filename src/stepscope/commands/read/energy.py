@@ -71,18 +71,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer."""
-    from stepscope.report.energy import energy_text
+    from stepscope.report.energy import energy_document, energy_json
+    from stepscope.report.text import text_of
 
     answer = answered(arguments, arguments.path)
     if arguments.redact:
         answer = redactor_of(arguments, paths=[trace.path for trace in answer.traces]).redact(answer)
     if arguments.json:
-        from stepscope.report.energy_json import energy_json
         from stepscope.report.json import json_bytes
 
         output.write_output(arguments.json, json_bytes(energy_json(answer)))
     if arguments.json != "-":
-        output.print_text(energy_text(answer, width=output.width(), top=arguments.top))
+        output.print_text(text_of(energy_document(answer), width=output.width(), top=arguments.top))
     return 0
 
 

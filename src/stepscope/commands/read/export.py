@@ -16,7 +16,7 @@ from stepscope.commands.shared.user_code import add_user_code_options, user_code
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepscope.report.json import Redactor
+    from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
 
 _T = TypeVar("_T")

@@ -78,11 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
     for form, path in outputs.items():
         output.write_output(path, _written(history, form, raw=arguments.raw))
     if not outputs:
-        from stepscope.report.history import history_lines
+        from stepscope.report.history import history_document
+        from stepscope.report.text import text_of
 
-        chosen = arguments.names or arguments.command is not None
-        lines = history_lines(history, width=output.width(), top=arguments.top, overview=not chosen)
-        output.print_text("".join(f"{line}\n" for line in lines))
+        is_overview = not arguments.names and arguments.command is None
+        document = history_document(history, is_overview=is_overview)
+        output.print_text(text_of(document, width=output.width(), top=arguments.top))
     return 0
 
 
@@ -145,8 +146,10 @@ def _written(history: History, form: str, *, raw: bool) -> bytes:
         return table_bytes(history_table(history), "csv", raw=raw)
     if form == "json":
         from stepscope.report.history import history_json
+        from stepscope.report.json import json_bytes
 
-        return history_json(history)
-    from stepscope.report.html.plan import html_history
+        return json_bytes(history_json(history))
+    from stepscope.report.history import history_document
+    from stepscope.report.html.page import html_of
 
-    return html_history(history)
+    return html_of(history_document(history))

@@ -86,7 +86,8 @@ def _chosen(memories: tuple[DeviceMemory, ...], device: str | None) -> tuple[Dev
 
 def _write_screen(trace: Trace, memories: tuple[DeviceMemory, ...], arguments: argparse.Namespace) -> None:
     from stepscope.analysis.memory_growth import memory_summary
-    from stepscope.report.memory import memory_json, memory_text
+    from stepscope.report.memory import memory_document, memory_json
+    from stepscope.report.text import text_of
 
     if arguments.sort is not None:
         raise UsageError("--sort goes with --by or --over-time, which print one table")
@@ -102,7 +103,7 @@ def _write_screen(trace: Trace, memories: tuple[DeviceMemory, ...], arguments: a
         output.write_output(arguments.output, json_bytes(memory_json(summaries)))
         return
     top = _ROWS if arguments.top is None else arguments.top
-    text = memory_text(summaries, width=output.width(), top=top)
+    text = text_of(memory_document(summaries), width=output.width(), top=top)
     if arguments.output == "-":
         output.print_text(text)
     else:

@@ -19,7 +19,7 @@ from stepscope.report.format import count
 if TYPE_CHECKING:
     import polars as pl
 
-    from stepscope.report.json import Redactor
+    from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
 
 

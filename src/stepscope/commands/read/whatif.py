@@ -66,7 +66,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay the trace and print the answer."""
-    from stepscope.report.whatif import whatif_json, whatif_text
+    from stepscope.report.text import text_of
+    from stepscope.report.whatif import whatif_document, whatif_json
 
     answer = _answer(arguments)
     if arguments.redact:
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         output.write_output(arguments.json, json_bytes(whatif_json(answer)))
     if arguments.json != "-":
         top = _TOP if arguments.top is None else arguments.top
-        output.print_text(whatif_text(answer, width=output.width(), top=top))
+        output.print_text(text_of(whatif_document(answer), width=output.width(), top=top))
     return 0
 
 

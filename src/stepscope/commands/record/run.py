@@ -202,7 +202,8 @@ def _run_limits(arguments: argparse.Namespace, command: Sequence[str], environ: 
     from stepscope.record.manifest import RunManifest
     from stepscope.record.run_folder import RunFolder
     from stepscope.record.runs import RunIndex
-    from stepscope.report.energy_limits import limits_text
+    from stepscope.report.energy import limits_document
+    from stepscope.report.text import text_of
 
     devices = device_limits()
     limits = [devices.watts(limit) for limit in arguments.power_limits]
@@ -218,7 +219,7 @@ def _run_limits(arguments: argparse.Namespace, command: Sequence[str], environ: 
         folder.write_manifest(manifest.ended(time.time(), failed, folder.recordings(), applied))
         _quietly(lambda: RunIndex().add(folder))
         _say(f"run {folder.name}: {folder.path}")
-        print(limits_text(runs, width=output.width()), end="")
+        print(text_of(limits_document(runs), width=output.width()), end="")
         _say_energy(folder.recordings())
     return 0 if len([run for run in runs if run.joules is not None]) > 1 else failed or 2
 

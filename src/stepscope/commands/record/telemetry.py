@@ -76,7 +76,8 @@ def _page(telemetry: Telemetry, arguments: argparse.Namespace) -> bytes:
     import polars as pl
 
     from stepscope.analysis.telemetry import telemetry_picture
-    from stepscope.report.html.page import telemetry_page
+    from stepscope.report.diagnosis import telemetry_document
+    from stepscope.report.html.page import html_of
 
     pictures = []
     for rank in telemetry.samples["rank"].unique().sort():
@@ -91,7 +92,7 @@ def _page(telemetry: Telemetry, arguments: argparse.Namespace) -> bytes:
         redactor = redactor_of(arguments)
         pictures = [(name, redactor.redact(picture)) for name, picture in pictures]
         title = "a run"
-    return telemetry_page(title, pictures)
+    return html_of(telemetry_document(title, pictures))
 
 
 def _export(telemetry: Telemetry, arguments: argparse.Namespace) -> None:

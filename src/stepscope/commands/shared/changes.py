@@ -274,13 +274,6 @@ def other_ranks(arguments: argparse.Namespace) -> list[Experiment]:
     return [Experiment(open_from(arguments, path)) for path in paths[1:]]
 
 
-def scaling_text_of(scaled: Sequence[ScaledDevice], width: int) -> list[str]:
-    """Each of them for a terminal."""
-    from stepscope.report.predict import scaling_text
-
-    return [scaling_text(*each, width=width) for each in scaled]
-
-
 def scaling_json_of(scaled: Sequence[ScaledDevice]) -> list[dict[str, Any]]:
     """All of them for programs."""
     from stepscope.report.predict import scaling_json

@@ -158,14 +158,15 @@ def costs_from(arguments: argparse.Namespace) -> PlaceCosts:
 def write_places(costs: PlaceCosts, table: pl.DataFrame, things: str, arguments: argparse.Namespace) -> None:
     """Write the table of lines or modules as the options say."""
     from stepscope.report.json import json_bytes
-    from stepscope.report.places import places_report, places_text
+    from stepscope.report.places import places_document, places_json
     from stepscope.report.tables import table_bytes
+    from stepscope.report.text import text_of
 
     top = arguments.top if arguments.top is not None else 0
     if arguments.redact:
         table = redactor_of(arguments).redact(table)
     if arguments.json:
-        report = places_report(costs, table, things, top=top)
+        report = places_json(costs, table, things, top=top)
         if arguments.redact:
             report["trace"] = os.path.basename(report["trace"])
         output.write_output(arguments.json, json_bytes(report))
@@ -173,8 +174,8 @@ def write_places(costs: PlaceCosts, table: pl.DataFrame, things: str, arguments:
         output.write_output(arguments.csv, table_bytes(table.head(top) if top else table, "csv", raw=arguments.raw))
     else:
         rows = arguments.top if arguments.top is not None else _TEXT_ROWS
-        text = places_text(costs, with_short_files(table), things, width=output.width(), top=rows)
-        output.print_text(text)
+        document = places_document(costs, with_short_files(table), things, top=rows)
+        output.print_text(text_of(document, width=output.width()))
 
 
 def with_short_files(table: pl.DataFrame) -> pl.DataFrame:
