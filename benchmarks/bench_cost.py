@@ -24,11 +24,11 @@ from pathlib import Path
 
 from stepscope.compare import compare_samples
 from stepscope.record.bench_steps import BackwardLosses, BenchSteps
-from stepscope.record.bootstrap_plan import RunOptions
 from stepscope.record.controller import StepController
 from stepscope.record.launch import environment_of
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
+from stepscope.record.run_process import RunOptions
 from stepscope.report.words.comparison import verdict_sentence
 
 LIMIT = 0.01

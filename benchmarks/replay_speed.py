@@ -45,6 +45,7 @@ REPLAY = """
 import resource
 import numpy as np
 from stepscope.analysis.host import host_activity
+from stepscope.analysis.step_view import StepView
 from stepscope.readers import open_trace
 from stepscope.whatif import Experiment, build_graph, replay
 from stepscope.whatif.changes import scaled_cause
@@ -71,7 +72,9 @@ exact = (
     and np.array_equal(done.stretch_start, stretches.start)
     and np.array_equal(done.stretch_end, stretches.end)
 )
-experiment = Experiment(trace, activity=activity)
+view = StepView(trace)
+view.activity = activity
+experiment = Experiment(view)
 before = experiment.graph, experiment.measured_ns
 timed("change", lambda: experiment.run(scaled_cause("dispatch", 0.5)(experiment, experiment.graph)))
 taken["preparing"] += taken.pop("threads")

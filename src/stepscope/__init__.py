@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stepscope.diagnosis.diagnosis import diagnose
     from stepscope.errors import StepscopeError
     from stepscope.readers import open_trace
-    from stepscope.record.agent import start_server
+    from stepscope.record.agent.server import start_server
     from stepscope.record.annotations import annotate, step
     from stepscope.record.profile import profile
     from stepscope.record.schedule import schedule
@@ -62,7 +62,7 @@ _HOMES = {
     "open_trace": "stepscope.readers",
     "profile": "stepscope.record.profile",
     "schedule": "stepscope.record.schedule",
-    "start_server": "stepscope.record.agent",
+    "start_server": "stepscope.record.agent.server",
     "step": "stepscope.record.annotations",
     "telemetry": "stepscope.record.telemetry.log",
 }

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.record.agent_files import CaptureOrder, Refusal
-from stepscope.record.agent_http import Place
+from stepscope.record.agent.http import Place
+from stepscope.record.agent.protocol import CaptureOrder, Refusal
+from stepscope.record.agent.requests import RequestFolder
 from stepscope.record.manifest import RunManifest
-from stepscope.record.requests import RequestFolder
 from stepscope.record.run_folder import RunFolder
 from tests.unit.agents import Process
 
@@ -50,7 +50,7 @@ WITHOUT_DEADLINE = settings(deadline=None, max_examples=60, suppress_health_chec
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STEPSCOPE_DATA_DIR", str(tmp_path_factory.mktemp("data")))
-        patch.setattr("stepscope.record.agent_http._REQUEST_S", 0.5)
+        patch.setattr("stepscope.record.agent.http._REQUEST_S", 0.5)
         patch.setattr("threading.excepthook", _fail)
         made = Process(Place())
         yield made

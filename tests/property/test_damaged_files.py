@@ -22,13 +22,12 @@ from stepscope.record.run_folder import RunFolder, write_json
 from stepscope.record.telemetry.store import Sample, Series, TelemetryStore
 from stepscope.trace.cache import TraceCache
 from stepscope.trace.program_facts import LineRecords, Location, ThreadLines, write_lines
-from stepscope.tune.knobs import Configuration, Knob, Space
 from stepscope.tune.measure import Outcome
 from stepscope.tune.search import TuneStudy
-from stepscope.tune.storage import open_study
+from stepscope.tune.study import open_study
 from stepscope.tune.sweep.file import parse_sweep
 from stepscope.tune.sweep.study import SweepStudy
-from stepscope.tune.trials import Proposal
+from stepscope.tune.trials import Configuration, Knob, Proposal, Space
 from tests.unit.run_folders import made_run, recording
 from tests.unit.small_traces import complete, kernel, launch
 from tests.unit.tune.searches import measured

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stepscope.record.agent import Agent, ControlledProgram
-from stepscope.record.agent_http import Place
+from stepscope.record.agent.http import Place
+from stepscope.record.agent.server import Agent
 from stepscope.record.controller import StepController
 from stepscope.record.run_folder import RunFolder
 from stepscope.record.schedule import RecordOptions
@@ -51,7 +51,7 @@ class Process:
 
     def __init__(self, place: Place, run: RunFolder | None = None, rank: int = 0, world_size: int = 1) -> None:
         self.controller = StepController(make_recording=Recording)
-        self.agent = Agent(place, ControlledProgram(self.controller), run, rank, world_size)
+        self.agent = Agent(place, self.controller, run, rank, world_size)
 
     def take_steps(self, count: int) -> None:
         for _ in range(count):

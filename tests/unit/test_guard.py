@@ -341,7 +341,7 @@ def test_whatever_python_is_given_to_call_is_an_entry() -> None:
 
 
 ELSEWHERE = {
-    "agent_http.py": "threads of requests, whose errors the server takes",
+    "http.py": "threads of requests, whose errors the server takes",
     "profiler_server.py": "processes of its own",
     "launch.py": "in the command's process",
 }

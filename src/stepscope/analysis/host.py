@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.rows import nullable
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, HOST_BACKEND, LAZY_EXECUTION, UserCode, cause_of_name
 from stepscope.trace.nesting import Rows, enclosing, inherit, open_after, parents
@@ -49,6 +50,9 @@ TABLES: Final = ("annotations", "frames", "operators", "launches")
 """Where slices come from; of slices that coincide the earlier table's is outside."""
 
 CAUSE_CODES: Final = {cause: code for code, cause in enumerate(CAUSES)}
+CAUSE_TYPE: Final = pl.Enum(list(CAUSES))
+_CAUSE_NAMES: Final = pl.Series(list(CAUSES), dtype=CAUSE_TYPE)
+_BEGINNING: Final = np.iinfo(np.int64).min
 _ANNOTATION, _FRAME, _OPERATOR, _LAUNCH = range(4)
 
 
@@ -83,12 +87,11 @@ class HostActivity:
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
         """The time line of each lane that has slices."""
-        before = np.array([np.iinfo(np.int64).min], np.int64)
         result = {}
         for lane in np.unique(self.lane).tolist():
             mine = np.flatnonzero(self.lane == lane)
             times, innermost = open_after(mine, self.start, self.end, self.parent)
-            result[lane] = Timeline(np.concatenate([before, times]), np.concatenate([np.array([-1]), innermost]))
+            result[lane] = Timeline(np.append(_BEGINNING, times), np.append(-1, innermost))
         return result
 
     @cached_property
@@ -100,47 +103,39 @@ class HostActivity:
         result = {}
         for number in np.unique(lane).tolist():
             rows = np.flatnonzero(lane == number).astype(np.int64)
-            times = np.concatenate([[np.iinfo(np.int64).min], np.column_stack([start[rows], end[rows]]).ravel()])
-            inside = np.concatenate([[-1], np.column_stack([rows, np.full(len(rows), -1)]).ravel()])
-            last = np.append(times[1:] != times[:-1], True)  # where one line follows another at once
-            result[number] = Timeline(times[last], inside[last])
+            result[number] = Timeline.of(start[rows], end[rows], rows)
         return result
 
-    def cut(self, lane: int, starts: Times, ends: Times) -> HostPieces:
-        """Cut intervals where what the thread does changes, with the cause of each piece.
+    def cut(self, lane: int, starts: Times, ends: Times) -> pl.DataFrame:
+        """Cut intervals where what the thread does changes, in order of interval and time.
 
         Where nothing open tells what the thread does, it waits for a collective that the host runs meanwhile; else, if
         a line of the user's code is known, that is Python.
+
+        Returns:
+            Columns interval (which one the piece is part of), start, end, slice (the innermost open one, -1 for none),
+            line (row in `lines` where that, not a slice, tells what the thread does; -1 otherwise), cause (CAUSE_TYPE).
         """
         interval, start, end, slices = self.timelines.get(lane, _NOTHING).cut(starts, ends)
-        pieces = HostPieces(interval, start, end, slices, np.full(len(slices), -1, np.int64), self.cause_of(slices))
-        silent = pieces.cause == CAUSE_CODES["untraced"]
+        columns = {"interval": interval, "start": start, "end": end, "slice": slices}
+        cause = _CAUSE_NAMES.gather(self.cause_of(slices))
+        pieces = pl.DataFrame(columns).with_columns(line=pl.lit(-1, pl.Int64), cause=cause)
         by_line, collectives = self.line_timelines.get(lane), self._host_collectives
-        if not silent.any() or (by_line is None and collectives is None):
+        silent = pl.col("cause") == "untraced"
+        if by_line is None and collectives is None:
             return pieces
-        told = pieces.select(silent)
+        told = pieces.filter(silent)
         if by_line is not None:
-            part, begin, finish, lines = by_line.cut(told.start, told.end)
-            cause = np.where(lines >= 0, CAUSE_CODES["python"], CAUSE_CODES["untraced"]).astype(np.int16)
-            told = HostPieces(told.interval[part], begin, finish, told.slices[part], lines, cause)
+            told = recut(told, by_line, "python", row="line")
         if collectives is not None:
-            part, begin, finish, running = collectives.cut(told.start, told.end)
-            cause = np.where(running >= 0, CAUSE_CODES["communication"], told.cause[part]).astype(np.int16)
-            told = HostPieces(told.interval[part], begin, finish, told.slices[part], told.lines[part], cause)
-        return _in_order(pieces.select(~silent), told)
+            told = recut(told, collectives, "communication")
+        return pl.concat([pieces.filter(~silent), told]).sort("interval", "start", maintain_order=True)
 
     @cached_property
     def _host_collectives(self) -> Timeline | None:
         """When a backend of the host's own runs a collective on any thread; None where it never does."""
         running = self._trace.annotations.filter(pl.col("name").str.contains(HOST_BACKEND) & (pl.col("kind") == "host"))
-        if running.is_empty():
-            return None
-        covered = union(running["start_ns"].to_numpy(), (running["start_ns"] + running["duration_ns"]).to_numpy())
-        times = np.column_stack([covered.starts, covered.ends]).ravel()
-        return Timeline(
-            np.concatenate([_NOTHING.times, times]),
-            np.concatenate([_NOTHING.slices, np.tile(np.array([0, -1]), len(covered.starts))]),
-        )
+        return Timeline.covered(covered_by(running)) if running.height else None
 
     @cached_property
     def user_frame(self) -> Rows:
@@ -171,53 +166,36 @@ class HostActivity:
             self._slices[table] = found
         return self._slices[table]
 
+    def spread(self, table: str, values: Rows) -> Rows:
+        """Values of a table's rows as values of slices, -1 for the slices of other tables; shape (n,)."""
+        result = np.full(len(self.row), -1, np.int64)
+        mine = np.flatnonzero(self.table == TABLES.index(table))
+        result[mine] = values[self.row[mine]]
+        return result
+
+    def slice_index(self, table: pl.Series, row: pl.Series) -> Rows:
+        """Indices of slices given by table name and row, -1 where either is null; shape (m,)."""
+        result = np.full(len(table), -1, np.int64)
+        for name in TABLES:
+            mine = (table == name).fill_null(False).to_numpy()
+            if mine.any():
+                result[mine] = self.slices_of(name)[row.to_numpy()[mine].astype(np.int64)]
+        return result
+
+    def pieces(self, lane: int) -> pl.DataFrame:
+        """All of a thread's time, as `cut` gives it."""
+        if lane not in self._pieces:
+            times = self.timelines[lane].times
+            self._pieces[lane] = self.cut(lane, times[1:2], times[-1:])
+        return self._pieces[lane]
+
+    @cached_property
+    def _pieces(self) -> dict[int, pl.DataFrame]:
+        return {}
+
     @cached_property
     def _slices(self) -> dict[str, Rows]:
         return {}
-
-
-@dataclass(frozen=True, slots=True)
-class HostPieces:
-    """Parts of intervals of one thread's time; arrays of shape (m,), in order of time within each interval.
-
-    Attributes:
-        interval: which interval each is part of.
-        start, end: nanoseconds.
-        slices: the innermost open slice, -1 for none.
-        lines: row in `lines` where that, not a slice, tells what the thread does; -1 otherwise.
-        cause: index into CAUSES.
-    """
-
-    interval: Rows
-    start: Times
-    end: Times
-    slices: Rows
-    lines: Rows
-    cause: npt.NDArray[np.int16]
-
-    def select(self, which: npt.NDArray[np.bool_] | Rows) -> HostPieces:
-        """The pieces of this mask or these positions."""
-        return HostPieces(
-            self.interval[which],
-            self.start[which],
-            self.end[which],
-            self.slices[which],
-            self.lines[which],
-            self.cause[which],
-        )
-
-
-def _in_order(first: HostPieces, second: HostPieces) -> HostPieces:
-    """Both together, in order of interval and time."""
-    whole = HostPieces(
-        np.concatenate([first.interval, second.interval]),
-        np.concatenate([first.start, second.start]),
-        np.concatenate([first.end, second.end]),
-        np.concatenate([first.slices, second.slices]),
-        np.concatenate([first.lines, second.lines]),
-        np.concatenate([first.cause, second.cause]),
-    )
-    return whole.select(np.lexsort((whole.start, whole.interval)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +207,23 @@ class Timeline:
 
     times: Times
     slices: Rows
+
+    @classmethod
+    def of(cls, starts: Times, ends: Times, slices: Rows) -> Timeline:
+        """Disjoint slices in order of time; where one follows another at once, nothing lies between them."""
+        times = np.append(_BEGINNING, np.column_stack([starts, ends]).ravel())
+        inside = np.append(-1, np.column_stack([slices, np.full(len(slices), -1)]).ravel())
+        last = np.append(times[1:] != times[:-1], True)
+        return cls(times[last], inside[last])
+
+    @classmethod
+    def covered(cls, intervals: IntervalSet) -> Timeline:
+        """Slice 0 inside these intervals, none outside."""
+        return cls.of(intervals.starts, intervals.ends, np.zeros(len(intervals.starts), np.int64))
+
+    def at(self, times: Times) -> Rows:
+        """The innermost slice at each moment, -1 for none; shape (m,)."""
+        return self.slices[np.maximum(np.searchsorted(self.times, times, side="right") - 1, 0)]
 
     def cut(self, starts: Times, ends: Times) -> tuple[Rows, Times, Times, Rows]:
         """Cut intervals where the innermost slice changes.
@@ -248,8 +243,22 @@ class Timeline:
         return interval, piece_start, piece_end, self.slices[segment]
 
 
-_NOTHING: Final = Timeline(np.array([np.iinfo(np.int64).min], np.int64), np.array([-1], np.int64))
-"""Of a lane without slices."""
+_NOTHING: Final = Timeline(np.array([_BEGINNING], np.int64), np.array([-1], np.int64))
+"""The time line of a lane without slices."""
+
+
+def covered_by(rows: pl.DataFrame) -> IntervalSet:
+    """The union of the stretches of these rows, by their start_ns and duration_ns."""
+    starts = rows["start_ns"].to_numpy()
+    return union(starts, starts + rows["duration_ns"].to_numpy())
+
+
+def recut(pieces: pl.DataFrame, timeline: Timeline, cause: str, row: str | None = None) -> pl.DataFrame:
+    """Pieces of host time cut by another time line too; what lies inside it has this cause, and its row if asked."""
+    part, start, end, inside = timeline.cut(pieces["start"].to_numpy(), pieces["end"].to_numpy())
+    new = pl.when(pl.Series(inside >= 0)).then(pl.lit(cause, CAUSE_TYPE)).otherwise("cause")
+    cut = pieces[part].with_columns(pl.Series("start", start), pl.Series("end", end), cause=new)
+    return cut if row is None else cut.with_columns(pl.Series(row, inside))
 
 
 def host_activity(trace: Trace, user_code: UserCode = DEFAULT_USER_CODE) -> HostActivity:
@@ -286,17 +295,14 @@ def host_activity(trace: Trace, user_code: UserCode = DEFAULT_USER_CODE) -> Host
     )
 
 
-def slice_columns(activity: HostActivity, slices: Rows, lines: Rows) -> list[pl.Series]:
+def slice_columns(activity: HostActivity, pieces: pl.DataFrame) -> list[pl.Series]:
     """The columns slice_table and slice_row of pieces of host time: the slice or else the line, null for neither."""
-    tables = pl.Series([*TABLES, "lines", None], dtype=pl.String)
-    table, row = np.full(len(slices), len(TABLES) + 1, np.int64), np.full(len(slices), -1, np.int64)
+    slices, lines = pieces["slice"].to_numpy(), pieces["line"].to_numpy()
+    table, row = np.full(len(slices), len(TABLES) + 1), np.full(len(slices), -1)
     table[slices >= 0], row[slices >= 0] = activity.table[slices[slices >= 0]], activity.row[slices[slices >= 0]]
     table[lines >= 0], row[lines >= 0] = len(TABLES), lines[lines >= 0]
-    rows = pl.Series("slice_row", row).to_frame()
-    return [
-        tables.gather(table).alias("slice_table"),
-        rows.select(pl.when(pl.col("slice_row") >= 0).then(pl.col("slice_row")).cast(pl.UInt32))["slice_row"],
-    ]
+    names = pl.Series("slice_table", [*TABLES, "lines", None], dtype=pl.String)
+    return [names.gather(table), nullable(row).alias("slice_row")]
 
 
 def _causes(trace: Trace, slices: pl.DataFrame, table: npt.NDArray[np.int8], around: Rows) -> npt.NDArray[np.int16]:
@@ -412,40 +418,42 @@ def main_lane(trace: Trace, activity: HostActivity) -> int | None:
     return int(busy["lane"][0]) if busy.height else next(iter(activity.timelines), None)
 
 
+def host_window(trace: Trace, activity: HostActivity) -> Window:
+    """From the main thread's first slice to its last one's end, as far as that was read; empty without a thread.
+
+    It never goes beyond the end of PyTorch's profiler: an annotation that was open then, such as the optimizer's step
+    whose end stops the profiler, ends only when the trace is written.
+    """
+    lane = main_lane(trace, activity)
+    if lane is None:
+        return Window(0, 0)
+    times, read = activity.timelines[lane].times, trace.metadata.window or Window(0, 2**62)
+    start_ns = max(int(times[1]), read.start_ns)
+    return Window(start_ns, max(min(int(times[-1]), read.end_ns, _profiler_end_ns(trace)), start_ns))
+
+
 def host_time(trace: Trace, *, window: Window | None = None, activity: HostActivity | None = None) -> pl.DataFrame:
     """Every piece of the main host thread's time with its cause.
 
     Returns:
-        Columns as in HOST_SCHEMA, in order of time; the durations add up to the window, by default from the
-        thread's first slice to its last one's end, or what of that was read, and never beyond the end of PyTorch's
-        profiler: an annotation that was open then, as of the optimizer's step whose end stops it, ends when all is
-        written.
+        Columns as in HOST_SCHEMA, in order of time; the durations add up to the window, by default `host_window`.
     """
     activity = activity or host_activity(trace)
     lane = main_lane(trace, activity)
     if lane is None:
         return pl.DataFrame(schema=dict(HOST_SCHEMA))
-    timeline = activity.timelines[lane]
-    if window is None:
-        read = trace.metadata.window or Window(0, 2**62)
-        start_ns = max(int(timeline.times[1]), read.start_ns)
-        end_ns = min(int(timeline.times[-1]), read.end_ns, _profiler_end_ns(trace))
-        window = Window(start_ns, max(end_ns, start_ns))
+    window = window or host_window(trace, activity)
     pieces = activity.cut(lane, np.array([window.start_ns]), np.array([window.end_ns]))
-    cause = pl.Series(list(CAUSES)).gather(pieces.cause.astype(np.int64))
-    frame = pl.DataFrame(
-        {
-            "start_ns": pieces.start,
-            "duration_ns": pieces.end - pieces.start,
-            "cause": cause,
-            "lane": np.full(len(cause), lane),
-        }
-    ).with_columns(slice_columns(activity, pieces.slices, pieces.lines))
+    frame = pieces.select(
+        pl.col("start").alias("start_ns"),
+        (pl.col("end") - pl.col("start")).alias("duration_ns"),
+        pl.col("cause").cast(pl.String),
+        pl.lit(lane).alias("lane"),
+        *slice_columns(activity, pieces),
+    )
     if trace.device_work.is_empty():
         frame = _with_computing(frame, _computing_elsewhere(trace))
-    return frame.filter(pl.col("duration_ns") > 0).select(
-        [pl.col(name).cast(dtype) for name, dtype in HOST_SCHEMA.items()]
-    )
+    return frame.filter(pl.col("duration_ns") > 0).cast(HOST_SCHEMA)  # type: ignore[arg-type]
 
 
 def _profiler_end_ns(trace: Trace) -> int:
@@ -459,9 +467,7 @@ def _computing_elsewhere(trace: Trace) -> IntervalSet:
     """When XLA ran compiled code on the CPU: mostly on threads of its own, for which the main thread waits."""
     lanes = trace.lanes.filter(pl.col("name").str.contains(XLA_THREADS))["lane"]
     runs = pl.col("lane").is_in(lanes.implode()) | pl.col("name").str.contains(XLA_EXECUTION)
-    rows = trace.operators.filter(runs).select("start_ns", "duration_ns")
-    starts = rows["start_ns"].to_numpy()
-    return union(starts, starts + rows["duration_ns"].to_numpy())
+    return covered_by(trace.operators.filter(runs))
 
 
 def _with_computing(frame: pl.DataFrame, elsewhere: IntervalSet) -> pl.DataFrame:
@@ -471,18 +477,14 @@ def _with_computing(frame: pl.DataFrame, elsewhere: IntervalSet) -> pl.DataFrame
     """
     if not len(elsewhere.starts):
         return frame.with_columns(pl.col("cause").replace({"dispatch": "compute"}))
-    waits = frame["cause"].is_in(WAITING).to_numpy()
-    times = np.column_stack([elsewhere.starts, elsewhere.ends]).ravel()
-    begin = np.array([np.iinfo(np.int64).min])
-    inside = np.concatenate([np.array([-1]), np.tile(np.array([0, -1]), len(elsewhere.starts))])
-    waiting = frame.filter(pl.Series(waits))
+    waits = pl.col("cause").is_in(WAITING)
+    waiting = frame.filter(waits)
     starts = waiting["start_ns"].to_numpy()
-    part, start, end, computes = Timeline(np.concatenate([begin, times]), inside).cut(
-        starts, starts + waiting["duration_ns"].to_numpy()
-    )
+    timeline = Timeline.covered(elsewhere)
+    part, start, end, computes = timeline.cut(starts, starts + waiting["duration_ns"].to_numpy())
     cause = pl.when(pl.Series(computes >= 0)).then(pl.lit("compute")).otherwise("cause")
     cut = waiting[part].with_columns(start_ns=pl.Series(start), duration_ns=pl.Series(end - start), cause=cause)
-    return pl.concat([frame.filter(pl.Series(~waits)), cut]).sort("start_ns", maintain_order=True)
+    return pl.concat([frame.filter(~waits), cut]).sort("start_ns", maintain_order=True)
 
 
 def host_summary(pieces: pl.DataFrame) -> pl.DataFrame:

@@ -8,17 +8,13 @@ device's. Over any window, busy time and the causes add up to the window exactly
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import CAUSE_CODES, CAUSES, HostActivity, Timeline, host_activity, slice_columns
+from stepscope.analysis.host import CAUSE_TYPE, HostActivity, Timeline, covered_by, host_activity, recut, slice_columns
 from stepscope.trace import Trace, Window
-from stepscope.trace.nesting import Rows
-from stepscope.trace.window import IntervalSet, Times, union
+from stepscope.trace.window import union
 
 IDLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "device": pl.String,
@@ -41,33 +37,6 @@ UNEXPLAINED_WAIT_NS: Final = 1_500_000
 """Launched work that stays away longer than this was held up by something the trace does not show.
 
 The limit is HolisticTraceAnalysis's for a kernel-to-kernel delay that hints at an unrecognised dependency."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Gaps:
-    """The idle intervals of one device; arrays of shape (n,), rows -1 where there is none."""
-
-    start: Times
-    end: Times
-    work: Rows
-    launch: Rows
-    launch_start: Times
-    launch_end: Times
-    lane: npt.NDArray[np.int32]
-    waits_for_queue: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """Parts of gaps; arrays of shape (m,)."""
-
-    gap: Rows
-    start: Times
-    end: Times
-    cause: npt.NDArray[np.int16]
-    slices: Rows
-    lines: Rows
-    lane: npt.NDArray[np.int32]
 
 
 def device_window(trace: Trace, device: str, window: Window | None = None) -> Window:
@@ -126,235 +95,137 @@ def idle_summary(idle: pl.DataFrame, windows: dict[str, Window]) -> pl.DataFrame
     )
 
 
-def _gaps(trace: Trace, device: str, window: Window) -> _Gaps:
+def _gaps(trace: Trace, device: str, window: Window) -> pl.DataFrame:
+    """The device's idle intervals in order.
+
+    Columns gap, start, end; work and queue of what follows; launch, launch_start, launch_end and lane of the call that
+    launched that; waits_for_queue. Null where there is none.
+    """
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    calls = trace.launches.with_row_index("launch").select("launch", "lane", launch_start="start_ns", launch_end=end)
     work = (
         trace.device_work.with_row_index("work")
         .filter(pl.col("device") == device)
-        .join(
-            trace.launches.with_row_index("launch").select(
-                "launch",
-                launch_start="start_ns",
-                launch_end=pl.col("start_ns") + pl.col("duration_ns"),
-                launch_lane="lane",
-            ),
-            on="launch",
-            how="left",
-            maintain_order="left",
-        )
+        .select("work", "launch", "correlation", "start_ns", "queue", end_ns=end)
+        .join(calls, on="launch", how="left", maintain_order="left")
     )
-    starts, ends = work["start_ns"].to_numpy(), (work["start_ns"] + work["duration_ns"]).to_numpy()
-    idle = _idle_intervals(union(starts, ends), window)
-    following = _following_work(work, idle.ends)
-    queues = work["queue"].rank("dense").fill_null(0).to_numpy().astype(np.int64)
-    return _Gaps(
-        start=idle.starts,
-        end=idle.ends,
-        work=np.where(following >= 0, work["work"].to_numpy().astype(np.int64)[following], -1),
-        launch=_gathered(work["launch"], following),
-        launch_start=_gathered(work["launch_start"], following),
-        launch_end=_gathered(work["launch_end"], following),
-        lane=_gathered(work["launch_lane"], following).astype(np.int32),
-        waits_for_queue=_waits_for_queue(ends, queues, idle.starts, following),
+    busy = union(work["start_ns"].to_numpy(), work["end_ns"].to_numpy()).clip(window.start_ns, window.end_ns)
+    idle = busy.complement(window.start_ns, window.end_ns)
+    gaps = pl.DataFrame({"start": idle.starts, "end": idle.ends}).with_row_index("gap")
+    gaps = gaps.join_asof(_first_of_each_start(work), left_on="end", right_on="start_ns", strategy="forward")
+    done = work.select("queue", start="end_ns").unique()
+    gaps = gaps.join(
+        done.with_columns(same_queue=True), on=["start", "queue"], how="left", nulls_equal=True, maintain_order="left"
     )
+    other_queue = pl.col("start").is_in(done["start"].implode()) & pl.col("same_queue").is_null()
+    return gaps.with_columns(waits_for_queue=other_queue & pl.col("work").is_not_null())
 
 
-def _idle_intervals(busy: IntervalSet, window: Window) -> IntervalSet:
-    """The window without the busy time; work of no length divides a gap."""
-    inside = busy.clip(window.start_ns, window.end_ns)
-    return inside.complement(window.start_ns, window.end_ns)
+def _first_of_each_start(work: pl.DataFrame) -> pl.DataFrame:
+    """The work that counts as what follows a gap, of several that start together.
 
-
-def _gathered(column: pl.Series, rows: Rows) -> Rows:
-    values = column.cast(pl.Int64).fill_null(-1).to_numpy()
-    return np.where(rows >= 0, values[rows], -1) if len(values) else np.full(len(rows), -1, np.int64)
-
-
-def _following_work(work: pl.DataFrame, times: Times) -> Rows:
-    """For each gap's end, the position in `work` of what follows: the first to start then or later.
-
-    Of several that start together the one that was launched last decides, then the lowest correlation number, then
-    the lowest queue.
+    The one that was launched last decides, then the lowest correlation number, then the lowest queue.
     """
     queue_number = pl.col("queue").cast(pl.Int64, strict=False)
-    order = work.with_row_index("position").sort(
-        ["start_ns", "launch_start", "correlation", queue_number, "queue"],
-        descending=[False, True, False, False, False],
-        nulls_last=True,
-    )
-    starts, positions = order["start_ns"].to_numpy(), order["position"].to_numpy().astype(np.int64)
-    found = np.searchsorted(starts, times, side="left")
-    return np.where(found < len(starts), positions[np.minimum(found, len(starts) - 1)], -1)
+    order = ["start_ns", "launch_start", "correlation", queue_number, "queue"]
+    ordered = work.sort(order, descending=[False, True, False, False, False], nulls_last=True)
+    return ordered.drop("correlation", "end_ns").unique("start_ns", keep="first", maintain_order=True)
 
 
-def _waits_for_queue(ends: Times, queues: Rows, gap_starts: Times, following: Rows) -> npt.NDArray[np.bool_]:
-    """Whether the work that finished last before each gap ran on other queues only than the work that follows."""
-    same_queue_end = np.zeros(len(gap_starts), np.bool_)
-    any_end = np.isin(gap_starts, ends)
-    for queue in np.unique(queues):
-        mine = (queues[following] == queue) & (following >= 0)
-        same_queue_end[mine] = np.isin(gap_starts[mine], ends[queues == queue])
-    return any_end & ~same_queue_end & (following >= 0)
+def _idle_of_device(trace: Trace, device: str, gaps: pl.DataFrame, activity: HostActivity) -> pl.DataFrame:
+    pieces = pl.concat([*_device_pieces(gaps), _without_overhead(trace, _host_pieces(trace, gaps, activity))])
+    pieces = pieces.sort("start", maintain_order=True)
+    pieces = pieces.with_columns(slice_columns(activity, pieces)).drop("slice", "line")
+    pieces = pieces.join(_with_triggers(trace, gaps), on="gap", how="left", maintain_order="left")
+    return pieces.select(
+        pl.lit(device).alias("device"),
+        pl.col("start").alias("start_ns"),
+        (pl.col("end") - pl.col("start")).alias("duration_ns"),
+        pl.col("work").alias("next_work"),
+        pl.exclude("start", "end", "work"),
+    ).select(pl.col(name).cast(dtype) for name, dtype in IDLE_SCHEMA.items())
 
 
-def _idle_of_device(trace: Trace, device: str, gaps: _Gaps, activity: HostActivity) -> pl.DataFrame:
-    pieces = _concatenate([_device_pieces(gaps), *_host_pieces(trace, gaps, activity)])
-    pieces = _sorted(_without_overhead(trace, pieces))
-    trigger, refill = _triggers(trace, gaps, pieces)
-    frame = pl.DataFrame(
-        {
-            "device": pl.repeat(device, len(pieces.gap), dtype=pl.String, eager=True),
-            "gap": pieces.gap,
-            "start_ns": pieces.start,
-            "duration_ns": pieces.end - pieces.start,
-            "cause": pl.Series(list(CAUSES)).gather(pieces.cause.astype(np.int64)),
-            "trigger_launch": _nullable(trigger),
-            "refill": refill,
-            "lane": _nullable(pieces.lane.astype(np.int64)),
-            "next_work": _nullable(gaps.work[pieces.gap]),
-            "launch": _nullable(gaps.launch[pieces.gap]),
-        }
-    ).with_columns(
-        slice_columns(activity, pieces.slices, pieces.lines),
-        trigger=trace.launches["name"].gather(_nullable(trigger)),
-    )
-    return frame.select([pl.col(name).cast(dtype) for name, dtype in IDLE_SCHEMA.items()])
-
-
-def _nullable(rows: Rows) -> pl.Series:
-    return (
-        pl.Series(rows, dtype=pl.Int64)
-        .to_frame("row")
-        .select(pl.when(pl.col("row") >= 0).then(pl.col("row")).cast(pl.UInt32))["row"]
-    )
-
-
-def _device_pieces(gaps: _Gaps) -> _Pieces:
+def _device_pieces(gaps: pl.DataFrame) -> list[pl.DataFrame]:
     """What of each gap is the device's own: after the launch, or all of it where the launch is not in the trace."""
-    launched = gaps.launch >= 0
-    start = np.where(launched, np.clip(gaps.launch_start, gaps.start, gaps.end), gaps.start)
-    called = np.where(launched, np.clip(gaps.launch_end, start, gaps.end), gaps.start)
-    explained = np.where(gaps.end - called > UNEXPLAINED_WAIT_NS, called, gaps.end)
-    explained = np.where(launched, explained, gaps.start)
-    waits = (gaps.launch_start <= gaps.start) & gaps.waits_for_queue
-    cause = np.where(waits, CAUSE_CODES["dependency"], CAUSE_CODES["launch_latency"])
-    unknown = np.full(len(cause), CAUSE_CODES["unknown"])
-    rows = np.arange(len(cause))
-    none = np.full(2 * len(rows), -1, np.int64)
-    pieces = _Pieces(
-        np.concatenate([rows, rows]),
-        np.concatenate([start, explained]),
-        np.concatenate([explained, gaps.end]),
-        np.concatenate([cause, unknown]).astype(np.int16),
-        none,
-        none,
-        none.astype(np.int32),
+    start, end, called = pl.col("start"), pl.col("end"), pl.col("called")
+    launched = pl.col("launch").is_not_null()
+    waits = (pl.col("launch_start") <= start) & pl.col("waits_for_queue")
+    cause = pl.when(waits).then(pl.lit("dependency")).otherwise(pl.lit("launch_latency"))
+    bounds = (
+        gaps.with_columns(begin=pl.when(launched).then(pl.col("launch_start").clip(start, end)).otherwise(start))
+        .with_columns(called=pl.when(launched).then(pl.col("launch_end").clip("begin", end)).otherwise(start))
+        .with_columns(explained=pl.when((end - called > UNEXPLAINED_WAIT_NS) | ~launched).then(called).otherwise(end))
     )
-    return _select(pieces, pieces.end > pieces.start)
+    own = bounds.select("gap", start="begin", end="explained", cause=cause)
+    unknown = bounds.select("gap", start="explained", end="end", cause=pl.lit("unknown"))
+    nothing = {"slice": pl.lit(-1, pl.Int64), "line": pl.lit(-1, pl.Int64), "lane": pl.lit(None, pl.Int32)}
+    return [
+        part.filter(end > start).with_columns(pl.col("cause").cast(CAUSE_TYPE), **nothing) for part in (own, unknown)
+    ]
 
 
-def _host_pieces(trace: Trace, gaps: _Gaps, activity: HostActivity) -> list[_Pieces]:
+def _host_pieces(trace: Trace, gaps: pl.DataFrame, activity: HostActivity) -> pl.DataFrame:
     """What of each gap passed before the launch, by what the launching thread was doing.
 
     Where nothing is open on that thread, its process's main thread is asked.
     """
     processes = dict(trace.lanes.select("lane", "process").iter_rows())
-    end = np.minimum(gaps.launch_start, gaps.end)
-    late = (gaps.launch >= 0) & (gaps.launch_start > gaps.start)
-    result = []
-    for lane in np.unique(gaps.lane[late]).tolist():
-        rows = np.flatnonzero(late & (gaps.lane == lane))
-        pieces = _cut(activity, lane, rows, gaps.start[rows], end[rows])
+    late = gaps.filter(pl.col("launch_start") > pl.col("start"))
+    late = late.select("gap", "lane", "start", end=pl.min_horizontal("launch_start", "end"))
+    parts = [_cut(activity, -1, late.clear())]
+    for (number,), mine in late.group_by("lane", maintain_order=True):
+        lane = int(str(number))
+        pieces = _cut(activity, lane, mine)
         main = activity.main_lanes.get(processes[lane], lane)
-        silent = (pieces.slices < 0) & (pieces.lines < 0)
-        if main != lane and silent.any():
-            result.append(_cut(activity, main, pieces.gap[silent], pieces.start[silent], pieces.end[silent]))
-            pieces = _select(pieces, ~silent)
-        result.append(pieces)
-    return result
+        if main != lane:
+            silent = (pl.col("slice") < 0) & (pl.col("line") < 0)
+            parts.append(_cut(activity, main, pieces.filter(silent)))
+            pieces = pieces.filter(~silent)
+        parts.append(pieces)
+    return pl.concat(parts)
 
 
-def _cut(activity: HostActivity, lane: int, gap: Rows, starts: Times, ends: Times) -> _Pieces:
-    cut = activity.cut(lane, starts, ends)
-    lanes = np.full(len(cut.slices), lane, np.int32)
-    return _Pieces(gap[cut.interval], cut.start, cut.end, cut.cause, cut.slices, cut.lines, lanes)
+def _cut(activity: HostActivity, lane: int, stretches: pl.DataFrame) -> pl.DataFrame:
+    """The stretches of gaps cut by what the thread did: columns gap, start, end, cause, slice, line, lane."""
+    pieces = activity.cut(lane, stretches["start"].to_numpy(), stretches["end"].to_numpy())
+    gap = stretches["gap"].gather(pieces["interval"])
+    return pieces.select(gap, "start", "end", "cause", "slice", "line", lane=pl.lit(lane, pl.Int32))
 
 
-def _without_overhead(trace: Trace, pieces: _Pieces) -> _Pieces:
-    """The host's pieces that lie in the profiler's own work become its overhead."""
+def _without_overhead(trace: Trace, pieces: pl.DataFrame) -> pl.DataFrame:
+    """The host's pieces, of which those that lie in the profiler's own work are its overhead."""
     overhead = trace.annotations.filter((pl.col("kind") == "overhead") & (pl.col("duration_ns") > 0))
     if overhead.is_empty():
         return pieces
-    covered = union(overhead["start_ns"].to_numpy(), (overhead["start_ns"] + overhead["duration_ns"]).to_numpy())
-    count = len(covered.starts)
-    times = np.concatenate(
-        [np.array([np.iinfo(np.int64).min]), np.column_stack([covered.starts, covered.ends]).ravel()]
-    )
-    inside = np.concatenate([np.array([-1]), np.tile(np.array([0, -1]), count)])
-    host = pieces.lane >= 0
-    mine = _select(pieces, host)
-    part, start, end, is_overhead = Timeline(times, inside).cut(mine.start, mine.end)
-    cause = np.where(is_overhead >= 0, CAUSE_CODES["profiler_overhead"], mine.cause[part]).astype(np.int16)
-    cut = _Pieces(mine.gap[part], start, end, cause, mine.slices[part], mine.lines[part], mine.lane[part])
-    return _concatenate([_select(pieces, ~host), cut])
+    return recut(pieces, Timeline.covered(covered_by(overhead)), "profiler_overhead")
 
 
-def _select(pieces: _Pieces, which: npt.NDArray[np.bool_]) -> _Pieces:
-    return _take(pieces, np.flatnonzero(which))
+def _with_triggers(trace: Trace, gaps: pl.DataFrame) -> pl.DataFrame:
+    """Columns gap, work, launch, and trigger_launch, trigger (null for none), refill of each gap.
 
-
-def _take(pieces: _Pieces, rows: Rows) -> _Pieces:
-    return _Pieces(
-        pieces.gap[rows],
-        pieces.start[rows],
-        pieces.end[rows],
-        pieces.cause[rows],
-        pieces.slices[rows],
-        pieces.lines[rows],
-        pieces.lane[rows],
-    )
-
-
-def _concatenate(parts: list[_Pieces]) -> _Pieces:
-    return _Pieces(
-        np.concatenate([part.gap for part in parts]),
-        np.concatenate([part.start for part in parts]),
-        np.concatenate([part.end for part in parts]),
-        np.concatenate([part.cause for part in parts]),
-        np.concatenate([part.slices for part in parts]),
-        np.concatenate([part.lines for part in parts]),
-        np.concatenate([part.lane for part in parts]),
-    )
-
-
-def _sorted(pieces: _Pieces) -> _Pieces:
-    return _take(pieces, np.argsort(pieces.start, kind="stable"))
-
-
-def _triggers(trace: Trace, gaps: _Gaps, pieces: _Pieces) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    """For each piece, the row of the synchronising call that drained the queues (-1: none), and whether it is a refill.
-
-    A call triggers the gap that begins while it waits. It also used up the lead of the host over the device: without
-    it the host would have been earlier by as long as it waited, so later gaps in which the host is late belong to
-    it until they add up to that, or until the next synchronising call.
+    The trigger is the synchronising call that drained the queues. A call triggers the gap that begins while it waits.
+    It also used up the lead of the host over the device: without it the host would have been earlier by as long as it
+    waited, so later gaps in which the host is late belong to it until they add up to that, or until the next
+    synchronising call.
     """
-    waits = trace.launches.select("kind", "lane", "start_ns", "duration_ns").with_row_index("launch")
-    copying = trace.device_work.filter(pl.col("kind") == "copy_out").select("launch").drop_nulls()
-    copies_out = waits.filter(pl.col("kind") == "copy").join(copying, on="launch", how="semi")
-    waits = pl.concat([waits.filter(pl.col("kind") == "synchronise"), copies_out]).sort("launch")
-    gap_trigger = np.full(len(gaps.start), -1, np.int64)
-    gap_refill = np.zeros(len(gaps.start), np.bool_)
-    late = np.where(gaps.launch >= 0, np.clip(gaps.launch_start, gaps.start, gaps.end) - gaps.start, 0)
-    for (lane,), calls in waits.group_by("lane"):
-        rows = np.flatnonzero((gaps.lane == lane) & (gaps.launch >= 0))
-        start, duration = calls["start_ns"].to_numpy(), calls["duration_ns"].to_numpy()
-        last = np.searchsorted(start, gaps.start[rows], side="right") - 1
-        known = last >= 0
-        rows, last = rows[known], last[known]
-        waiting = start[last] + duration[last] >= gaps.start[rows]
-        paid = np.cumsum(late[rows]) - late[rows]
-        before = paid - paid[np.searchsorted(last, last, side="left")]
-        owed = (before < duration[last]) & (late[rows] > 0)
-        triggered = waiting | owed
-        gap_trigger[rows] = np.where(triggered, calls["launch"].to_numpy().astype(np.int64)[last], -1)
-        gap_refill[rows] = triggered & ~waiting
-    return gap_trigger[pieces.gap], gap_refill[pieces.gap]
+    copies_out = trace.device_work.filter(pl.col("kind") == "copy_out")["launch"].drop_nulls()
+    is_copy_out = (pl.col("kind") == "copy") & pl.col("trigger_launch").is_in(copies_out.implode())
+    calls = (
+        trace.launches.with_row_index("trigger_launch")
+        .filter((pl.col("kind") == "synchronise") | is_copy_out)
+        .select("lane", "trigger_launch", trigger="name", called="start_ns", waited="duration_ns")
+        .unique(["lane", "called"], keep="last", maintain_order=True)
+    )
+    late = pl.col("launch_start").clip("start", "end") - pl.col("start")
+    paid_before = pl.col("late").cum_sum().over("trigger_launch") - pl.col("late")
+    waiting = pl.col("called") + pl.col("waited") >= pl.col("start")
+    owed = (paid_before < pl.col("waited")) & (pl.col("late") > 0)
+    launched = gaps.filter(pl.col("launch").is_not_null()).with_columns(late=late)
+    found = launched.join_asof(
+        calls, left_on="start", right_on="called", by="lane", strategy="backward", check_sortedness=False
+    ).filter(pl.col("trigger_launch").is_not_null())
+    triggers = found.with_columns(is_waiting=waiting, is_owed=owed).filter(pl.col("is_waiting") | pl.col("is_owed"))
+    triggers = triggers.select("gap", "trigger_launch", "trigger", refill=~pl.col("is_waiting"))
+    joined = gaps.select("gap", "work", "launch").join(triggers, on="gap", how="left", maintain_order="left")
+    return joined.with_columns(pl.col("refill").fill_null(False))

@@ -10,19 +10,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
+import msgspec
+
 from stepscope.errors import UsageError
 from stepscope.files import private_file, readable, say_changed
 from stepscope.record.bench_steps import PREFIX
-from stepscope.record.bootstrap import RUN
 from stepscope.record.launch import command_of
 from stepscope.record.manifest import without_secrets
 from stepscope.record.run_folder import RunFolder
+from stepscope.record.run_process import RUN
 
 TAIL_LINES: Final = 12
 _TAIL_BYTES: Final = 64 * 1024
@@ -46,7 +48,7 @@ class BenchCommand:
         label: "A", "B" and so on.
         text: as the user wrote it.
         words: what is started.
-        variables: set for it, as "OMP_NUM_THREADS=1 python train.py" does.
+        variables: its environment, as in "OMP_NUM_THREADS=1 python train.py".
         apply: remedies to apply to it; see `stepscope.record.apply`.
     """
 
@@ -58,10 +60,10 @@ class BenchCommand:
 
     @classmethod
     def parse(cls, label: str, text: str) -> BenchCommand:
-        """Split a command as a shell would, which is not asked: it may begin with variables, and has no pipes.
+        """Split a command as a shell would, without starting one: it may begin with variables, and has no pipes.
 
         Raises:
-            UsageError: the quotes do not match, or there is no such program.
+            UsageError: unmatched quotes, or no such program.
         """
         try:
             words = shlex.split(text)
@@ -78,7 +80,7 @@ class BenchCommand:
 
     @property
     def shown(self) -> str:
-        """The command with *** in place of what may be a secret, and what is applied to it."""
+        """The command with *** in place of possible secrets, and with what is applied to it."""
         words = shlex.split(self.text)
         shown = without_secrets(words)
         text = self.text
@@ -89,11 +91,9 @@ class BenchCommand:
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """How a program ended.
+    """How a program ended: `exit_code` is 128 + N for signal N.
 
     Attributes:
-        exit_code: 128 + N where signal N ended it.
-        seconds: from its start to its end.
         was_ended: stepscope ended it: it took too long, or did not end by itself after its steps.
     """
 
@@ -113,10 +113,10 @@ def run_logged(
     """Run a program to its end and end whatever it started; also when an exception such as Ctrl-C comes meanwhile.
 
     Args:
-        environment: with the run folder in STEPSCOPE_RUN, by which all that the program started is found.
+        environment: with the run folder in STEPSCOPE_RUN, by which everything the program started is found.
         log: where its output goes; None for standard error. It has no input.
         limit_s: seconds after which it is ended.
-        is_done: whether it has taken its steps, so that it is to end within `GRACE_S`; asked now and then.
+        is_done: whether it has taken its steps and should end within `GRACE_S`; polled.
 
     Raises:
         UsageError: it cannot be started, or the log cannot be written.
@@ -144,7 +144,7 @@ def run_logged(
 
 
 def _ends_by_itself(child: subprocess.Popen[bytes], deadline_s: float, is_done: Callable[[], bool]) -> bool:
-    """Wait for the end of the program, or for the time after which it is to be ended."""
+    """Wait for the program to end; False once it has to be ended."""
     done = False
     while (left_s := deadline_s - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -156,50 +156,43 @@ def _ends_by_itself(child: subprocess.Popen[bytes], deadline_s: float, is_done: 
 
 
 def end_programs(child: subprocess.Popen[bytes], run: str) -> None:
-    """End a program and every process that carries its run folder in its environment; returns when they are gone."""
+    """End a program and every process that has its run folder in its environment; returns when they are gone."""
+    sign = os.fsencode(f"{RUN}={run}") + b"\0"
+
+    def alive() -> list[int]:
+        own = [child.pid] if child.poll() is None else []
+        return own + [process for process in _processes_with(sign) if process != child.pid]
+
+    def are_gone(patience_s: float) -> bool:
+        until = time.monotonic() + patience_s
+        while alive():
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_ENDED_POLL_S)
+        return True
+
     with _signals_held_back():
-        if child.poll() is not None and _are_gone(child, run, _LEAVING_S):
+        if child.poll() is not None and are_gone(_LEAVING_S):
             return
         for name, patience_s in _ENDING:
-            for process in _alive(child, run):
-                with contextlib.suppress(OSError):
-                    os.kill(process, getattr(signal, name, signal.SIGTERM))
-            if _are_gone(child, run, patience_s):
+            _signal(alive(), name)
+            if are_gone(patience_s):
                 return
 
 
-def end_leftovers(root: Path) -> None:
-    """End the processes of runs whose folders are below `root`; for when whoever started them was killed.
-
-    Does nothing where the system does not show environments.
-    """
-    for process in _processes_with(os.fsencode(f"{RUN}={root}{os.sep}")):
+def _signal(processes: Iterable[int], name: str) -> None:
+    for process in processes:
         with contextlib.suppress(OSError):
-            os.kill(process, getattr(signal, "SIGKILL", signal.SIGTERM))
+            os.kill(process, getattr(signal, name, signal.SIGTERM))
 
 
-def _are_gone(child: subprocess.Popen[bytes], run: str, patience_s: float) -> bool:
-    """Whether all of them are gone before the patience ends."""
-    until = time.monotonic() + patience_s
-    while _alive(child, run):
-        if time.monotonic() >= until:
-            return False
-        time.sleep(_ENDED_POLL_S)
-    return True
-
-
-def _alive(child: subprocess.Popen[bytes], run: str) -> list[int]:
-    own = [child.pid] if child.poll() is None else []
-    return own + [process for process in _processes_of(run) if process != child.pid]
-
-
-def _processes_of(run: str) -> Iterator[int]:
-    """The processes in whose environment this run folder stands; none where the system does not show environments."""
-    return _processes_with(os.fsencode(f"{RUN}={run}") + b"\0")
+def end_leftovers(root: Path) -> None:
+    """End the processes of runs below `root`, for when whoever started them was killed; only where /proc exists."""
+    _signal(_processes_with(os.fsencode(f"{RUN}={root}{os.sep}")), "SIGKILL")
 
 
 def _processes_with(sign: bytes) -> Iterator[int]:
-    """The processes with a variable that begins so."""
+    """The processes that have a variable which begins so; none where the system has no /proc."""
     with contextlib.suppress(OSError):
         for entry in os.scandir("/proc"):
             if entry.name.isdecimal():
@@ -230,7 +223,7 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
-    """The last lines of a program's output that are not empty; at most 200 characters of each."""
+    """The last non-empty lines of a program's output, at most 200 characters each."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
         lines = file.read().decode("utf-8", "replace").splitlines()
@@ -238,9 +231,8 @@ def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
     return []
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Of one process; see `stepscope.record.bench_steps`."""
+class Record(msgspec.Struct, frozen=True):
+    """What one process noted; see `stepscope.record.bench_steps`."""
 
     rank: int
     world_size: int
@@ -261,7 +253,8 @@ def read_records(folder: RunFolder) -> list[Record]:
     """
     found: list[Record] = []
     for rank in folder.ranks():
-        of_rank = [record for path in _paths(folder, rank) if (record := _record(path, rank)) is not None]
+        paths = sorted((folder.path / f"rank{rank}").glob(f"{PREFIX}*.json"))
+        of_rank = [record for path in paths if (record := _record(path, rank)) is not None]
         if of_rank:
             found.append(max(of_rank, key=lambda record: len(record.ends_ns)))
     return [record for record in found if record.machine == found[0].machine]
@@ -272,27 +265,10 @@ def job_ends_ns(records: Sequence[Record]) -> list[int]:
     return [max(ends) for ends in zip(*(record.ends_ns for record in records), strict=False)]
 
 
-def _paths(folder: RunFolder, rank: int) -> list[Path]:
-    return sorted((folder.path / f"rank{rank}").glob(f"{PREFIX}*.json"))
-
-
 def _record(path: Path, rank: int) -> Record | None:
     content = readable(path)
-    if not content:
-        return None
     try:
-        return Record(
-            rank=rank,
-            world_size=int(content["world_size"]),
-            machine=str(content["machine"]),
-            source=str(content["source"]),
-            clock=str(content["clock"]),
-            complete=bool(content["complete"]),
-            ends_ns=tuple(map(int, content["ends_ns"])),
-            own_profiler=bool(content["own_profiler"]),
-            said=tuple(map(str, content["said"])),
-            losses=tuple(map(float, content.get("losses", ()))),
-        )
-    except (ValueError, TypeError, KeyError, OverflowError):
+        return msgspec.convert({**content, "rank": rank}, Record) if content else None
+    except msgspec.ValidationError:
         say_changed(path)
         return None

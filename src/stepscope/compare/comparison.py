@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,14 +28,13 @@ from stepscope.compare.matching import (
 )
 from stepscope.compare.notes import (
     EnergyComparison,
-    LeftOut,
     StepEnergies,
     compared_energies,
     different_settings,
     merged_settings,
     notes,
 )
-from stepscope.compare.record import SCHEMAS, Basis, TraceRecord, trace_record
+from stepscope.compare.record import SCHEMAS, Basis, LeftOut, TraceRecord, trace_record
 from stepscope.compare.statistics import SampleComparison, compare_samples, joint_confidence
 from stepscope.trace import Trace, TraceWarning
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
@@ -45,12 +45,11 @@ class Side:
     """One of the programs that are compared.
 
     Attributes:
-        name: what it is called in reports.
-        traces: one, or those of its ranks, or of several runs of it; read one after the other, each once. Traces of
-            other ranks that follow each other are of one run.
-        settings: what is known of its settings beyond the traces, by name; never a secret.
-        unprofiled: for each run the nanoseconds of steps that ran without the profiler. Where both sides have some, the
-            verdict is about these: they are more, and nothing slows them down.
+        traces: one, or those of its ranks, or of several runs; read one after the other, each once. Consecutive traces
+            of different ranks belong to one run.
+        settings: what is known beyond the traces, by name; never a secret.
+        unprofiled: for each run the nanoseconds of steps without the profiler. Where both sides have some, the verdict
+            is about these: there are more of them, and nothing slows them down.
         energies: what counters measured.
     """
 
@@ -66,17 +65,14 @@ class SideSummary:
     """What is known of one side as a whole.
 
     Attributes:
-        name: of the side.
-        paths: of its traces.
-        ranks: how many of one run there are, at most.
-        runs: how many runs.
+        ranks: how many one run has, at most.
         basis: "device" where times are the device's, "host" where they are the main thread's, as without a device.
-        devices: the accelerators' names, where the traces tell.
-        step_source: "annotation", "inferred" or "none"; with "none" all that was recorded counts as one step.
+        devices: the accelerators' names, where the traces have them.
+        step_source: "annotation", "inferred" or "none"; with "none" the whole recording counts as one step.
         step_count: complete steps of all its traces.
-        total_ns: their length, together; the sums of the tables are over the same.
-        trace: the first of its traces, such as to draw a step.
-        left_out: steps at the edges of recordings that count in nothing, as `stepscope.compare.notes` says.
+        total_ns: their length together; the sums of the tables are over the same.
+        trace: the first of its traces.
+        left_out: steps at the edges of recordings that count in nothing, see `stepscope.compare.record`.
         warnings: what was skipped or repaired while reading its traces.
     """
 
@@ -101,25 +97,23 @@ class SideSummary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two programs beside each other.
+    """Two programs side by side.
 
     A table's row is what is the same on both sides: the columns that name it; columns `after_...` where it may be in
-    another place, have other shapes or another number in its name after, null where it has not; `match` ("same", "other
-    shapes", "other module", "other module and shapes", "same kernel, other number", "same operator, other number",
-    "other line", "other sizes", "only before" or "only after"); `before_total_ns` and `after_total_ns`, whole
-    nanoseconds over all steps; `before_ns`, `after_ns` and `difference_ns`, a step (totals over `step_count`); `share`,
-    the difference over the step before; and calls a step. The largest difference comes first.
+    another place, have other shapes or another number in its name after, null where it has not; `match` (see
+    `stepscope.compare.matching`); `before_total_ns` and `after_total_ns`, whole nanoseconds over all steps;
+    `before_ns`, `after_ns` and `difference_ns`, per step (totals over `step_count`); `share`, the difference over the
+    step before; and calls per step. The largest difference comes first.
 
     Attributes:
-        before, after: the sides.
         samples: the steps' times, the verdict and its interval.
         basis: "device" if both sides' times are their devices', "host" if their main threads', else "mixed".
-        causes: kind ("busy", "idle" or "host"), name (of what the device worked on, or of the cause) and the times. Per
-            side the totals add up to `total_ns`; the differences to that of the steps.
+        causes: kind ("busy", "idle" or "host"), name (of the kind of work, or of the cause) and the times. Per side the
+            totals add up to `total_ns`; the differences to that of the steps.
         operators: name, module, input_shapes; own time.
         kernels: name, kind, module and input_shapes of the operator that launched it.
         lines: file, line, function; device time and idle time, or time of operators and of the main thread.
-        modules: module; likewise, without modules inside.
+        modules: module; likewise, without the modules inside it.
         communication: kind, ranks and bytes of collectives.
         memory: category, before_bytes, after_bytes, difference_bytes, share: at the peak; mean of the traces.
         settings: name, before, after: those that differ.
@@ -150,23 +144,19 @@ class Comparison:
         return self.after.step_ns - self.before.step_ns
 
 
-@dataclass(frozen=True)
-class _Collected:
-    """What one side's traces give together."""
-
-    summary: SideSummary
-    runs: list[list[float]]
-    unprofiled: Sequence[Sequence[float]]
-    tables: Mapping[str, pl.DataFrame]
-    settings: Mapping[str, str]
-    devices: Sequence[str | None]
-    energies: StepEnergies
-
-
-_KEYS_OF_LINES: Final = ("file", "line", "function", "exact_line")
+_LINE_KEYS: Final = ("file", "line", "function", "exact_line")
 _LINE_SUMS: Final = ("ns", "idle_ns", "calls")
 _PLACES: Final = (("lines", "file"), ("modules", "module"), ("memory", "category"))
-"""Tables that say nothing where only one recording kept what they are about, and the column that tells."""
+"""Tables that are useless where only one recording kept their subject, and the column that shows it."""
+_MODULE_AND_SHAPES: Final = ("module", "input_shapes")
+_COMPARED: Final[tuple[tuple[str, Sequence[Level], Sequence[str], Sequence[str]], ...]] = (
+    ("causes", CAUSE_LEVELS, ("ns",), ()),
+    ("operators", OPERATOR_LEVELS, ("ns", "calls"), _MODULE_AND_SHAPES),
+    ("kernels", KERNEL_LEVELS, ("ns", "calls"), _MODULE_AND_SHAPES),
+    ("modules", MODULE_LEVELS, _LINE_SUMS, ()),
+    ("communication", COMMUNICATION_LEVELS, ("ns", "calls"), ("bytes", "ranks")),
+)
+"""Tables with the levels they are matched by, their sums, and columns that one recording may lack."""
 
 
 def compare_traces(
@@ -177,14 +167,13 @@ def compare_traces(
     user_code: UserCode = DEFAULT_USER_CODE,
     all_steps: bool = False,
 ) -> Comparison:
-    """Hold two programs against each other: by one trace of each, or by several ranks or runs.
+    """Compare two programs by one trace of each, or by several ranks or runs.
 
     Args:
-        before, after: a trace; traces, of which those with other ranks that follow each other are one run's; or a
-            `Side`, which has a name and settings too.
+        before, after: a trace; traces, of which consecutive ones of different ranks are one run's; or a `Side`.
         confidence: of the intervals.
         user_code: which files are the user's.
-        all_steps: count the first and the last step of a recording also where they are far from the others.
+        all_steps: count the first and the last step of a recording even where they are far from the others.
 
     Raises:
         ValueError: a side without a trace.
@@ -202,80 +191,103 @@ def compare_sides(
 ) -> list[Comparison]:
     """As `compare_traces`, for several programs against the same one; `confidence` is of all intervals together."""
     confidence = joint_confidence(confidence, len(after))
-    baseline = _collected(_side(before, "before"), user_code, all_steps)
-    others = (_collected(_side(each, "after"), user_code, all_steps, baseline.devices) for each in after)
+    collector = _Collector(user_code, all_steps)
+    baseline = collector.collected(before, "before")
+    others = (collector.collected(each, "after", baseline.records) for each in after)
     return [_compared(baseline, other, confidence) for other in others]
 
 
-def _side(given: Trace | Sequence[Trace] | Side, name: str) -> Side:
-    if isinstance(given, Side):
-        return given
-    return Side(name, (given,) if isinstance(given, Trace) else tuple(given))
+@dataclass(frozen=True)
+class _Collected:
+    """What one side's traces give together."""
+
+    side: Side
+    summary: SideSummary
+    records: Sequence[TraceRecord]
+    runs: Sequence[Sequence[float]]
+
+    @property
+    def unprofiled(self) -> list[Sequence[float]]:
+        return [run for run in self.side.unprofiled if len(run)]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {**merged_settings(record.settings for record in self.records), **self.side.settings}
+
+    def tables(self, *, on_host: bool) -> dict[str, pl.DataFrame]:
+        """The sums of all its traces; `on_host` takes operators by their time on the host."""
+        tables = {name: pl.concat([record.tables[name] for record in self.records]) for name in SCHEMAS}
+        if on_host:
+            tables["operators"] = tables["operators"].with_columns(ns="host_ns")
+        tables["operators"] = tables["operators"].drop("host_ns")
+        tables["memory"] = tables["memory"].with_columns(pl.col("bytes") // len(self.records))
+        sums = pl.col(_LINE_SUMS).sum()
+        tables["lines"] = tables["lines"].group_by(_LINE_KEYS).agg(pl.col("operators").drop_nulls().first(), sums)
+        return tables
 
 
-def _collected(side: Side, user_code: UserCode, all_steps: bool, devices: Sequence[str | None] = ()) -> _Collected:
-    """The side's sums; of the trace that is held against another one the same device's, given in `devices`."""
-    first: Trace | None = None
-    records: list[TraceRecord] = []
-    for trace in side.traces:
-        first = first or trace
-        number = len(records)
-        device = devices[number] if number < len(devices) else None
-        records.append(trace_record(trace, user_code=user_code, all_steps=all_steps, number=number, device=device))
-    if first is None:
-        raise ValueError(f"there is no trace of {side.name}")
-    groups = _groups(records)
+@dataclass(frozen=True)
+class _Collector:
+    user_code: UserCode
+    all_steps: bool
+
+    def collected(
+        self, given: Trace | Sequence[Trace] | Side, name: str, baseline: Sequence[TraceRecord] = ()
+    ) -> _Collected:
+        """The side's sums; each trace is looked at on the device that the baseline's trace of its place has."""
+        side = given
+        if not isinstance(side, Side):
+            side = Side(name, (side,) if isinstance(side, Trace) else tuple(side))
+        first: Trace | None = None
+        records: list[TraceRecord] = []
+        for number, trace in enumerate(side.traces):
+            first = first or trace
+            device = baseline[number].device if number < len(baseline) else None
+            records.append(trace_record(trace, self.user_code, self.all_steps, number=number, device=device))
+        if first is None:
+            raise ValueError(f"there is no trace of {side.name}")
+        groups = _groups(records)
+        runs = [_step_times(ranks) for ranks in groups]
+        return _Collected(side, _summary(side.name, first, records, groups), records, runs)
+
+
+def _summary(
+    name: str, first: Trace, records: Sequence[TraceRecord], groups: Sequence[Sequence[TraceRecord]]
+) -> SideSummary:
     sources = {record.step_source for record in records}
-    summary = SideSummary(
-        name=side.name,
+    mixed = "none" if "none" in sources else "inferred"
+    warnings: Counter[tuple[str, str]] = Counter()
+    for warning in (each for record in records for each in record.warnings):
+        warnings[warning.kind, warning.detail] += warning.count
+    return SideSummary(
+        name=name,
         paths=tuple(record.metadata.path for record in records),
         ranks=max(map(len, groups)),
         runs=len(groups),
         basis="device" if all(record.basis == "device" for record in records) else "host",
         devices=tuple(dict.fromkeys(each.name for record in records for each in record.metadata.devices if each.name)),
-        step_source=sources.pop() if len(sources) == 1 else "none" if "none" in sources else "inferred",
+        step_source=sources.pop() if len(sources) == 1 else mixed,
         step_count=sum(record.step_count for record in records),
         total_ns=sum(record.total_ns for record in records),
         trace=first,
         left_out=tuple(each for record in records for each in record.left_out),
-        warnings=_together(warning for record in records for warning in record.warnings),
+        warnings=tuple(TraceWarning(kind, number, detail) for (kind, detail), number in warnings.items()),
     )
-    tables = {name: pl.concat([record.tables[name] for record in records]) for name in SCHEMAS}
-    memory = tables["memory"].with_columns(pl.col("bytes") // len(records))
-    settings = {**merged_settings(record.settings for record in records), **side.settings}
-    return _Collected(
-        summary=summary,
-        runs=[_step_times(ranks) for ranks in groups],
-        unprofiled=[run for run in side.unprofiled if len(run)],
-        tables={**tables, "memory": memory},
-        settings=settings,
-        devices=[record.device for record in records],
-        energies=side.energies,
-    )
-
-
-def _together(warnings: Iterable[TraceWarning]) -> tuple[TraceWarning, ...]:
-    """The warnings, those of one kind and detail as one."""
-    counts: dict[tuple[str, str], int] = {}
-    for each in warnings:
-        counts[each.kind, each.detail] = counts.get((each.kind, each.detail), 0) + each.count
-    return tuple(TraceWarning(kind, number, detail) for (kind, detail), number in counts.items())
 
 
 def _groups(records: Sequence[TraceRecord]) -> list[list[TraceRecord]]:
-    """The traces of each run: ranks that follow each other belong together until one comes again."""
+    """The traces of each run: consecutive ranks belong together until one comes again."""
     groups: list[list[TraceRecord]] = []
     for record in records:
-        rank = record.metadata.rank
         seen = {each.metadata.rank for each in groups[-1]} if groups else {None}
-        if rank is None or rank in seen or None in seen:
+        if None in seen | {record.metadata.rank} or record.metadata.rank in seen:
             groups.append([])
         groups[-1].append(record)
     return groups
 
 
 def _step_times(ranks: Sequence[TraceRecord]) -> list[float]:
-    """The step times of one run; ranks take their steps together, so that their mean counts."""
+    """The step times of one run: the mean over its ranks, which take their steps together."""
     common = [index for index in ranks[0].steps if all(index in record.steps for record in ranks)]
     if not common:
         return [float(ns) for ns in ranks[0].steps.values()]
@@ -285,87 +297,66 @@ def _step_times(ranks: Sequence[TraceRecord]) -> list[float]:
 def _compared(before: _Collected, after: _Collected, confidence: float) -> Comparison:
     ours, theirs = before.summary, after.summary
     basis = ours.basis if ours.basis == theirs.basis else "mixed"
-    tables = [dict(_on_common_basis(each.tables, basis)) for each in (before, after)]
+    tables, unknown = _matched_tables(*(each.tables(on_host=basis == "mixed") for each in (before, after)))
     counts = (ours.step_count, theirs.step_count)
-    unknown: dict[str, None] = {}
-
-    def beside(name: str, levels: Sequence[Level], sums: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:
-        left, right, gone = without_unknown(tables[0][name], tables[1][name], optional)
-        unknown.update(dict.fromkeys(gone))
-        return _per_step(matched(left, right, levels, sums, "ns"), sums, counts, ours.step_ns)
-
-    for name, column in _PLACES:
-        if _is_known_once(tables, name, column):
-            unknown[name] = None
-            tables = [{**each, name: each[name].clear()} for each in tables]
-    for name in ("operators", "kernels"):
-        tables[0][name], tables[1][name] = with_families(tables[0][name], tables[1][name])
-    lines = matched_lines(_lines(tables[0]["lines"]), _lines(tables[1]["lines"]), _LINE_SUMS)
-    result = {
-        "causes": beside("causes", CAUSE_LEVELS, ("ns",)),
-        "operators": beside("operators", OPERATOR_LEVELS, ("ns", "calls"), ("module", "input_shapes")).drop("family"),
-        "kernels": beside("kernels", KERNEL_LEVELS, ("ns", "calls"), ("module", "input_shapes")).drop("family"),
-        "lines": _per_step(lines, _LINE_SUMS, counts, ours.step_ns),
-        "modules": beside("modules", MODULE_LEVELS, ("ns", "idle_ns", "calls")),
-        "communication": beside("communication", COMMUNICATION_LEVELS, ("ns", "calls"), ("bytes", "ranks")),
-        "memory": _memory(tables[0]["memory"], tables[1]["memory"]),
-    }
+    sums = {"lines": _LINE_SUMS, **{name: sums for name, _, sums, _ in _COMPARED}}
+    memory = tables.pop("memory")
+    shown = {name: _per_step(table, sums[name], counts, ours.step_ns) for name, table in tables.items()}
     is_unprofiled = bool(before.unprofiled and after.unprofiled)
     runs = [each.unprofiled if is_unprofiled else each.runs for each in (before, after)]
     samples = compare_samples(runs[0], runs[1], confidence=confidence)
+    remarks = notes(ours, theirs, basis=basis, samples=samples, is_unprofiled=is_unprofiled, unknown=unknown)
     return Comparison(
         before=ours,
         after=theirs,
         samples=samples,
         basis=basis,
+        memory=_memory(memory),
         settings=different_settings(before.settings, after.settings),
         is_unprofiled=is_unprofiled,
-        energies=compared_energies(before.energies, after.energies, confidence),
-        notes=tuple(
-            notes(ours, theirs, basis=basis, samples=samples, is_unprofiled=is_unprofiled, unknown=tuple(unknown))
-        ),
-        **result,
+        energies=compared_energies(before.side.energies, after.side.energies, confidence),
+        notes=tuple(remarks),
+        **shown,
     )
 
 
-def _on_common_basis(tables: Mapping[str, pl.DataFrame], basis: str) -> Mapping[str, pl.DataFrame]:
-    """Where only one side has a device, operators are compared by their time on the host."""
-    operators = tables["operators"].with_columns(ns="host_ns") if basis == "mixed" else tables["operators"]
-    return {**tables, "operators": operators.drop("host_ns")}
-
-
-def _is_known_once(tables: Sequence[Mapping[str, pl.DataFrame]], name: str, column: str) -> bool:
-    known = [bool(table[name][column].is_not_null().any()) for table in tables]
-    return known[0] != known[1]
-
-
-def _lines(table: pl.DataFrame) -> pl.DataFrame:
-    """One row a line, of all traces of a side together."""
-    sums = [pl.col(name).sum() for name in _LINE_SUMS]
-    return table.group_by(_KEYS_OF_LINES).agg(pl.col("operators").drop_nulls().first(), *sums)
+def _matched_tables(
+    left: dict[str, pl.DataFrame], right: dict[str, pl.DataFrame]
+) -> tuple[dict[str, pl.DataFrame], list[str]]:
+    """Both sides' tables matched, and the names of tables and columns that only one recording has."""
+    unknown = []
+    for name, column in _PLACES:
+        if left[name][column].is_not_null().any() != right[name][column].is_not_null().any():
+            unknown.append(name)
+            left[name], right[name] = left[name].clear(), right[name].clear()
+    result = {"lines": matched_lines(left["lines"], right["lines"], _LINE_SUMS)}
+    for name, levels, sums, optional in _COMPARED:
+        ours, theirs = left[name], right[name]
+        if optional == _MODULE_AND_SHAPES:
+            ours, theirs = with_families(ours, theirs)
+        ours, theirs, gone = without_unknown(ours, theirs, optional)
+        unknown += gone
+        table = matched(ours, theirs, levels, sums, "ns")
+        result[name] = table.drop("family") if optional == _MODULE_AND_SHAPES else table
+    result["memory"] = matched(left["memory"], right["memory"], MEMORY_LEVELS, ("bytes",), "bytes")
+    return result, unknown
 
 
 def _per_step(table: pl.DataFrame, sums: Sequence[str], counts: tuple[int, int], step_ns: float) -> pl.DataFrame:
-    """With totals over all steps, and figures for one step; the largest difference first, then by name."""
-    sides = ("before", "after")
-    keys = [name for name in table.columns if name not in {f"{side}_{each}" for side in sides for each in sums}]
+    """With totals over all steps, and figures per step; the largest difference first, then by name."""
+    sides = dict(zip(("before", "after"), counts, strict=True))
+    keys = pl.exclude([f"{side}_{name}" for side in sides for name in sums])
+    names = [name for name in table.select(keys).columns if name != "match"]
     totals = [pl.col(f"{side}_ns").alias(f"{side}_total_ns") for side in sides]
-    means = [
-        (pl.col(f"{side}_{name}") / count).alias(f"{side}_{name}")
-        for side, count in zip(sides, counts, strict=True)
-        for name in sums
-    ]
-    difference = pl.col("after_ns") / counts[1] - pl.col("before_ns") / counts[0]
-    shown = table.select(*keys, *totals, *means, difference.alias("difference_ns"))
+    means = [pl.col(f"{side}_{name}") / count for side, count in sides.items() for name in sums]
+    shown = table.select(keys, *totals, *means)
+    shown = shown.with_columns(difference_ns=pl.col("after_ns") - pl.col("before_ns"))
     shown = shown.with_columns(share=pl.col("difference_ns") / max(step_ns, 1.0))
-    names = [name for name in keys if name != "match"]
-    return shown.sort(
-        [pl.col("difference_ns").abs(), *names], descending=[True, *[False] * len(names)], nulls_last=True
-    )
+    order = [pl.col("difference_ns").abs(), *names]
+    return shown.sort(order, descending=[True, *[False] * len(names)], nulls_last=True)
 
 
-def _memory(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
-    table = matched(before, after, MEMORY_LEVELS, ("bytes",), "bytes")
+def _memory(table: pl.DataFrame) -> pl.DataFrame:
     peak = max(int(table["before_bytes"].sum()), 1)
     difference = pl.col("after_bytes") - pl.col("before_bytes")
     return (
@@ -391,26 +382,9 @@ def by_name(table: pl.DataFrame) -> pl.DataFrame:
         .then(pl.lit(PARTLY))
         .otherwise(pl.coalesce(pl.col("match").filter(pl.col("match") != SAME).first(), pl.lit(SAME)))
     )
-    sums = [f"{side}_{what}" for what in ("ns", "calls") for side in ("before", "after")]
+    sums = ("before_ns", "after_ns", "difference_ns", "share", "before_calls", "after_calls")
     ordered = table.sort(pl.col("difference_ns").abs(), descending=True, maintain_order=True)
     result = ordered.group_by("name", maintain_order=True).agg(
-        match.alias("match"),
-        *(pl.col(name).sum() for name in ("difference_ns", "share", *sums)),
-        rows=pl.len(),
-        module=pl.col("module").first(),
-        input_shapes=pl.col("input_shapes").first(),
+        match.alias("match"), pl.col(sums).sum(), pl.len().alias("rows"), pl.col("module", "input_shapes").first()
     )
-    columns = [
-        "name",
-        "match",
-        "before_ns",
-        "after_ns",
-        "difference_ns",
-        "share",
-        "before_calls",
-        "after_calls",
-        "rows",
-    ]
-    return result.sort(pl.col("difference_ns").abs(), "name", descending=[True, False]).select(
-        *columns, "module", "input_shapes"
-    )
+    return result.sort(pl.col("difference_ns").abs(), "name", descending=[True, False])

@@ -1,18 +1,18 @@
 """Which row of one table is which of another's: by name first, then by module and input shapes.
 
-Rows that agree in everything are the same. Of those that are left, rows that agree in less are taken together, step by
-step: the same operator in the same module with other shapes, the same operator with the same shapes in another module,
-and the same operator elsewhere with other shapes. Of names that are on one side only, those are then taken together
-that differ in nothing but a number or a hash. What is then left was added or removed.
+Rows that agree in everything are the same. The rest is matched by fewer and fewer keys: the same operator in the same
+module with other shapes, with the same shapes in another module, elsewhere with other shapes. Names that exist on one
+side only are then matched if they differ in nothing but a number or a hash. What is left was added or removed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
+from itertools import zip_longest
 from pathlib import PurePosixPath
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import polars as pl
 
@@ -24,11 +24,9 @@ LINE_MOVED: Final = "other line"
 
 
 class Level(NamedTuple):
-    """One way in which two rows can be the same thing.
+    """One way in which two rows can be the same thing: what it is called, and the columns in which they agree.
 
-    Attributes:
-        match: what it is called.
-        keys: the columns in which they agree; null agrees with null.
+    Null agrees with null.
     """
 
     match: str
@@ -42,7 +40,7 @@ _BY_NAME: Final = (
     Level("other module and shapes", ("name",)),
 )
 _OTHER_NUMBER: Final = (("family", "module", "input_shapes"), ("family", "module"), ("family",))
-"""Of what is then left, the keys of what has another number; `family` is the name without numbers."""
+"""Keys for names that differ in a number; `family` is the name without numbers."""
 OPERATOR_LEVELS: Final = (*_BY_NAME, *(Level("same operator, other number", keys) for keys in _OTHER_NUMBER))
 KERNEL_LEVELS: Final = tuple(
     Level(level.match, (*level.keys, "kind"))
@@ -57,10 +55,10 @@ MEMORY_LEVELS: Final = (Level(SAME, ("category",)),)
 def matched(
     before: pl.DataFrame, after: pl.DataFrame, levels: Sequence[Level], sums: Sequence[str], cost: str
 ) -> pl.DataFrame:
-    """Both tables' rows beside each other.
+    """Both tables' rows side by side.
 
     Args:
-        levels: from the closest to the loosest; the first one's keys are the tables' columns that are no sums.
+        levels: from the closest to the loosest; the first one's keys are all columns that are no sums.
         sums: columns that are added up where several rows are taken together.
         cost: the one of `sums` by which the row that lends its keys is chosen.
 
@@ -87,22 +85,26 @@ def matched(
         left, right = (table.join(pairs.select(on), on=on, how="anti", nulls_equal=True) for table in (left, right))
     parts.append(_renamed(left, keys, sums, "before").with_columns(match=pl.lit(ONLY_BEFORE)))
     parts.append(_renamed(right, keys, sums, "after").with_columns(match=pl.lit(ONLY_AFTER)))
-    table = pl.concat(parts, how="diagonal")
-    counts = [f"{side}_{name}" for side in ("before", "after") for name in sums]
     varying = [key for key in keys if key not in levels[-1].keys]
+    return _paired(pl.concat(parts, how="diagonal"), keys, varying, sums)
+
+
+def _paired(table: pl.DataFrame, keys: Sequence[str], varying: Sequence[str], sums: Sequence[str]) -> pl.DataFrame:
+    """The columns of `matched`; `varying` are keys that may be another one after."""
     is_added = pl.col("match") == ONLY_AFTER
     named = [pl.when(is_added).then(f"after_{key}").otherwise(key).alias(key) for key in keys]
     other = [
         pl.when(~is_added & pl.col(f"after_{key}").ne_missing(pl.col(key))).then(f"after_{key}").alias(f"after_{key}")
         for key in varying
     ]
-    return table.select(*named, *other, "match", *(pl.col(name).fill_null(0) for name in counts))
+    counts = [pl.col(f"{side}_{name}").fill_null(0) for side in ("before", "after") for name in sums]
+    return table.select(*named, *other, "match", *counts)
 
 
 def without_unknown(
     before: pl.DataFrame, after: pl.DataFrame, columns: Sequence[str]
 ) -> tuple[pl.DataFrame, pl.DataFrame, tuple[str, ...]]:
-    """The tables without what only one of them knows, such as shapes that only one recording kept; and its columns."""
+    """The tables without columns that only one of them knows, such as shapes that one recording kept; and these."""
     gone = []
     for column in columns:
         known = [bool(table[column].is_not_null().any()) for table in (before, after)]
@@ -118,9 +120,7 @@ def _grouped(
     """One row for each value of `by`, with the other keys of its costliest row."""
     others = [key for key in keys if key not in by]
     ordered = table.sort([cost, *keys], descending=[True, *[False] * len(keys)], nulls_last=True)
-    return ordered.group_by(by, maintain_order=True).agg(
-        *(pl.col(key).first() for key in others), *(pl.col(name).sum() for name in sums)
-    )
+    return ordered.group_by(by, maintain_order=True).agg(pl.col(others).first(), pl.col(sums).sum())
 
 
 def _renamed(table: pl.DataFrame, keys: Sequence[str], sums: Sequence[str], side: str) -> pl.DataFrame:
@@ -131,81 +131,81 @@ def _renamed(table: pl.DataFrame, keys: Sequence[str], sums: Sequence[str], side
 _KEYS: Final = ("file", "line", "function", "exact_line")
 _PLACE: Final = ("file", "line")
 _Row = dict[str, object]
+_Pairs: TypeAlias = Iterator[tuple[_Row | None, _Row | None]]
+"""Rows of both tables that are the same line; None where only one table has it."""
 
 
 def matched_lines(before: pl.DataFrame, after: pl.DataFrame, sums: Sequence[str]) -> pl.DataFrame:
-    """Both tables' lines beside each other, as `stepscope.compare.matching.matched` gives them.
+    """Both tables' source lines side by side, with the columns of `matched`.
 
     Args:
-        before, after: columns file, line, function, exact_line, operators and `sums`; one row a line, and one with
+        before, after: columns file, line, function, exact_line, operators and `sums`; one row per line, and one with
             nulls for what has no line.
     """
+    index = pl.DataFrame(
+        [[None if row is None else row["row"] for row in pair] for pair in _line_pairs(before, after)],
+        schema={"before": pl.UInt32, "after": pl.UInt32},
+        orient="row",
+    )
+    columns = pl.col(*_KEYS, *sums)
+    ours, theirs = before.select(columns.gather(index["before"])), after.select(columns.gather(index["after"]))
+    table = pl.concat([_renamed(ours, _KEYS, sums, "before"), _renamed(theirs, _KEYS, sums, "after")], how="horizontal")
+    match = (
+        pl.when(index["before"].is_null())
+        .then(pl.lit(ONLY_AFTER))
+        .when(index["after"].is_null())
+        .then(pl.lit(ONLY_BEFORE))
+        .when(pl.col("line").eq_missing(pl.col("after_line")))
+        .then(pl.lit(SAME))
+        .otherwise(pl.lit(LINE_MOVED))
+    )
+    return _paired(table.with_columns(match=match), _KEYS, _PLACE, sums)
+
+
+def _line_pairs(before: pl.DataFrame, after: pl.DataFrame) -> _Pairs:
     left, right = (_by_function(table) for table in (before, after))
-    files = _same_files([file for file, _ in left], [file for file, _ in right])
-    pairs: list[tuple[_Row | None, _Row | None]] = []
+    files = _moved_files([file for file, _ in left], [file for file, _ in right])
     for (file, function), ours in left.items():
-        theirs = right.pop((files.get(file, file), function), [])
-        pairs += _aligned(ours, theirs)
-    pairs += [(None, row) for rows in right.values() for row in rows]
-    return _table(pairs, before, sums)
+        yield from _aligned(ours, right.pop((files.get(file, file), function), []))
+    yield from ((None, row) for rows in right.values() for row in rows)
 
 
 def _by_function(table: pl.DataFrame) -> dict[tuple[str | None, str | None], list[_Row]]:
-    """The lines of each function in order. A function of which only the definition is known has one line."""
+    """The lines of each function in order, with their `row`. A function known by its definition alone has one line."""
     result: dict[tuple[str | None, str | None], list[_Row]] = {}
-    for row in table.sort("file", "function", "line", nulls_last=True).iter_rows(named=True):
+    for row in table.with_row_index("row").sort("file", "function", "line", nulls_last=True).iter_rows(named=True):
         result.setdefault((row["file"], row["function"]), []).append(row)
     return result
 
 
-def _same_files(before: Sequence[str | None], after: Sequence[str | None]) -> dict[str | None, str | None]:
-    """For each file before its path after, where it has another one."""
-    ours, theirs = (dict.fromkeys(file for file in files if file is not None) for files in (before, after))
-    by_name: dict[str, list[str]] = {}
-    for file in theirs:
-        if file not in ours:
-            by_name.setdefault(_name(file), []).append(file)
-    moved: dict[str, list[str]] = {}
-    for file in ours:
-        if file not in theirs:
-            moved.setdefault(_name(file), []).append(file)
+def _moved_files(before: Sequence[str | None], after: Sequence[str | None]) -> dict[str | None, str | None]:
+    """New paths by old ones, of files that moved: of one name, with a single candidate on each side."""
+    removed: dict[str, set[str]] = {}
+    added: dict[str, set[str]] = {}
+    for files, others, by_name in ((before, after, removed), (after, before, added)):
+        for file in {*files} - {*others} - {None}:
+            by_name.setdefault(PurePosixPath(str(file).replace("\\", "/")).name, set()).add(str(file))
     return {
-        files[0]: by_name[name][0] for name, files in moved.items() if len(files) == 1 == len(by_name.get(name, ()))
+        files.pop(): added[name].pop() for name, files in removed.items() if len(files) == 1 == len(added.get(name, ()))
     }
 
 
-def _name(file: str) -> str:
-    return PurePosixPath(file.replace("\\", "/")).name
-
-
-def _aligned(before: list[_Row], after: list[_Row]) -> list[tuple[_Row | None, _Row | None]]:
+def _aligned(before: list[_Row], after: list[_Row]) -> _Pairs:
+    """The lines of one function; where a side knows it only as a whole, the first with the first."""
     if not (before[0]["exact_line"] and after and after[0]["exact_line"]):
-        return _in_order(before, after)
-    matcher = SequenceMatcher(None, [_print(row) for row in before], [_print(row) for row in after], autojunk=False)
-    pairs: list[tuple[_Row | None, _Row | None]] = []
+        yield from zip_longest(before, after)
+        return
+    ours, theirs = ([str(row["operators"] or "") for row in rows] for rows in (before, after))
+    matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
     shift = 0
     for kind, begin, end, after_begin, after_end in matcher.get_opcodes():
-        ours, theirs = before[begin:end], after[after_begin:after_end]
         if kind == "equal":
-            pairs += list(zip(ours, theirs, strict=True))
-            shift = _number(theirs[-1]) - _number(ours[-1])
+            yield from zip(before[begin:end], after[after_begin:after_end], strict=True)
+            shift = _number(after[after_end - 1]) - _number(before[end - 1])
             continue
-        by_number = {_number(row): row for row in theirs}
-        for row in ours:
-            pairs.append((row, by_number.pop(_number(row) + shift, None)))
-        pairs += [(None, row) for row in by_number.values()]
-    return pairs
-
-
-def _in_order(before: list[_Row], after: list[_Row]) -> list[tuple[_Row | None, _Row | None]]:
-    """Functions of which a line is known only on one side, or on none: as a whole, the first with the first."""
-    paired: list[tuple[_Row | None, _Row | None]] = list(zip(before, after))  # noqa: B905
-    paired += [(row, None) for row in before[len(after) :]]
-    return paired + [(None, row) for row in after[len(before) :]]
-
-
-def _print(row: _Row) -> tuple[str, ...]:
-    return (str(row["operators"] or ""),)
+        by_number = {_number(row): row for row in after[after_begin:after_end]}
+        yield from [(row, by_number.pop(_number(row) + shift, None)) for row in before[begin:end]]
+        yield from ((None, row) for row in by_number.values())
 
 
 def _number(row: _Row) -> int:
@@ -213,33 +213,10 @@ def _number(row: _Row) -> int:
     return number if isinstance(number, int) else 0
 
 
-def _table(pairs: Sequence[tuple[_Row | None, _Row | None]], like: pl.DataFrame, sums: Sequence[str]) -> pl.DataFrame:
-    rows = []
-    for ours, theirs in pairs:
-        known = ours or theirs or {}
-        row: _Row = {key: known.get(key) for key in _KEYS}
-        moved = {f"after_{key}": theirs[key] for key in _PLACE if ours and theirs and theirs[key] != ours[key]}
-        row |= {**moved, "match": _match(ours, theirs)}
-        row |= {f"before_{name}": (ours or {}).get(name, 0) for name in sums}
-        row |= {f"after_{name}": (theirs or {}).get(name, 0) for name in sums}
-        rows.append(row)
-    schema = {key: like.schema[key] for key in _KEYS}
-    schema |= {f"after_{key}": like.schema[key] for key in _PLACE}
-    schema["match"] = pl.String()
-    schema |= {f"{side}_{name}": like.schema[name] for side in ("before", "after") for name in sums}
-    return pl.DataFrame(rows, schema=schema)
-
-
-def _match(ours: _Row | None, theirs: _Row | None) -> str:
-    if ours is None or theirs is None:
-        return ONLY_AFTER if ours is None else ONLY_BEFORE
-    return SAME if ours["line"] == theirs["line"] else LINE_MOVED
-
-
 _LONGEST: Final = 2_000
-"""Longer names are kept as they are; none that a compiler made is."""
+"""Longer names are kept as they are; no compiler makes such."""
 _FEWEST_DIGITS: Final = 4
-"""Of a hash among its letters; a word has fewer."""
+"""Digits among the letters of a hash; a word has fewer."""
 _COUNTER: Final = re.compile(r"_\d{1,9}(?:_\d[\dcde]{0,200})?$")  # with the kinds of arguments, as Triton 2 had them
 _HASH: Final = re.compile(r"(?<![0-9A-Za-z])[0-9a-z]{24,}(?![0-9A-Za-z])")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{6,16}")
@@ -263,20 +240,14 @@ def numberless(name: str) -> str:
     return _CUTLASS_NUMBER.sub("#", name) if "cutlass" in name else name
 
 
+def _without_hash(found: re.Match[str]) -> str:
+    digits = sum(character.isdigit() for character in found[0])
+    return "#" if _FEWEST_DIGITS <= digits < len(found[0]) else found[0]
+
+
 def with_families(before: pl.DataFrame, after: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The tables with a column `family`: the `numberless` of a `name` that only one of them has, else the name."""
     names = [set(table["name"].to_list()) for table in (before, after)]
-    common = names[0] & names[1]
-    families = pl.DataFrame(
-        [(name, name if name in common else numberless(name)) for name in names[0] | names[1]],
-        schema={"name": pl.String, "family": pl.String},
-        orient="row",
-    )
-    left, right = (table.join(families, on="name", how="left", maintain_order="left") for table in (before, after))
-    return left, right
-
-
-def _without_hash(found: re.Match[str]) -> str:
-    text = found[0]
-    digits = sum(character.isdigit() for character in text)
-    return "#" if digits >= _FEWEST_DIGITS and digits < len(text) else text
+    families = {name: numberless(name) for name in names[0] ^ names[1]}
+    family = pl.col("name").replace(families).alias("family")
+    return before.with_columns(family), after.with_columns(family)

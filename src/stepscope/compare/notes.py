@@ -1,11 +1,10 @@
-"""What to keep in mind when two programs are compared, in sentences."""
+"""What the reader of a comparison should keep in mind, in sentences; settings and energies that differ."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 import polars as pl
@@ -16,67 +15,7 @@ from stepscope.trace.program_facts import ProgramFacts
 
 if TYPE_CHECKING:
     from stepscope.compare.comparison import SideSummary
-
-
-Edge: TypeAlias = Literal["first", "last"]
-
-FEWEST_BETWEEN: Final = 3
-"""Steps that must be between the first and the last; of fewer nothing is left out."""
-FARTHEST: Final = 8.0
-FARTHEST_OF_THREE: Final = 24.0
-"""Instead of `FARTHEST` where there are only three steps between, which tell little of how much they scatter."""
-LEAST_SHARE: Final = 0.2
-_TO_STANDARD_DEVIATION: Final = 1.4826
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A step of a recording that does not count.
-
-    Attributes:
-        trace: which of its side's traces it is in, from 0.
-        index: the step's number.
-        edge: whether it is the recording's first or its last.
-        duration_ns: its length.
-        shortest_ns, longest_ns: of the steps between the first and the last.
-    """
-
-    trace: int
-    index: int
-    edge: Edge
-    duration_ns: int
-    shortest_ns: int
-    longest_ns: int
-
-
-def far_edges(step_ns: Sequence[float]) -> tuple[Edge, ...]:
-    """Which of "first" and "last" lie far from the steps between them.
-
-    Args:
-        step_ns: times of a recording's consecutive steps.
-    """
-    between = step_ns[1:-1]
-    if len(between) < FEWEST_BETWEEN:
-        return ()
-    middle = median(between)
-    deviation = _TO_STANDARD_DEVIATION * median(abs(ns - middle) for ns in between)
-    farthest = FARTHEST_OF_THREE if len(between) == FEWEST_BETWEEN else FARTHEST
-    limit = max(farthest * deviation, LEAST_SHARE * middle)
-    edges: tuple[tuple[Edge, float], ...] = (("first", step_ns[0]), ("last", step_ns[-1]))
-    return tuple(edge for edge, ns in edges if abs(ns - middle) > limit and not min(between) <= ns <= max(between))
-
-
-def left_out(steps: Mapping[int, int], trace: int = 0) -> Iterator[LeftOut]:
-    """The steps of a recording that do not count.
-
-    Args:
-        steps: the nanoseconds of each complete step by its number, in order.
-        trace: for `LeftOut.trace`.
-    """
-    lengths = list(steps.values())
-    for edge in far_edges(lengths):
-        index = list(steps)[0 if edge == "first" else -1]
-        yield LeftOut(trace, index, edge, steps[index], min(lengths[1:-1]), max(lengths[1:-1]))
+    from stepscope.compare.record import Edge, LeftOut
 
 
 _NOTICEABLE: Final = 0.005
@@ -95,11 +34,7 @@ def notes(
     is_unprofiled: bool,
     unknown: Collection[str],
 ) -> Iterator[str]:
-    """What to keep in mind about a comparison.
-
-    Args:
-        unknown: names of tables and columns that only one side's recording has.
-    """
+    """What to keep in mind about a comparison; `unknown` are tables and columns that only one recording has."""
     if ours.paths == theirs.paths and all(ours.paths):
         yield f"Both sides are the same {'trace' if len(ours.paths) == 1 else 'traces'}."
     if basis == "mixed":
@@ -108,15 +43,8 @@ def notes(
             f"No device was recorded {without}: there the main thread's time stands for the step, on the other side "
             "the device's; operators are compared by their time on the host."
         )
-    for word, side in (("before", ours), ("after", theirs)):
-        if side.left_out:
-            yield _left_out(word, side.left_out)
-        if side.warnings:
-            told = [f"{each.detail} ({each.count:,})" for each in side.warnings[:_MOST_WARNINGS]]
-            more = f"; and {len(side.warnings) - len(told)} more" if len(side.warnings) > len(told) else ""
-            yield f"{word.capitalize()}, while reading: {'; '.join(told)}{more}."
-        if side.step_source == "none":
-            yield f"No steps were found {word}: all that was recorded counts as one step."
+    yield from _about_side("before", ours)
+    yield from _about_side("after", theirs)
     several = max(side.trace.device_work["device"].n_unique() for side in (ours, theirs))
     if several > 1:
         yield (
@@ -126,33 +54,39 @@ def notes(
     yield from _of_one_side(ours, theirs, unknown)
     if ours.ranks != theirs.ranks:
         yield f"Ranks: {ours.ranks} before and {theirs.ranks} after; the tables are a rank's mean."
+    takes = f"{_time(ours.step_ns)} before and {_time(theirs.step_ns)} after."
+    means = ((ours, samples.before_ns), (theirs, samples.after_ns))
     if is_unprofiled:
         yield (
             "The verdict is about steps that ran without the profiler; what makes the difference is told by those in "
-            f"the traces, which take {_time(ours.step_ns)} before and {_time(theirs.step_ns)} after."
+            f"the traces, which take {takes}"
         )
-        return
-    means = ((ours, samples.before_ns), (theirs, samples.after_ns))
-    if any(mean is not None and abs(mean - side.step_ns) > _NOTICEABLE * side.step_ns for side, mean in means):
-        yield (
-            "Every run counts the same in the verdict, and every step in the tables: their mean step is "
-            f"{_time(ours.step_ns)} before and {_time(theirs.step_ns)} after."
-        )
+    elif any(mean is not None and abs(mean - side.step_ns) > _NOTICEABLE * side.step_ns for side, mean in means):
+        yield ("Every run counts the same in the verdict, and every step in the tables: their mean step is " + takes)
+
+
+def _about_side(word: str, side: SideSummary) -> Iterator[str]:
+    if side.left_out:
+        yield _left_out(word, side.left_out)
+    if side.warnings:
+        found = [f"{each.detail} ({each.count:,})" for each in side.warnings[:_MOST_WARNINGS]]
+        more = f"; and {len(side.warnings) - len(found)} more" if len(side.warnings) > len(found) else ""
+        yield f"{word.capitalize()}, while reading: {'; '.join(found)}{more}."
+    if side.step_source == "none":
+        yield f"No steps were found {word}: all that was recorded counts as one step."
 
 
 def _of_one_side(ours: SideSummary, theirs: SideSummary, unknown: Collection[str]) -> Iterator[str]:
     """What only one side's recording kept."""
-    if "input_shapes" in unknown:
-        yield "Only one side's recording kept input shapes: operators are matched without them."
-    if "module" in unknown:
-        yield "Only one side's recording kept modules: operators are matched without them."
+    for name, what in (("input_shapes", "input shapes"), ("module", "modules")):
+        if name in unknown:
+            yield f"Only one side's recording kept {what}: operators are matched without them."
     for name, what in (("lines", "lines of your code"), ("memory", "memory")):
         if name in unknown:
             yield f"Only one side's recording kept {what}, which cannot be compared."
     kept = [side.trace.metadata.recorded for side in (ours, theirs)]
-    if kept[0] is not None and kept[1] is not None and set(kept[0]) != set(kept[1]):
-        more = ", ".join(sorted(set(kept[0]) ^ set(kept[1])))
-        yield f"Only one side's recording kept {more}, which costs time itself: record both alike."
+    if kept[0] is not None and kept[1] is not None and (more := sorted(set(kept[0]) ^ set(kept[1]))):
+        yield f"Only one side's recording kept {', '.join(more)}, which costs time itself: record both alike."
 
 
 def _left_out(word: str, steps: Sequence[LeftOut]) -> str:
@@ -192,13 +126,13 @@ SETTING_SCHEMA: Final[Mapping[str, type[pl.DataType]]] = {
     "after": pl.String,
 }
 _PROCESS: Final = ("processors", "usable_processors", "numa_nodes", "threads", "allocator")
-"""Of the process's figures those that are settings; others are measured and differ every time."""
+"""The process's figures that are settings; others are measured and differ every time."""
 _LOADER: Final = ("workers", "batch_size", "pin_memory", "persistent_workers", "prefetch_factor", "start_method")
 _LONGEST: Final = 500
 
 
 def settings_of_trace(metadata: Metadata) -> dict[str, str]:
-    """What a trace tells of the program's settings, by name; only what is known."""
+    """The program's settings that a trace knows, by name."""
     found: dict[str, Any] = {
         "trace.format": metadata.format or None,
         "trace.recorded": None if metadata.recorded is None else ", ".join(metadata.recorded),
@@ -215,22 +149,17 @@ def _of_program(program: ProgramFacts) -> Iterator[tuple[str, Any]]:
     yield from ((f"torch.{name}", value) for name, value in program.torch.items())
     yield from ((f"process.{name}", program.process.get(name)) for name in _PROCESS)
     yield from ((f"variable {name}", value) for name, value in program.environment.items())
-    for number, loader in enumerate(program.loaders):
-        name = _numbered("loader", number)
-        yield from ((f"{name}.{field}", getattr(loader, field)) for field in _LOADER)
-    groups: tuple[tuple[str, Iterable[msgspec.Struct]], ...] = (
-        ("optimizer", program.optimizers),
-        ("data parallel", program.data_parallel),
-        ("model", () if program.model is None else (program.model,)),
+    groups: tuple[tuple[str, Iterable[msgspec.Struct], Collection[str] | None], ...] = (
+        ("loader", program.loaders, _LOADER),
+        ("optimizer", program.optimizers, None),
+        ("data parallel", program.data_parallel, None),
+        ("model", () if program.model is None else (program.model,), None),
     )
-    for word, structs in groups:
+    for word, structs, names in groups:
         for number, struct in enumerate(structs):
-            fields = msgspec.structs.asdict(struct)
-            yield from ((f"{_numbered(word, number)}.{field}", value) for field, value in fields.items())
-
-
-def _numbered(word: str, number: int) -> str:
-    return word if number == 0 else f"{word} {number + 1}"
+            numbered = word if number == 0 else f"{word} {number + 1}"
+            for name in struct.__struct_fields__ if names is None else names:
+                yield f"{numbered}.{name}", getattr(struct, name)
 
 
 def _text(value: Any) -> str:
@@ -269,10 +198,9 @@ class EnergyComparison:
 
     Attributes:
         kind: "gpu", "cpu" or "dram".
-        before_j, after_j: mean joules a step.
+        before_j, after_j: mean joules per step.
         change: after_j / before_j - 1.
-        change_low, change_high: its interval; None where nothing tells what is chance.
-        confidence: of the interval, 0 to 1.
+        change_low, change_high: its interval; None where chance cannot be estimated.
         before_windows, after_windows: how many were measured.
     """
 
@@ -290,25 +218,13 @@ class EnergyComparison:
 def compared_energies(
     before: StepEnergies, after: StepEnergies, confidence: float = 0.95
 ) -> tuple[EnergyComparison, ...]:
-    """What both sides measured; windows follow each other as steps do, and are compared by the same statistics."""
+    """What both sides measured; consecutive windows are compared by the same statistics as steps."""
     found = []
     for kind in ("gpu", "cpu", "dram"):
         sides = [[run for run in side.get(kind, ()) if run] for side in (before, after)]
-        if not all(sides):
-            continue
-        samples = compare_samples(*sides, confidence=confidence)
-        if samples.before_ns is not None and samples.after_ns is not None and samples.change is not None:
-            found.append(
-                EnergyComparison(
-                    kind,
-                    samples.before_ns,
-                    samples.after_ns,
-                    samples.change,
-                    samples.change_low,
-                    samples.change_high,
-                    samples.confidence,
-                    samples.before_steps,
-                    samples.after_steps,
-                )
-            )
+        it = compare_samples(*sides, confidence=confidence) if all(sides) else None
+        if it is not None and it.before_ns is not None and it.after_ns is not None and it.change is not None:
+            means, interval = (it.before_ns, it.after_ns, it.change), (it.change_low, it.change_high)
+            windows = (it.before_steps, it.after_steps)
+            found.append(EnergyComparison(kind, *means, *interval, confidence, *windows))
     return tuple(found)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from statistics import median
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.attribution import Attribution
 from stepscope.analysis.communication import collectives
 from stepscope.analysis.device_time import COPY_KINDS, busy_intervals
-from stepscope.analysis.host import HostActivity, host_time
+from stepscope.analysis.host import host_time
 from stepscope.analysis.idle import idle_time
-from stepscope.analysis.memory import DeviceMemory, alive_table
+from stepscope.analysis.memory import alive_table
 from stepscope.analysis.places import PlaceCosts, place_costs
-from stepscope.analysis.where import slice_index
-from stepscope.compare.notes import LeftOut, left_out, settings_of_trace
+from stepscope.compare.notes import settings_of_trace
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
@@ -65,14 +63,14 @@ class TraceRecord:
 
     Attributes:
         basis: "device" where times are the device's, "host" where they are the main thread's.
+        device: the device looked at, if any.
         total_ns: length of the steps together: what `stepscope diagnose` divides by their number.
         step_count: of complete steps; 1 where there are none and everything recorded counts as one.
         step_source: "annotation", "inferred" or "none".
-        steps: the length of each complete step, by its number, until the next one starts; their sum is `total_ns`.
-        left_out: complete steps that are in nothing here, as `stepscope.compare.notes` says.
-        warnings: what was skipped or repaired while reading.
+        steps: the length of each complete step by its number, until the next one starts; their sum is `total_ns`.
+        left_out: complete steps that count in nothing here.
         tables: those of SCHEMAS, sums over the steps.
-        settings: what the trace tells of the program's, by name.
+        settings: the program's settings that the trace knows.
     """
 
     metadata: Metadata
@@ -88,35 +86,71 @@ class TraceRecord:
     warnings: tuple[TraceWarning, ...]
 
 
-class _UsedSteps(View):
-    """The view of some of a trace's complete steps, with what does not depend on them taken from the view of all."""
+Edge: TypeAlias = Literal["first", "last"]
 
-    def __init__(self, whole: View, used: pl.DataFrame) -> None:
-        super().__init__(whole.trace, user_code=whole.user_code, device=whole.device)
-        self._whole, self._used = whole, used
+FEWEST_BETWEEN: Final = 3
+"""With fewer steps between the first and the last, no step is left out."""
+FARTHEST: Final = 8.0
+"""Standard deviations from the median beyond which the first or the last step is left out."""
+FARTHEST_OF_THREE: Final = 24.0
+"""The same with only three steps between, which say little about the scatter."""
+LEAST_SHARE: Final = 0.2
+_TO_STANDARD_DEVIATION: Final = 1.4826
 
-    @cached_property
-    def complete_steps(self) -> pl.DataFrame:
-        return self._used
 
-    @cached_property
-    def steps(self) -> pl.DataFrame:
-        return self._whole.steps
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A step of a recording that does not count.
 
-    @cached_property
-    def activity(self) -> HostActivity:
-        return self._whole.activity
+    Attributes:
+        trace: which of its side's traces it is in, from 0.
+        index: the step's number.
+        edge: whether it is the recording's first or its last.
+        shortest_ns, longest_ns: of the steps between the first and the last.
+    """
 
-    @cached_property
-    def attribution(self) -> Attribution:
-        return self._whole.attribution
+    trace: int
+    index: int
+    edge: Edge
+    duration_ns: int
+    shortest_ns: int
+    longest_ns: int
+
+
+def far_edges(step_ns: Sequence[float]) -> tuple[Edge, ...]:
+    """Which of "first" and "last" of a recording's consecutive steps lie far from the steps between them."""
+    between = step_ns[1:-1]
+    if len(between) < FEWEST_BETWEEN:
+        return ()
+    middle = median(between)
+    deviation = _TO_STANDARD_DEVIATION * median(abs(ns - middle) for ns in between)
+    farthest = FARTHEST_OF_THREE if len(between) == FEWEST_BETWEEN else FARTHEST
+    limit = max(farthest * deviation, LEAST_SHARE * middle)
+    edges: tuple[tuple[Edge, float], ...] = (("first", step_ns[0]), ("last", step_ns[-1]))
+    return tuple(edge for edge, ns in edges if abs(ns - middle) > limit and not min(between) <= ns <= max(between))
+
+
+def left_out(steps: Mapping[int, int], trace: int = 0) -> Iterator[LeftOut]:
+    """The steps of a recording that do not count; `steps` has the nanoseconds of each complete step by its number."""
+    numbers, lengths = list(steps), list(steps.values())
+    for edge in far_edges(lengths):
+        at = 0 if edge == "first" else -1
+        yield LeftOut(trace, numbers[at], edge, lengths[at], min(lengths[1:-1]), max(lengths[1:-1]))
+
+
+def _of_used_steps(whole: View, used: pl.DataFrame) -> View:
+    """The view of some of a trace's complete steps; what does not depend on them is taken from the view of all."""
+    view = View(whole.trace, user_code=whole.user_code, device=whole.device)
+    view.activity, view.attribution, view.steps = whole.activity, whole.attribution, whole.steps
+    view.complete_steps = used
+    return view
 
 
 def trace_record(
     trace: Trace,
-    *,
     user_code: UserCode = DEFAULT_USER_CODE,
     all_steps: bool = False,
+    *,
     number: int = 0,
     device: str | None = None,
 ) -> TraceRecord:
@@ -125,7 +159,7 @@ def trace_record(
     Args:
         all_steps: also over a first and a last step that are far from the others.
         number: which of its side's traces this is.
-        device: the device to tell of, if it worked; otherwise the busiest.
+        device: the device to look at, if it worked; otherwise the busiest.
     """
     view = View(trace, user_code=user_code, device=device)
     window = _window(view)
@@ -134,7 +168,7 @@ def trace_record(
         gone = tuple(left_out(_steps(view, window), number))
     if gone:
         unused = [each.index for each in gone]
-        view = _UsedSteps(view, view.complete_steps.filter(~pl.col("index").is_in(unused)))
+        view = _of_used_steps(view, view.complete_steps.filter(~pl.col("index").is_in(unused)))
         window = _window(view)
     places = _place_costs(view, window)
     tables = {
@@ -216,12 +250,8 @@ def _idle(view: View, window: Window) -> pl.DataFrame:
 
 
 def _by_cause(pieces: pl.DataFrame, kind: str) -> pl.DataFrame:
-    return (
-        pieces.group_by("cause")
-        .agg(ns=pl.col("duration_ns").sum())
-        .select(pl.lit(kind).alias("kind"), "cause", "ns")
-        .rename({"cause": "name"})
-    )
+    sums = pieces.group_by(name="cause").agg(ns=pl.col("duration_ns").sum())
+    return sums.select(kind=pl.lit(kind), name="name", ns="ns")
 
 
 def _busy(view: View, window: Window) -> pl.DataFrame:
@@ -239,14 +269,8 @@ def _busy(view: View, window: Window) -> pl.DataFrame:
 def _operators(view: View) -> pl.DataFrame:
     own = "host_self_ns" if view.device is None else "device_self_ns"
     costs = view.operator_costs.select(ns=own, host_ns="host_self_ns")
-    rows = pl.concat(
-        [
-            view.trace.operators.select("start_ns", "name", "input_shapes"),
-            costs,
-            view.attribution.operators().select("module"),
-        ],
-        how="horizontal",
-    )
+    called = view.trace.operators.select("start_ns", "name", "input_shapes")
+    rows = pl.concat([called, costs, view.attribution.operators().select("module")], how="horizontal")
     rows = rows.filter(pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left"))
     return rows.group_by("name", "module", "input_shapes").agg(pl.col("host_ns", "ns").sum(), calls=pl.len())
 
@@ -278,7 +302,7 @@ def _outside_of_operators(view: View, window: Window) -> pl.DataFrame:
     """The main thread's time in which no operator ran on it, as `idle_ns`."""
     pieces = host_time(view.trace, window=window, activity=view.activity)
     pieces = pieces.filter(~pl.col("slice_table").is_in(["operators", "launches"]).fill_null(False))
-    slices = slice_index(view.activity, pieces["slice_table"], pieces["slice_row"])
+    slices = view.activity.slice_index(pieces["slice_table"], pieces["slice_row"])
     attribution = view.attribution
     place, module = _at(attribution.place, slices), _at(attribution.module, slices)
     is_line = (pieces["slice_table"] == "lines").fill_null(False).to_numpy()
@@ -294,49 +318,29 @@ def _at(values: Rows, rows: Rows) -> Rows:
 
 
 def _lines(view: View, places: tuple[PlaceCosts, pl.DataFrame]) -> pl.DataFrame:
-    costs, waits = places
-    names = pl.DataFrame(
-        [(number, *place) for number, place in enumerate(view.attribution.places)],
-        schema={
-            "place": pl.Int64,
-            "file": pl.String,
-            "line": pl.Int64,
-            "function": pl.String,
-            "exact_line": pl.Boolean,
-        },
-        orient="row",
-    )
-    return (
-        _with_waits(costs, waits, "place")
-        .join(names, on="place", how="left")
-        .join(_operators_of_places(view), on="place", how="left")
-    )
-
-
-def _operators_of_places(view: View) -> pl.DataFrame:
-    """For each place the different operators it called, in one text."""
-    place = _at(view.attribution.place, view.attribution.operator_slices)
-    rows = view.trace.operators.select("name").with_columns(place=pl.Series(place, dtype=pl.Int64))
-    return (
-        rows.filter(pl.col("place") >= 0).group_by("place").agg(operators=pl.col("name").unique().sort().str.join(" "))
-    )
+    schema = {name: SCHEMAS["lines"][name] for name in ("file", "line", "function", "exact_line")}
+    names = pl.DataFrame([tuple(place) for place in view.attribution.places], schema=schema, orient="row")
+    names = names.with_row_index("place").with_columns(pl.col("place").cast(pl.Int64))
+    table = _with_waits(*places, "place").join(names, on="place", how="left")
+    # For each place the different operators it called, in one text.
+    place = pl.Series(_at(view.attribution.place, view.attribution.operator_slices), dtype=pl.Int64)
+    called = view.trace.operators.select("name", place=place).filter(pl.col("place") >= 0)
+    operators = called.group_by("place").agg(operators=pl.col("name").unique().sort().str.join(" "))
+    return table.join(operators, on="place", how="left")
 
 
 def _modules(places: tuple[PlaceCosts, pl.DataFrame]) -> pl.DataFrame:
-    costs, waits = places
-    names = costs.attribution.modules
-    table = _with_waits(costs, waits, "module")
-    paths = pl.DataFrame({"module": range(len(names)), "path": names}, schema={"module": pl.Int64, "path": pl.String})
-    return table.join(paths, on="module", how="left").drop("module").rename({"path": "module"})
+    names = pl.DataFrame({"path": places[0].attribution.modules}, schema={"path": pl.String}).with_row_index("module")
+    table = _with_waits(*places, "module").join(names.cast({"module": pl.Int64}), on="module", how="left")
+    return table.drop("module").rename({"path": "module"})
 
 
 def _with_waits(costs: PlaceCosts, waits: pl.DataFrame, by: str) -> pl.DataFrame:
     """`by`, ns (with the idle time), idle_ns and calls."""
     sums = costs.records.group_by(by).agg(pl.col("ns", "calls").sum())
     idle = waits.group_by(by).agg(pl.col("idle_ns").sum())
-    table = sums.join(idle, on=by, how="full", coalesce=True).with_columns(
-        pl.col("ns", "calls", "idle_ns").fill_null(0)
-    )
+    table = sums.join(idle, on=by, how="full", coalesce=True)
+    table = table.with_columns(pl.col("ns", "calls", "idle_ns").fill_null(0))
     table = table.with_columns(ns=pl.col("ns") + pl.col("idle_ns"))
     return table.filter((pl.col("ns") != 0) | (pl.col("calls") != 0))
 
@@ -347,12 +351,7 @@ def _communication(view: View) -> pl.DataFrame:
 
 
 def _memory(view: View) -> pl.DataFrame:
-    memory = _memory_of_device(view)
-    return pl.DataFrame(schema=dict(SCHEMAS["memory"])) if memory is None else alive_table(memory)
-
-
-def _memory_of_device(view: View) -> DeviceMemory | None:
     by_device = {memory.device: memory for memory in view.memories}
-    if view.device in by_device:
-        return by_device[view.device]
-    return next((memory for device, memory in by_device.items() if device != "cpu"), by_device.get("cpu"))
+    others = (memory for device, memory in by_device.items() if device != "cpu")
+    memory = by_device.get(view.device or "") or next(others, by_device.get("cpu"))
+    return pl.DataFrame(schema=dict(SCHEMAS["memory"])) if memory is None else alive_table(memory)

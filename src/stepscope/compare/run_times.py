@@ -1,36 +1,33 @@
 """The step times that run folders hold, and what each run ran with: what `stepscope history` reads.
 
 Cheapest first: `run.json` has the times of the steps around a recording, and of the recorded ones; a folder of
-`stepscope bench` has a file of times; only the traces of `stepscope.profile` must be read for theirs, once: they are
-kept beside them.
-
-    <root>/<name>/trace-steps.json    times of the steps in the traces, by the traces' sizes and dates
+`stepscope bench` has a file of times; only the traces of `stepscope.profile` must be read, once: their times are then
+kept beside them in `trace-steps.json`, with the traces' sizes and dates.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from stepscope.compare import Comparison, Side, compare_sides
-from stepscope.compare.bench import LOG, Bench
-from stepscope.compare.bench_programs import BenchCommand, run_logged
+from stepscope.compare.bench import Bench, run_command
+from stepscope.compare.bench_programs import BenchCommand
 from stepscope.compare.history import Source, TimedRun
 from stepscope.compare.statistics import warm_up
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.files import readable, with_checksum
 from stepscope.record.apply import applied_outcomes
-from stepscope.record.bootstrap_plan import RunOptions
 from stepscope.record.launch import NAME as BATCH_SIZES
-from stepscope.record.launch import environment_of
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder, write_json
+from stepscope.record.run_process import RunOptions
 from stepscope.record.runs import RunRecord
 from stepscope.record.step_times import Stretch, are_durations
 from stepscope.trace import Trace
@@ -53,10 +50,10 @@ def series_of(name: str) -> str:
 
 
 def timed_run(record: RunRecord, *, by_command: bool = False) -> TimedRun:
-    """What a run's folder tells; where it cannot be read, the problem says why.
+    """What a run's folder holds; where it cannot be read, the problem says why.
 
     Args:
-        by_command: make the command the name of the series, instead of the run's name without its number.
+        by_command: name the series by the command, instead of the run's name without its number.
     """
     try:
         return _timed_run(record, by_command=by_command)
@@ -92,11 +89,13 @@ def settings_of(manifest: RunManifest) -> dict[str, str]:
     """What a run ran with and on, each setting as text: the command, the commit, versions, variables, devices."""
     git = manifest.git if isinstance(manifest.git, dict) else {}
     commit = str(git.get("commit") or "")
+    devices = Counter(map(str, manifest.devices))
+    sizes = [one.get("world_size") for one in manifest.recordings if isinstance(one, Mapping)]
     found = {
         "command": manifest.command_line,
         "git commit": commit[:12] + (" with changes" if commit and git.get("dirty") else ""),
-        "device": ", ".join(_counted(manifest.devices)) or "none",
-        "processes": str(max([1, *_world_sizes(manifest.recordings)])),
+        "device": ", ".join(f"{n} x {name}" if n > 1 else name for name, n in devices.items()) or "none",
+        "processes": str(max([1, *(size for size in sizes if type(size) is int)])),
         "machine": str(manifest.host or ""),
     }
     for group, values in (
@@ -110,21 +109,8 @@ def settings_of(manifest: RunManifest) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _world_sizes(recordings: Iterable[object]) -> Iterator[int]:
-    for one in recordings:
-        size = one.get("world_size") if isinstance(one, Mapping) else None
-        if type(size) is int:
-            yield size
-
-
-def _counted(names: tuple[str, ...]) -> Iterator[str]:
-    for name in dict.fromkeys(map(str, names)):
-        number = sum(str(each) == name for each in names)
-        yield f"{number} x {name}" if number > 1 else name
-
-
 def _flat(options: object) -> dict[str, Any]:
-    """Options of the recording, those of what is recorded among them, without those that were left alone."""
+    """Options of the recording, including those of what is recorded, without those left at None."""
     if not isinstance(options, Mapping):
         return {}
     inner = options.get("record")
@@ -152,24 +138,20 @@ def _stretches_of_first_rank(recordings: tuple[Any, ...]) -> list[Stretch]:
     """Of the first rank's process that has most steps: one that only evaluates, say, has fewer."""
     by_rank: dict[int, list[list[Stretch]]] = {}
     for one in recordings:
-        if not isinstance(one, Mapping):
-            continue
-        times = one.get("step_times")
+        times = one.get("step_times") if isinstance(one, Mapping) else None
         parts = [part for each in times if (part := Stretch.from_json(each))] if isinstance(times, list) else []
         if parts:
             rank = one.get("rank")
             by_rank.setdefault(rank if type(rank) is int else 0, []).append(parts)
-    if not by_rank:
-        return []
-    return max(by_rank[min(by_rank)], key=lambda parts: sum(len(part.durations_ns) for part in parts))
+    of_first = by_rank[min(by_rank)] if by_rank else [[]]
+    return max(of_first, key=lambda parts: sum(len(part.durations_ns) for part in parts))
 
 
 def _bench_times(folder: RunFolder) -> list[float]:
     """What `stepscope bench` noted in the first rank's folder."""
     for rank in folder.ranks():
-        times = [_between_ends(path) for path in sorted((folder.path / f"rank{rank}").glob(_BENCH_FILES))]
-        longest = max(times, key=len, default=[])
-        if longest:
+        paths = sorted((folder.path / f"rank{rank}").glob(_BENCH_FILES))
+        if longest := max(map(_between_ends, paths), key=len, default=[]):
             return longest
     return []
 
@@ -183,20 +165,18 @@ def _between_ends(path: Path) -> list[float]:
 
 
 def _times_in_traces(folder: RunFolder) -> list[float]:
-    """Of the complete steps in the first rank's traces; read once, then kept."""
-    rank = next((rank for rank in folder.ranks() if folder.traces_of(rank)), None)
-    if rank is None:
+    """The complete steps in the first rank's traces; read once, then kept."""
+    traces = next((found for rank in folder.ranks() if (found := folder.traces_of(rank))), [])
+    if not traces:
         return []
-    traces = folder.traces_of(rank)
     state = [[path.name, (status := path.stat()).st_size, status.st_mtime_ns] for path in traces]
     kept = readable(folder.path / KEPT, only_whole=True)
     times = kept.get("ns")
-    if kept.get("traces") == state and are_durations(times):
-        return [float(each) for each in times]
-    read = [ns for path in traces for ns in _steps_in(path)]
-    with contextlib.suppress(UsageError):  # a folder that cannot be written is read anew each time
-        write_json(folder.path / KEPT, with_checksum({"traces": state, "ns": read}))
-    return [float(each) for each in read]
+    if kept.get("traces") != state or not are_durations(times):
+        times = [ns for path in traces for ns in _steps_in(path)]
+        with contextlib.suppress(UsageError):  # a folder that cannot be written is read anew each time
+            write_json(folder.path / KEPT, with_checksum({"traces": state, "ns": times}))
+    return [float(each) for each in times]
 
 
 def _steps_in(path: Path) -> list[int]:
@@ -236,7 +216,7 @@ def settings_of_run(manifest: RunManifest) -> dict[str, str]:
 def options_of(command: Sequence[str]) -> dict[str, str]:
     """A command's words by the option they belong to; the program and what belongs to none as "command".
 
-    A word after an option is taken for its value unless it looks like an option itself.
+    A word after an option counts as its value unless it looks like an option itself.
     """
     found: dict[str, list[str]] = {}
     name = ""
@@ -255,7 +235,7 @@ def options_of(command: Sequence[str]) -> dict[str, str]:
 
 
 def unprofiled_steps(folder: RunFolder) -> list[list[float]]:
-    """The steady steps that were timed around the recording, nanoseconds each, as of one run; none where none were."""
+    """The steady steps that were timed around the recording, nanoseconds each, as one run; [] without any."""
     manifest = folder.manifest()
     record = RunRecord(folder.path, folder.name, manifest.command_line, manifest.started_unix_s, None, None, 0)
     steps = list(timed_run(record).steps_ns.get("unprofiled", ()))
@@ -264,7 +244,7 @@ def unprofiled_steps(folder: RunFolder) -> list[list[float]]:
 
 
 def profile_commands(bench: Bench, say: Callable[[str], None]) -> dict[str, RunFolder]:
-    """Record a few steps of each command, by its label; one of which nothing could be recorded is left out.
+    """Record a few steps of each command, by its label, leaving out those of which nothing could be recorded.
 
     Args:
         say: is told what begins, and what went wrong, a sentence each.
@@ -285,27 +265,17 @@ def profile_commands(bench: Bench, say: Callable[[str], None]) -> dict[str, RunF
 
 
 def _profile(bench: Bench, command: BenchCommand) -> tuple[RunFolder, int]:
-    settings = bench.settings
-    options = RunOptions(
-        exit_after=True, telemetry=False, quiet=settings.quiet, seed=settings.seed, apply=command.apply
-    )
-    manifest = RunManifest.begin(command.words, time.time(), options=options.to_json(), redact=False)
-    folder = RunFolder.create(bench.folder, f"{command.label}-profile", manifest)
-    end = run_logged(
-        command.words,
-        environment_of(folder, options, {**os.environ, **command.variables}),
-        None if settings.show_output else folder.path / LOG,
-        limit_s=settings.budget_s,
-        is_done=lambda: _all_recorded(folder),
-    )
+    quiet, seed = bench.settings.quiet, bench.settings.seed
+    options = RunOptions(exit_after=True, telemetry=False, quiet=quiet, seed=seed, apply=command.apply)
+
+    def all_recorded(folder: RunFolder) -> bool:
+        done = [one for one in folder.recordings() if one.get("trace")]
+        return bool(done) and len(done) >= int(done[0].get("world_size", 1))
+
+    folder, manifest, end = run_command(bench, command, "profile", options, all_recorded)
     applied = [outcome.to_json() for outcome in applied_outcomes(options.apply, folder)]
     folder.write_manifest(manifest.ended(time.time(), end.exit_code, folder.recordings(), applied))
     return folder, end.exit_code
-
-
-def _all_recorded(folder: RunFolder) -> bool:
-    done = [one for one in folder.recordings() if one.get("trace")]
-    return bool(done) and len(done) >= int(done[0].get("world_size", 1))
 
 
 def explanations(
@@ -315,29 +285,20 @@ def explanations(
 
     Args:
         folders: from `profile_commands`.
-        open_trace: opens the trace at a path.
 
     Raises:
         TraceError: a trace cannot be read.
     """
     sides = [
-        _side(bench, command, folders[command.label], open_trace)
+        Side(
+            name=command.label,
+            traces=map(open_trace, map(str, folders[command.label].latest_traces())),
+            settings={**command.variables, **settings_of_run(folders[command.label].manifest())},
+            unprofiled=[run.steady_ns for run in bench.runs_of(command.label)],
+        )
         for command in bench.commands
         if command.label in folders
     ]
     if len(sides) < 2 or bench.commands[0].label not in folders:
         return []
     return compare_sides(sides[0], sides[1:], confidence=bench.settings.confidence(len(bench.commands)))
-
-
-def _side(bench: Bench, command: BenchCommand, folder: RunFolder, open_trace: Callable[[str], Trace]) -> Side:
-    def traces() -> Iterator[Trace]:
-        for path in folder.latest_traces():
-            yield open_trace(str(path))
-
-    return Side(
-        name=command.label,
-        traces=traces(),
-        settings={**command.variables, **settings_of_run(folder.manifest())},
-        unprofiled=[run.steady_ns for run in bench.runs_of(command.label)],
-    )

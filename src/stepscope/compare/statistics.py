@@ -1,13 +1,12 @@
-"""Whether one program's steps take longer than another's: means with intervals, and what the data could have shown.
+"""Whether one program's steps take longer than another's: means, intervals, and the smallest change the data can show.
 
-Steps that follow each other resemble each other, so a hundred steps tell less than a hundred independent ones. From
-the correlation `r` of neighbouring steps (corrected for its bias in short series, Marriott and Pope 1954) the steps
-of one run count as `n (1 - r) / (1 + r)` independent ones (Bartlett 1946), and Student's t gives the interval of
-their mean. Where runs were repeated, what differs from run to run counts as well: the runs' means are then the
-sample. The change is compared as the logarithm of the means' ratio, with Welch's degrees of freedom. Where there are
-enough of them, blocks of consecutive steps (or the runs) are resampled as well (scipy.stats.bootstrap, bias-corrected
-and accelerated, widened as Hesterberg 2015 advises for small samples); the interval given spans both, so that it is
-never narrower than either.
+Consecutive steps are correlated, so a hundred of them carry less information than a hundred independent ones. With the
+lag-one correlation `r` (corrected for its bias in short series, Marriott and Pope 1954) `n` steps of a run count as
+`n (1 - r) / (1 + r)` independent ones (Bartlett 1946), and Student's t gives the interval of their mean. With repeated
+runs the run means are the sample, so that variation between runs counts too. The change is compared as the logarithm of
+the ratio of means, with Welch's degrees of freedom. With enough data, blocks of consecutive steps (or the runs) are
+also resampled (scipy.stats.bootstrap, bias-corrected and accelerated, widened for small samples after Hesterberg 2015);
+the interval returned is the union of both.
 """
 
 from __future__ import annotations
@@ -23,16 +22,17 @@ from scipy import stats
 
 Verdict: TypeAlias = Literal["faster", "slower", "no difference shown"]
 Numbers: TypeAlias = npt.NDArray[np.float64]
+Interval: TypeAlias = tuple[float, float]
 
 POWER: Final = 0.8
-"""The chance with which a difference as large as `smallest_detectable` would have been shown."""
+"""The probability of detecting a difference as large as `smallest_detectable`."""
 FEWEST_BLOCKS: Final = 20
-"""Blocks of steps, or runs, a side from which on they are resampled; fewer repeat themselves too often."""
+"""Blocks of steps, or runs, that each side needs for resampling."""
 MOST_BLOCKS: Final = 200
 BLOCK_LENGTH: Final = 2.0
-"""Length of a block, in steps that together tell as much as one independent step."""
+"""Length of a block, in steps that carry as much information as one independent step."""
 SHORT_SERIES: Final = 10
-"""Steps below which their correlation cannot be told; it is then taken to be higher than it looks."""
+"""Below this many steps the correlation cannot be estimated; it is then assumed to be higher than it looks."""
 FEW_STEPS: Final = 20
 _STANDING_OUT: Final = 3.0
 _NOTABLE_CORRELATION: Final = 0.3
@@ -41,22 +41,21 @@ _HIGHEST_CORRELATION: Final = 0.99
 
 @dataclass(frozen=True, slots=True)
 class SampleComparison:
-    """Two programs' step times beside each other. Times are nanoseconds a step.
+    """Two programs' step times compared. Times are nanoseconds per step; None where the data do not give one.
 
     Attributes:
-        before_ns, after_ns: the mean step: of the steps of a run, and of the runs' means; None without steps.
-        before_low_ns, before_high_ns, after_low_ns, after_high_ns: the mean's interval; None where there is none.
-        change: after_ns / before_ns - 1: 0.1 is 10 % slower; None where it is not defined.
-        change_low, change_high: its interval; None where there is none.
-        verdict: "faster" or "slower" if the interval of the change leaves out 0.
-        smallest_detectable: the smallest difference, as a share of before_ns, that such data show four times out of
-            five: exp((1 + t(0.8) / t(0.975)) h) - 1, where h is half the interval's width on the logarithmic scale and
-            t Student's quantiles with its degrees of freedom (for another confidence, its quantile); None without an
-            interval.
-        before_runs, after_runs: runs with steps.
-        before_steps, after_steps: of all of them.
+        before_ns, after_ns: the mean step of a single run, or the mean of the run means.
+        before_low_ns, before_high_ns, after_low_ns, after_high_ns: interval of the mean.
+        change: after_ns / before_ns - 1: 0.1 is 10 % slower.
+        change_low, change_high: its interval.
+        verdict: "faster" or "slower" if the interval of the change excludes 0.
+        smallest_detectable: the smallest difference, as a share of before_ns, that data like these show four times out
+            of five: exp((1 + t(0.8) / t(0.975)) h) - 1, where h is half the interval's width on the logarithmic scale
+            and t Student's quantiles with its degrees of freedom (for another confidence, its quantile).
+        before_runs, after_runs: runs that have steps.
+        before_steps, after_steps: steps of all runs.
         confidence: of the intervals, 0 to 1.
-        caveats: what makes these figures less certain than they look, a sentence each.
+        caveats: what makes these figures less certain than they look, one sentence each.
     """
 
     before_ns: float | None
@@ -87,12 +86,9 @@ class _Side:
     """One program's steps.
 
     Attributes:
-        runs: the steps of each.
-        means: of each run.
-        independent: for each run, how many independent steps its own tell as much as.
-        error: standard error of `mean`, in nanoseconds.
-        freedom: its degrees of freedom.
-        units: what is resampled: the runs' means, or those of blocks of the only run.
+        independent: for each run, how many independent steps it is worth.
+        error, freedom: standard error of `mean` in nanoseconds, and its degrees of freedom.
+        units: what is resampled: the run means, or the block means of the only run.
     """
 
     runs: tuple[Numbers, ...]
@@ -112,7 +108,7 @@ class _Side:
 
 
 def joint_confidence(confidence: float, comparisons: int) -> float:
-    """Of each of several intervals, so that all of them together hold with `confidence` (Bonferroni)."""
+    """The confidence each of several intervals needs so that all of them hold with `confidence` (Bonferroni)."""
     return 1 - (1 - confidence) / max(comparisons, 1)
 
 
@@ -124,11 +120,10 @@ def compare_samples(
     resamples: int = 9999,
     seed: int = 0,
 ) -> SampleComparison:
-    """Compare two programs by the times of their steps; the same arguments give the same answer.
+    """Compare two programs by the times of their steps; the same arguments give the same result.
 
     Args:
-        before, after: for each run (each process, each trace) the nanoseconds of its consecutive steps. Runs without
-            steps are passed over.
+        before, after: for each run (process, trace) the nanoseconds of its consecutive steps. Empty runs are ignored.
         confidence: of the intervals, between 0 and 1.
         resamples: of the bootstrap.
 
@@ -136,54 +131,53 @@ def compare_samples(
         With fewer than two steps on a side there is no interval and no difference is shown; a caveat says so.
 
     Raises:
-        ValueError: a step time that is negative or no number, or a confidence out of range.
+        ValueError: a step time that is negative or not a number, or a confidence out of range.
     """
     if not 0 < confidence < 1:
-        raise ValueError(f"the confidence must lie between 0 and 1, not at {confidence}")
-    sides = _sides(_runs(before), _runs(after))
-    generator = np.random.default_rng(seed)
-    intervals = [_mean_interval(side, confidence, resamples, generator) for side in sides]
-    change = _change(sides)
-    interval = None if change is None else _change_interval(sides, change, confidence, resamples, generator)
-    low, high = (None, None) if interval is None else (float(np.expm1(interval[0])), float(np.expm1(interval[1])))
-    means = [side.mean if side.steps else None for side in sides]
+        raise ValueError(f"the confidence must be between 0 and 1, not {confidence}")
+    ours, theirs = sides = _sides(_runs(before), _runs(after))
+    intervals = _Intervals(confidence, resamples, np.random.default_rng(seed))
+    means = [intervals.of_mean(side) for side in sides]
+    change = None
+    if ours.steps and theirs.steps and ours.mean > 0 and theirs.mean > 0:
+        change = theirs.mean / ours.mean - 1
+    low, high, detectable = intervals.of_change(ours, theirs, change)
     return SampleComparison(
-        before_ns=means[0],
-        before_low_ns=intervals[0][0],
-        before_high_ns=intervals[0][1],
-        after_ns=means[1],
-        after_low_ns=intervals[1][0],
-        after_high_ns=intervals[1][1],
+        before_ns=ours.mean if ours.steps else None,
+        before_low_ns=means[0][0],
+        before_high_ns=means[0][1],
+        after_ns=theirs.mean if theirs.steps else None,
+        after_low_ns=means[1][0],
+        after_high_ns=means[1][1],
         change=change,
         change_low=low,
         change_high=high,
-        verdict=_verdict(low, high),
-        smallest_detectable=None if interval is None else _smallest_detectable(sides, interval, confidence),
-        before_runs=len(sides[0].runs),
-        after_runs=len(sides[1].runs),
-        before_steps=sides[0].steps,
-        after_steps=sides[1].steps,
+        verdict=_verdict(low or 0.0, high or 0.0),
+        smallest_detectable=detectable,
+        before_runs=len(ours.runs),
+        after_runs=len(theirs.runs),
+        before_steps=ours.steps,
+        after_steps=theirs.steps,
         confidence=confidence,
-        caveats=_caveats(*sides),
+        caveats=_caveats(ours, theirs),
     )
 
 
 def _runs(given: Sequence[Sequence[float]]) -> tuple[Numbers, ...]:
     runs = tuple(np.asarray(run, np.float64) for run in given if len(run))
     if any(not np.isfinite(run).all() or (run < 0).any() for run in runs):
-        raise ValueError("a step's time is a number of nanoseconds, not negative and not infinite")
+        raise ValueError("a step time must be a finite number of nanoseconds that is not negative")
     return runs
 
 
 def _sides(before: tuple[Numbers, ...], after: tuple[Numbers, ...]) -> tuple[_Side, _Side]:
-    """Both sides; where only one was run several times, the other is taken to differ as much from run to run."""
+    """Both sides; where only one was run several times, the other is assumed to vary as much from run to run."""
     spreads = [_spread_of_runs(runs) for runs in (before, after)]
-    first = _side(before, spreads[1], len(after))
-    return first, _side(after, spreads[0], len(before))
+    return _side(before, spreads[1], len(after)), _side(after, spreads[0], len(before))
 
 
 def _spread_of_runs(runs: tuple[Numbers, ...]) -> float | None:
-    """Standard deviation of the runs' means over their mean; None where there are not several."""
+    """Standard deviation of the run means over their mean; None for a single run."""
     means = np.array([run.mean() for run in runs])
     if len(means) < 2 or not means.mean():
         return None
@@ -208,7 +202,7 @@ def _side(runs: tuple[Numbers, ...], other_spread: float | None, other_runs: int
 
 
 def _correlation(steps: Numbers) -> float:
-    """Of neighbouring steps, 0 to below 1, corrected for looking too small in a short series."""
+    """Correlation of neighbouring steps, 0 to below 1, corrected for its bias in a short series."""
     count = len(steps)
     apart = steps - steps.mean()
     square = float(apart @ apart)
@@ -220,136 +214,111 @@ def _correlation(steps: Numbers) -> float:
 
 
 def _independent_steps(steps: Numbers) -> float:
-    """How many independent steps these tell as much as: at least 2, at most all."""
     correlation = _correlation(steps)
     return max(len(steps) * (1 - correlation) / (1 + correlation), min(len(steps), 2.0))
 
 
 def _variance_of_mean(steps: Numbers, independent: float) -> float:
-    """Of a run's mean, from its steps; 0 of a single step, which cannot tell."""
     if len(steps) < 2:
         return 0.0
-    # Steps that resemble each other also look less scattered than they are.
+    # Correlated steps also look less scattered than they are.
     shrunk = max(1 - 1 / independent, 0.3)
     return float(steps.var()) / shrunk / independent
 
 
 def _blocks(steps: Numbers, independent: float) -> Numbers:
-    """Means of consecutive blocks, long enough to be all but independent of each other."""
+    """Means of consecutive blocks that are long enough to be nearly independent."""
     length = BLOCK_LENGTH * len(steps) / independent if independent < len(steps) else 1.0
     count = min(int(len(steps) / length), MOST_BLOCKS)
     return np.array([part.mean() for part in np.array_split(steps, max(count, 1))])
 
 
-def _mean_interval(
-    side: _Side, confidence: float, resamples: int, generator: np.random.Generator
-) -> tuple[float, float] | tuple[None, None]:
-    if side.steps < 2:
-        return None, None
-    reach = _quantile(confidence, side.freedom) * side.error
-    low, high = side.mean - reach, side.mean + reach
-    found = _bootstrap((side.units,), np.mean, confidence, resamples, generator)
-    if found is not None:
-        low, high = min(low, found[0]), max(high, found[1])
-    return max(low, 0.0), high
+@dataclass(frozen=True, slots=True)
+class _Intervals:
+    confidence: float
+    resamples: int
+    generator: np.random.Generator
 
+    def of_mean(self, side: _Side) -> Interval | tuple[None, None]:
+        if side.steps < 2:
+            return None, None
+        low, high = self._around(side.mean, side.error, side.freedom, (side.units,), np.mean)
+        return max(low, 0.0), high
 
-def _change(sides: tuple[_Side, _Side]) -> float | None:
-    before, after = sides
-    if not (before.steps and after.steps) or before.mean <= 0 or after.mean <= 0:
-        return None
-    return after.mean / before.mean - 1
+    def of_change(
+        self, before: _Side, after: _Side, change: float | None
+    ) -> tuple[float, float, float] | tuple[None, None, None]:
+        """The interval of the change, and the smallest change that such data show."""
+        if change is None or min(before.steps, after.steps) < 2:
+            return None, None, None
+        error, freedom = _error_of_change((before, after))
+        units = (before.units, after.units)
+        low, high = self._around(float(np.log1p(change)), error, freedom, units, _logarithm_of_ratio)
+        factor = 1 + float(stats.t.ppf(POWER, freedom)) / self._quantile(freedom)
+        detectable = float(np.expm1(min((high - low) / 2 * factor, 700.0)))
+        return float(np.expm1(low)), float(np.expm1(high)), detectable
 
+    def _quantile(self, freedom: float) -> float:
+        """How many standard errors an interval reaches to each side."""
+        return float(stats.t.ppf((1 + self.confidence) / 2, freedom))
 
-def _change_interval(
-    sides: tuple[_Side, _Side], change: float, confidence: float, resamples: int, generator: np.random.Generator
-) -> tuple[float, float] | None:
-    """Of the logarithm of the means' ratio."""
-    if min(side.steps for side in sides) < 2:
-        return None
-    error, freedom = _error_of_change(sides)
-    reach = _quantile(confidence, freedom) * error
-    middle = float(np.log1p(change))
-    low, high = middle - reach, middle + reach
-    units = (sides[0].units, sides[1].units)
-    found = _bootstrap(units, _logarithm_of_ratio, confidence, resamples, generator)
-    return (low, high) if found is None else (min(low, found[0]), max(high, found[1]))
+    def _around(
+        self, middle: float, error: float, freedom: float, units: tuple[Numbers, ...], statistic: Callable[..., Any]
+    ) -> Interval:
+        """Student's interval, together with that of the bootstrap where there is one."""
+        reach = self._quantile(freedom) * error
+        found = self._bootstrap(units, statistic) or (middle, middle)
+        return min(middle - reach, found[0]), max(middle + reach, found[1])
 
-
-def _error_of_change(sides: tuple[_Side, _Side]) -> tuple[float, float]:
-    """Standard error of the logarithm of the means' ratio, and its degrees of freedom (Welch and Satterthwaite)."""
-    parts = [(side.error / side.mean) ** 2 for side in sides]
-    total = sum(parts)
-    if not total:
-        return 0.0, min(side.freedom for side in sides)
-    divisor = sum(part**2 / side.freedom for part, side in zip(parts, sides, strict=True))
-    freedom = total**2 / divisor
-    runs = [len(side.runs) for side in sides]
-    if min(runs) == 1 and max(runs) > 1:  # both errors were taken from the same runs
-        freedom = min(freedom, max(runs) - 1.0)
-    return total**0.5, freedom
+    def _bootstrap(self, samples: tuple[Numbers, ...], statistic: Callable[..., Any]) -> Interval | None:
+        """Interval by resampling, widened for small samples; None where there are too few, or all are equal."""
+        fewest = min(map(len, samples))
+        if fewest < FEWEST_BLOCKS or self.resamples < 1 or any(np.ptp(sample) <= 0 for sample in samples):
+            return None
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")  # of degenerate data, whose interval is dropped below
+            found = stats.bootstrap(
+                samples,
+                statistic,
+                confidence_level=self.confidence,
+                n_resamples=self.resamples,
+                batch=1000,
+                vectorized=True,
+                method="BCa",
+                random_state=self.generator,
+            ).confidence_interval
+        middle = float(statistic(*samples))
+        normal = float(stats.norm.ppf((1 + self.confidence) / 2))
+        widened = self._quantile(fewest - 1) / normal * (fewest / (fewest - 1)) ** 0.5
+        low, high = (middle + (float(end) - middle) * widened for end in (found.low, found.high))
+        return (low, high) if np.isfinite([low, high]).all() else None
 
 
 def _logarithm_of_ratio(before: Numbers, after: Numbers, axis: int = -1) -> Any:
     return np.log(after.mean(axis=axis) / before.mean(axis=axis))
 
 
-def _bootstrap(
-    samples: tuple[Numbers, ...],
-    statistic: Callable[..., Any],
-    confidence: float,
-    resamples: int,
-    generator: np.random.Generator,
-) -> tuple[float, float] | None:
-    """Interval by resampling, widened for small samples; None where too few or all the same."""
-    fewest = min(map(len, samples))
-    if fewest < FEWEST_BLOCKS or resamples < 1 or any(np.ptp(sample) <= 0 for sample in samples):
-        return None
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # of degenerate data, whose interval is passed over below
-        found = stats.bootstrap(
-            samples,
-            statistic,
-            confidence_level=confidence,
-            n_resamples=resamples,
-            batch=1000,
-            vectorized=True,
-            method="BCa",
-            random_state=generator,
-        ).confidence_interval
-    middle = float(statistic(*samples))
-    widened = _quantile(confidence, fewest - 1) / _quantile(confidence, None) * (fewest / (fewest - 1)) ** 0.5
-    low, high = (middle + (float(end) - middle) * widened for end in (found.low, found.high))
-    return (low, high) if np.isfinite([low, high]).all() else None
+def _error_of_change(sides: tuple[_Side, _Side]) -> tuple[float, float]:
+    """Standard error of the logarithm of the ratio of means, and its degrees of freedom (Welch and Satterthwaite)."""
+    parts = [(side.error / side.mean) ** 2 for side in sides]
+    total = sum(parts)
+    if not total:
+        return 0.0, min(side.freedom for side in sides)
+    freedom = total**2 / sum(part**2 / side.freedom for part, side in zip(parts, sides, strict=True))
+    runs = [len(side.runs) for side in sides]
+    if min(runs) == 1 and max(runs) > 1:  # both errors were taken from the same runs
+        freedom = min(freedom, max(runs) - 1.0)
+    return total**0.5, freedom
 
 
-def _quantile(confidence: float, freedom: float | None) -> float:
-    """How many standard errors an interval reaches to each side; `freedom` None is the normal distribution."""
-    return _one_sided((1 + confidence) / 2, freedom)
-
-
-def _one_sided(share: float, freedom: float | None) -> float:
-    return float(stats.norm.ppf(share) if freedom is None else stats.t.ppf(share, freedom))
-
-
-def _verdict(low: float | None, high: float | None) -> Verdict:
-    if low is not None and low > 0:
+def _verdict(low: float, high: float) -> Verdict:
+    if low > 0:
         return "slower"
-    if high is not None and high < 0:
-        return "faster"
-    return "no difference shown"
-
-
-def _smallest_detectable(sides: tuple[_Side, _Side], interval: tuple[float, float], confidence: float) -> float:
-    _, freedom = _error_of_change(sides)
-    half = (interval[1] - interval[0]) / 2
-    return float(np.expm1(min(half * (1 + _one_sided(POWER, freedom) / _quantile(confidence, freedom)), 700.0)))
+    return "faster" if high < 0 else "no difference shown"
 
 
 def _caveats(before: _Side, after: _Side) -> tuple[str, ...]:
-    found = []
-    for name, side in (("before", before), ("after", after)):
-        found += _caveats_of(name, side)
+    found = [*_caveats_of("before", before), *_caveats_of("after", after)]
     fewest = min(before.steps, after.steps)
     runs = (len(before.runs), len(after.runs))
     if 2 <= fewest < FEW_STEPS and max(runs) == 1:
@@ -374,45 +343,40 @@ def _caveats_of(name: str, side: _Side) -> list[str]:
     middle = float(np.median(steps))
     standing_out = int((steps > _STANDING_OUT * middle).sum())
     if standing_out and middle > 0:
-        what = "One step" if standing_out == 1 else f"{standing_out} steps"
-        takes = "takes" if standing_out == 1 else "take"
+        many = (f"{standing_out} steps", "take", "them")
+        what, takes, them = ("One step", "takes", "it") if standing_out == 1 else many
         found.append(
             f"{what} {name} {takes} more than {_STANDING_OUT:.0f} times the median, the longest "
-            f"{float(steps.max()) / middle:.1f} times; the mean counts {'it' if standing_out == 1 else 'them'} as well."
+            f"{float(steps.max()) / middle:.1f} times; the mean counts {them} as well."
         )
-    independent = sum(side.independent)
-    if side.steps >= SHORT_SERIES and _alike(side) > _NOTABLE_CORRELATION:
+    correlation = float(np.mean([_correlation(run) for run in side.runs]))
+    if side.steps >= SHORT_SERIES and correlation > _NOTABLE_CORRELATION:
         found.append(
             f"Neighbouring steps {name} resemble each other: {side.steps} steps tell as much as "
-            f"{independent:.0f} independent ones."
+            f"{sum(side.independent):.0f} independent ones."
         )
     return found
-
-
-def _alike(side: _Side) -> float:
-    """The correlation of neighbouring steps, the mean of the runs'."""
-    return float(np.mean([_correlation(run) for run in side.runs]))
 
 
 NAME: Final = "MSER-5"
 _BATCH: Final = 5
 _FEWEST_BATCHES: Final = 10
-"""Fewer steps than make this many batches of five are looked at in smaller batches."""
+"""With fewer steps than make this many batches of five, smaller batches are used."""
 _FEWEST_TO_JUDGE: Final = 10
-"""So many steps must be left to tell whether they still change."""
+"""Remaining steps needed to judge whether they still change."""
 _UNLIKELY: Final = 0.01
 _NOTICEABLE: Final = 0.02
-"""A change from the first to the second half of the rest that is smaller than this share is none."""
+"""A smaller change from the first to the second half of the remaining steps, as a share, does not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """What the rule says of the steps of one run.
+    """What MSER-5 says about the steps of one run.
 
     Attributes:
         dropped: how many steps at the beginning do not count.
-        batch: steps of which the rule looked at the means; 5, or fewer where there are fewer than 50 steps.
-        steady: False where the steps that are left still became faster or slower; no more than half was to be dropped.
+        batch: steps per batch mean; 5, or fewer for less than 50 steps.
+        steady: False where the remaining steps still become faster or slower; at most half may be dropped.
     """
 
     dropped: int
@@ -421,40 +385,28 @@ class WarmUp:
 
 
 def warm_up(step_ns: Sequence[float]) -> WarmUp:
-    """How many of a run's consecutive steps to drop as its warm-up; none of fewer than four.
-
-    Args:
-        step_ns: times of the steps, the first that was timed first.
-    """
+    """How many of a run's consecutive steps, the first timed first, to drop as its warm-up; none of fewer than four."""
     count = len(step_ns)
     batch = max(1, min(_BATCH, count // _FEWEST_BATCHES))
     if count < 4:
         return WarmUp(0, batch, True)
-    import numpy
-
     batches = count // batch
-    means = numpy.asarray(step_ns[: batches * batch], float).reshape(batches, batch).mean(axis=1)
-    errors = [_error(means[first:]) for first in range(batches // 2 + 1)]
-    dropped = int(numpy.argmin(errors)) * batch  # of equal ones the first, so that steps without spread all count
+    means = np.asarray(step_ns[: batches * batch], float).reshape(batches, batch).mean(axis=1)
+    errors = [_squared_error(means[first:]) for first in range(batches // 2 + 1)]
+    dropped = int(np.argmin(errors)) * batch  # the first of equals, so that steps without spread all count
     return WarmUp(dropped, batch, _is_steady(step_ns[dropped:]))
 
 
-def _error(values: object) -> float:
-    """The square of the standard error of the mean, as the rule has it."""
-    import numpy
-
-    array = numpy.asarray(values)
-    return float(((array - array.mean()) ** 2).sum() / len(array) ** 2)
+def _squared_error(values: Numbers) -> float:
+    """The square of the standard error of the mean, as the rule defines it."""
+    return float(((values - values.mean()) ** 2).sum() / len(values) ** 2)
 
 
 def _is_steady(step_ns: Sequence[float]) -> bool:
-    """Whether the halves of the rest are alike, by the Mann-Whitney test and by their medians."""
+    """Whether the halves are alike, by the Mann-Whitney test and by their medians."""
     if len(step_ns) < _FEWEST_TO_JUDGE:
         return True
-    import numpy
-    from scipy.stats import mannwhitneyu
-
     half = len(step_ns) // 2
     first, second = step_ns[:half], step_ns[half:]
-    change = abs(float(numpy.median(second) / numpy.median(first)) - 1) if min(step_ns) > 0 else 0.0
-    return change < _NOTICEABLE or float(mannwhitneyu(first, second).pvalue) >= _UNLIKELY
+    change = abs(float(np.median(second) / np.median(first)) - 1) if min(step_ns) > 0 else 0.0
+    return change < _NOTICEABLE or float(stats.mannwhitneyu(first, second).pvalue) >= _UNLIKELY

@@ -100,12 +100,7 @@ class CutExperiment(Experiment):
     """
 
     def __init__(self, experiment: Experiment, lanes: npt.NDArray[np.int32], times: Times) -> None:
-        super().__init__(
-            experiment.trace,
-            activity=experiment.activity,
-            attribution=lambda: experiment.attribution,
-            steps=experiment.steps,
-        )
+        super().__init__(experiment.view)
         self._uncut = experiment
         self._borders = lanes, times
 

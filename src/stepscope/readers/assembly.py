@@ -11,11 +11,11 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.errors import NoStepMarksError, UsageError
-from stepscope.readers import names
+from stepscope.readers import event_names
 from stepscope.readers.spill import Spill
 from stepscope.trace.nesting import innermost_at, parents
 from stepscope.trace.store import StoreWriter
-from stepscope.trace.tables import SCHEMAS, VOCABULARY, conform, rows_frame
+from stepscope.trace.tables import SCHEMAS, conform, rows_frame
 from stepscope.trace.window import StepRange, Window
 
 PART_ROWS: Final = 100_000
@@ -154,7 +154,6 @@ def launch_rows(work: pl.DataFrame, launches: pl.DataFrame, flows: pl.DataFrame)
 
 
 _BY_NAME = " by name"
-_UNKNOWN_KINDS = {"launches": "other", "device_work": "other", "annotations": "host", "synchronisations": "other"}
 _LINKING = {"operators": ("sequence_number",), "launches": ("correlation",), "device_work": ("correlation",)}
 """Columns that rows are linked by, which a file need not have."""
 _FRAME_COLUMNS = {"file": pl.String, "line": pl.Int32, "function": pl.String, "module": pl.String}
@@ -172,7 +171,6 @@ class Assembly:
         damage: takes what was repaired.
         origin_ns: what the file's clock shows at the start of the trace.
         window, steps: what is wanted of the file.
-        exact: the rows lack nothing that would follow from names, and stand in the order of their tables.
     """
 
     def __init__(
@@ -184,16 +182,13 @@ class Assembly:
         origin_ns: int,
         window: Window | None,
         steps: StepRange | None,
-        *,
-        exact: bool = False,
     ) -> None:
-        self._exact = exact
         self._strings = strings
         self._spill = spill
         self._writer = writer
         self._damage = damage
         self._origin_ns = origin_ns
-        self._own_steps = not names.are_steps_marked(strings)
+        self._own_steps = not event_names.are_steps_marked(strings)
         self._steps = steps
         self.window = window
 
@@ -232,8 +227,7 @@ class Assembly:
         if early:  # an instant or a flow just before the first slice
             self._damage["instant_before_start"] += early
             frame = frame.with_columns(pl.col("start_ns").clip(lower_bound=0))
-        is_sorted = frame["start_ns"].is_sorted() if self._exact else rows_are_sorted(frame)
-        return frame if is_sorted else in_order(frame)
+        return frame if rows_are_sorted(frame) else in_order(frame)
 
     def _inside(self, frame: pl.DataFrame) -> pl.DataFrame:
         return frame.filter(self._is_inside(frame)) if self.window and frame.width else frame
@@ -274,37 +268,25 @@ class Assembly:
                 part = describe(part)
             coded = [name for name in text_columns if name in part.columns and part.schema[name] == pl.UInt32]
             part = part.with_columns([self._strings.gather(part[name]).alias(name) for name in coded])
-            self._writer.write_part(table, self._with_known_kinds(table, self._named(table, conform(table, part))))
+            self._writer.write_part(table, self._named(table, conform(table, part)))
 
     def _named(self, table: str, part: pl.DataFrame) -> pl.DataFrame:
         """Rows with the text that they are told apart by, which a damaged file may lack."""
-        if self._exact:
-            return part
         fillings = {"name": "unnamed", **({"device": "unknown"} if table == "device_work" else {})}
         missing = [name for name in fillings if name in part.columns and part[name].null_count()]
         return part.with_columns(pl.col(name).fill_null(fillings[name]) for name in missing) if missing else part
 
-    def _with_known_kinds(self, table: str, part: pl.DataFrame) -> pl.DataFrame:
-        """Where rows are taken as they are, kinds that are none come from damage; others are only made by readers."""
-        if not self._exact or table not in _UNKNOWN_KINDS:
-            return part
-        is_known = pl.col("kind").is_in(VOCABULARY[table, "kind"])
-        return part.with_columns(kind=pl.when(is_known).then("kind").otherwise(pl.lit(_UNKNOWN_KINDS[table])))
-
     def _describe_annotations(self, part: pl.DataFrame) -> pl.DataFrame:
         own = self._own_steps
-        return self._by_name(part, {"step": pl.Int64}, lambda name: (names.step_number(name, own=own),))
+        return self._by_name(part, {"step": pl.Int64}, lambda name: (event_names.step_number(name, own=own),))
 
     def _describe_frames(self, part: pl.DataFrame) -> pl.DataFrame:
-        return self._by_name(part, _FRAME_COLUMNS, names.frame)
+        return self._by_name(part, _FRAME_COLUMNS, event_names.frame)
 
     def _by_name(
         self, part: pl.DataFrame, schema: dict[str, type[pl.DataType]], function: Callable[[str], tuple[object, ...]]
     ) -> pl.DataFrame:
         """The part with columns that follow from the name where the file does not give them, by name once."""
-        if self._exact:
-            text = [name for name, dtype in schema.items() if dtype is pl.String]
-            return part.with_columns([self._strings.gather(part[name]).alias(name) for name in text])
         codes = part["name"].unique()
         rows = [function(name) for name in self._strings.gather(codes)]
         found = rows_frame(rows, schema).with_columns(name=codes)
@@ -336,8 +318,7 @@ class Assembly:
         if work.width and launches.width:
             work = work.with_columns(launch=launch_rows(work, launches, flows))
             before = work["start_ns"] < launches["start_ns"].gather(work["launch"])
-            if not self._exact:  # else it was told when the trace was first read
-                self._damage["work_before_launch"] += int(before.sum() or 0)
+            self._damage["work_before_launch"] += int(before.sum() or 0)
         self._write_table("launches", launches)
         self._write_table("device_work", work)
 
@@ -355,12 +336,12 @@ class Assembly:
     def _with_launch_kind(self, launches: pl.DataFrame) -> pl.DataFrame:
         if not launches.width:
             return launches
-        return self._by_name(launches, {"kind": pl.String}, lambda name: (names.launch_kind(name),))
+        return self._by_name(launches, {"kind": pl.String}, lambda name: (event_names.launch_kind(name),))
 
     def _write_forward_backward(self, flows: pl.DataFrame, operators: pl.DataFrame) -> None:
         if not flows.width or not operators.width:
             return
-        forward_backward = self._codes_of(names.FORWARD_BACKWARD_FLOWS)
+        forward_backward = self._codes_of(event_names.FORWARD_BACKWARD_FLOWS)
         ends = flows.filter(pl.col("category").is_in(forward_backward)).drop("category")
         ends = ends.with_columns(end=self._strings.gather(ends["end"]))
         starting = operators.with_row_index("row").select("row", "lane", "start_ns", "sequence_number")

@@ -142,13 +142,8 @@ class Gathering:
             {"flows": frame.select(pl.col("start_ns").cast(pl.Int64), pl.col("lane").cast(pl.Int32), *text)}
         )
 
-    def write(
-        self, writer: StoreWriter, window: Window | None, steps: StepRange | None, *, exact: bool = False
-    ) -> Window | None:
+    def write(self, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Window | None:
         """Write every table; the stretch that was asked for is returned.
-
-        Args:
-            exact: the rows lack nothing that would follow from names, and stand in the order of their tables.
 
         Raises:
             UsageError: steps were asked for that the trace does not have.
@@ -156,7 +151,7 @@ class Gathering:
         self._spill.flush()
         origin_ns = self.origin_ns or 0
         strings = self.pool.strings()
-        assembly = Assembly(strings, self._spill, writer, self.damage, origin_ns, window, steps, exact=exact)
+        assembly = Assembly(strings, self._spill, writer, self.damage, origin_ns, window, steps)
         assembly.write(list(self._lanes.values()))
         self._spill.clean()
         return assembly.window

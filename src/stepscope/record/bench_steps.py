@@ -18,18 +18,18 @@ from typing import Any, Final
 from stepscope import guard
 from stepscope.files import with_checksum
 from stepscope.machine.quiet import FixedSeeds
-from stepscope.record.bootstrap_plan import (
+from stepscope.record.controller import StepController, StepSource
+from stepscope.record.hooks import StepHooks
+from stepscope.record.manifest import rank_and_world_size
+from stepscope.record.run_folder import RunFolder, write_json
+from stepscope.record.run_process import (
     OPTIMIZER_PATIENCE_S,
-    Company,
+    BackgroundHelpers,
     RunOptions,
     end_program,
     is_helper,
     optimizer_exists,
 )
-from stepscope.record.controller import StepController, StepSource
-from stepscope.record.hooks import StepHooks
-from stepscope.record.manifest import rank_and_world_size
-from stepscope.record.run_folder import RunFolder, write_json
 
 MOST_LOSSES: Final = 4096
 _BEFORE_SCALING: Final = "_stepscope_before_scaling"
@@ -139,7 +139,7 @@ class BenchSteps:
         self._controller = controller
         self._folder = folder
         self._boundaries = options.steps + 1  # when the first step began is not known
-        self._company = Company(folder.path, telemetry=False, quiet=options.quiet, seed=options.seed)
+        self._helpers = BackgroundHelpers(folder.path, options, telemetry=False)
         self._losses = BackwardLosses() if options.losses else None
         self._seed = options.seed if options.losses else None
         self._hooks: StepHooks | None = None
@@ -181,8 +181,8 @@ class BenchSteps:
         if self._device is None or self._device.mark():
             self._ends_ns.append(now)
         if len(self._ends_ns) == 1 and not is_helper():
-            self._company.begin()
-            self._company.recording_begins()
+            self._helpers.begin()
+            self._helpers.recording_begins()
             self._ends_ns[0] = time.perf_counter_ns()
 
     def step_begins(self, step: int) -> None:
@@ -202,7 +202,7 @@ class BenchSteps:
 
     def abandon(self) -> None:
         """After an error of ours: note no more, and leave the program as it was."""
-        for action in (self._controller.abandon, self._company.recording_ends, self.let_go):
+        for action in (self._controller.abandon, self._helpers.recording_ends, self.let_go):
             guard.attempted(action)
         if self._losses is not None:
             guard.attempted(self._losses.stop)
@@ -234,7 +234,7 @@ class BenchSteps:
         if self._device is not None:
             with guard.attempt():  # the device failed: the host's clock is left
                 ends_ns, clock = self._device.ends_ns(), "device"
-        self._company.recording_ends()
+        self._helpers.recording_ends()
         losses = self._losses.stop() if self._losses is not None else []
         if not is_helper():
             self._write(ends_ns, clock, losses)
@@ -255,7 +255,7 @@ class BenchSteps:
                     "ends_ns": list(ends_ns),
                     "losses": list(losses),
                     "own_profiler": self._controller.others.seen,
-                    "said": self._company.said,
+                    "said": self._helpers.said,
                 }
             ),
         )

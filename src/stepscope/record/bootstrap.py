@@ -9,19 +9,23 @@ from pathlib import Path
 
 from stepscope import guard
 from stepscope.record.bench_steps import BenchSteps
-from stepscope.record.bootstrap_plan import FirstRecording, RunOptions
 from stepscope.record.controller import StepController, controller, set_controller
+from stepscope.record.first_recording import FirstRecording
 from stepscope.record.hooks import AllHooks
 from stepscope.record.manifest import rank_and_world_size
 from stepscope.record.run_folder import RunFolder, is_run_folder
+from stepscope.record.run_process import RUN, RUN_OPTIONS, RunOptions
 from stepscope.record.step_times import mark
-
-RUN: str = "STEPSCOPE_RUN"
-RUN_OPTIONS: str = "STEPSCOPE_RUN_OPTIONS"
-
 
 _hooks: AllHooks | None = None
 """Those of the plan that this process is recorded by."""
+
+
+def _run_of_environment() -> tuple[RunFolder, RunOptions] | None:
+    path = os.environ.get(RUN, "")
+    if not is_run_folder(path):
+        return None
+    return RunFolder(Path(path)), RunOptions.parse(os.environ.get(RUN_OPTIONS, ""))
 
 
 @guard.entry
@@ -31,16 +35,16 @@ def was_imported(module: str) -> None:
     Args:
         module: what was imported just now: torch, jax, torch_xla.debug.profiler, or a tracker's.
     """
-    path = os.environ.get(RUN, "")
-    if not is_run_folder(path):
+    run = _run_of_environment()
+    if run is None:
         return
-    folder = RunFolder(Path(path))
-    options = RunOptions.parse(os.environ.get(RUN_OPTIONS, ""))
-    folder.sign(module.partition(".")[0])
+    folder, options = run
+    package = module.partition(".")[0]
+    folder.sign(package)
     if options.trackers:
-        from stepscope.record.telemetry.tracked_values import keep_values
+        from stepscope.record.telemetry.log import keep_tracked_values
 
-        keep_values(module)
+        keep_tracked_values(module)
         return
     if options.apply and module == "torch":
         _apply(folder, options)
@@ -51,8 +55,16 @@ def was_imported(module: str) -> None:
         return
     hooks = _hooks_for(folder, options)
     if hooks is not None:
-        mark(f"{module.partition('.')[0]}_imported")
+        mark(f"{package}_imported")
         hooks.install_in(module)
+
+
+@guard.entry
+def steps_are_marked() -> None:
+    """Have `stepscope bench` see the steps that the program marks itself, also where it never imports torch."""
+    run = _run_of_environment()
+    if run is not None and run[1].measure:
+        _measure(*run)
 
 
 def _apply(folder: RunFolder, options: RunOptions) -> None:
@@ -65,7 +77,7 @@ def _apply(folder: RunFolder, options: RunOptions) -> None:
 
 
 def _hooks_for(folder: RunFolder, options: RunOptions) -> AllHooks | None:
-    """The hooks of this process's plan, made where there is none; None where something else listens to its steps."""
+    """The hooks of this process's recording, made where there is none; None where something else counts its steps."""
     global _hooks
     if controller() is None:
         steps = StepController(lambda: folder.new_trace_path(rank_and_world_size()[0]))
@@ -74,15 +86,6 @@ def _hooks_for(folder: RunFolder, options: RunOptions) -> AllHooks | None:
         return _hooks
     listens = _hooks is not None and isinstance(getattr(controller(), "listener", None), FirstRecording)
     return _hooks if listens else None
-
-
-@guard.entry
-def steps_are_marked() -> None:
-    """Have `stepscope bench` see the steps that the program marks itself, also where it never imports torch."""
-    path = os.environ.get(RUN, "")
-    options = RunOptions.parse(os.environ.get(RUN_OPTIONS, "")) if is_run_folder(path) else RunOptions()
-    if options.measure:
-        _measure(RunFolder(Path(path)), options)
 
 
 def _measure(folder: RunFolder, options: RunOptions) -> BenchSteps | None:
@@ -94,7 +97,7 @@ def _measure(folder: RunFolder, options: RunOptions) -> BenchSteps | None:
 
 
 def _have_listen(steps: StepController, plan: FirstRecording | BenchSteps) -> None:
-    """Have the plan told of this process's steps, and of its end however that comes."""
+    """Tell the plan of this process's steps, and of its end however that comes."""
     steps.listener = plan
     set_controller(steps)
     atexit.register(plan.program_ends)

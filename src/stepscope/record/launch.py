@@ -21,9 +21,8 @@ from typing import Final
 
 from stepscope.errors import UsageError
 from stepscope.files import read_kept, with_checksum
-from stepscope.record.bootstrap import RUN, RUN_OPTIONS
-from stepscope.record.bootstrap_plan import RunOptions
 from stepscope.record.run_folder import RunFolder, write_json
+from stepscope.record.run_process import RUN, RUN_OPTIONS, RunOptions
 
 _PATH_FOLDER: Final = Path(__file__).resolve().parent / "bootstrap_path"
 _SILENT: Final = "6"

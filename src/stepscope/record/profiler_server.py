@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Final
 
 from stepscope.errors import AgentError
 from stepscope.files import make_private, private_file, private_folder
-from stepscope.record.client import for_each
+from stepscope.record.agent.client import for_each
 
 LOG: Final = "profiler-client.log"
 """What the client of xprof wrote, in the folder of the captures."""

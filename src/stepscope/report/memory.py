@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope.analysis.memory_blocks import CATEGORIES
-from stepscope.analysis.memory_growth import MemorySummary
+from stepscope.analysis.blocks import CATEGORIES
+from stepscope.analysis.memory import MemorySummary
 from stepscope.report.document import Block, Document, Facts, Group, Section, Table, Text
 from stepscope.report.format import cell, count, duration, share, size
 from stepscope.report.json import fields

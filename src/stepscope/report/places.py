@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope.analysis.device_time import ENGINES, EngineUse
+from stepscope.analysis.device_time import ENGINES, DeviceUse, EngineUse, HostUse
 from stepscope.analysis.places import PHASE_COLUMNS, PlaceCosts
-from stepscope.analysis.summary import DeviceUse, HostUse
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.report.document import Document, Section, Table, Text, texts
 from stepscope.report.format import cell, count, duration, printable, share

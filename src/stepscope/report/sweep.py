@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import msgspec
 import polars as pl
 
 from stepscope.report.document import Block, Document, Drawing, Items, Section, Table, Text, texts
@@ -170,7 +171,7 @@ def sweep_json(results: SweepResults) -> dict[str, Any]:
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:
     """What is said of it: what its distribution has nothing to do with is null."""
-    content = parameter.to_json()
+    content = msgspec.to_builtins(parameter)
     normal, beta = "normal" in parameter.distribution, "beta" in parameter.distribution
     unused = {"mu": not normal, "sigma": not normal, "a": not beta, "b": not beta}
     for name in ("values", "probabilities"):

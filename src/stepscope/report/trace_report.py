@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from stepscope.analysis.flame import FlameGraph
-from stepscope.analysis.memory_growth import MemoryPicture
+from stepscope.analysis.memory import MemoryPicture
 from stepscope.analysis.picture import StepPicture
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.diagnosis import Diagnosis
@@ -78,7 +78,7 @@ def trace_report(
 
 def _drawn(report: TraceReport, view: View) -> TraceReport:
     from stepscope.analysis.flame import flame_graph
-    from stepscope.analysis.memory_growth import memory_pictures
+    from stepscope.analysis.memory import memory_pictures
 
     return replace(
         report,

@@ -14,10 +14,9 @@ from stepscope.report.document import Block, Code, Document, Facts, Items, Secti
 from stepscope.report.format import count, duration
 from stepscope.report.json import fields, stamped
 from stepscope.report.words.common import share_of
-from stepscope.tune.knobs import Configuration, Knob, code_of
 from stepscope.tune.measure import UNCHECKED
 from stepscope.tune.search import TuneResult
-from stepscope.tune.trials import LEAST_GAIN, LossCheck, Measured, Trial
+from stepscope.tune.trials import LEAST_GAIN, Configuration, Knob, LossCheck, Measured, Trial, code_of
 
 _SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "tried": pl.String,
@@ -282,7 +281,7 @@ def tune_json(result: TuneResult, command: Sequence[str]) -> dict[str, Any]:
         proof=None if result.proof is None else _trial(result, result.proof),
         stop=result.stop,
         seconds=result.seconds,
-        space=result.space.to_json(),
+        space=result.space,
         trials=[_trial(result, trial) for trial in result.trials],
         how=list(how(result)),
     )
@@ -311,5 +310,5 @@ def _trial(result: TuneResult, trial: Trial) -> dict[str, Any]:
         "configuration": dict(trial.proposal.configuration.settings),
         "reference": dict(trial.proposal.reference.settings),
         "outcome": "" if trial.state == "running" else outcome_words(result, trial),
-        "measured": None if measured is None else measured.to_json(),
+        "measured": measured,
     }

@@ -138,7 +138,8 @@ def _head(answer: Answer) -> Iterator[Block]:
     together = f"Alone they save {alone}; together {share(answer.together.saving_share)}."
     rows = [fields(each, "name", "step_ns", "saving_ns", "saving_share") for each in (*answer.alone, answer.together)]
     table = pl.DataFrame(rows).rename({"name": "change", "saving_ns": "saves_ns", "saving_share": "saves_share"})
-    yield Section("", (Text(f"With all of these, {prospect}.", "strong"), Text(together), Table(table)), is_quiet=True)
+    yield Section("", (Text(f"With all of these, {prospect}.", "strong"), Text(together)), is_quiet=True)
+    yield Section("Alone and together", (Table(table),))
 
 
 def _ranks(answer: Answer) -> Iterator[Section]:

@@ -43,7 +43,7 @@ except ImportError:  # Windows, where nobody can remove what another process has
 
 Build: TypeAlias = Callable[[StoreWriter], tuple[Metadata, tuple[TraceWarning, ...]]]
 
-READER_VERSION: Final = 7
+READER_VERSION: Final = 8
 """Raised whenever a reader makes other tables of the same file, so that older stores are not used."""
 DEFAULT_LIMIT_BYTES: Final = 10 * 2**30
 

@@ -17,9 +17,8 @@ from stepscope.compare.bench_programs import BenchCommand, end_leftovers, last_l
 from stepscope.errors import UsageError
 from stepscope.record.apply import applied_outcomes, environment_of
 from stepscope.record.run_folder import RunFolder
-from stepscope.tune.knobs import Configuration, Space
-from stepscope.tune.storage import held
-from stepscope.tune.trials import TOLERANCES, LossCheck, Measured, Proposal, compare_losses
+from stepscope.tune.study import held
+from stepscope.tune.trials import TOLERANCES, Configuration, LossCheck, Measured, Proposal, Space, compare_losses
 
 SCREEN_ROUNDS: Final = 2
 MOST_ROUNDS: Final = 5
@@ -83,7 +82,7 @@ class BenchMeasure:
     settings: BenchSettings
     tolerance: float | None = None
     say: Callable[[Bench, BenchRun], None] = lambda bench, run: None
-    _seeded: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    _seeded: dict[Configuration, tuple[float, ...]] = field(default_factory=dict)
     _longest_s: float = 0.0
 
     def __call__(self, proposal: Proposal, number: int, left_s: float) -> Outcome:
@@ -167,12 +166,12 @@ class BenchMeasure:
 
     def _losses_of_another_seed(self, bench: Bench, reference: Configuration) -> tuple[float, ...]:
         """Of the reference; empty where that run fails."""
-        if reference.key not in self._seeded:
+        if reference not in self._seeded:
             settings = replace(bench.settings, seed=(bench.settings.seed or 0) + 1)
             other = Bench((bench.commands[0],), settings, bench.folder / "another-seed")
             measure_round(other, lambda run: None)
-            self._seeded[reference.key] = other.runs[0].losses if other.runs else ()
-        return self._seeded[reference.key]
+            self._seeded[reference] = other.runs[0].losses if other.runs else ()
+        return self._seeded[reference]
 
     def _measured(self, bench: Bench, losses: LossCheck) -> Measured:
         [(_, found)] = bench.comparisons()

@@ -22,8 +22,7 @@ from typing import Final, Literal, TypeAlias
 
 from stepscope.errors import UsageError
 from stepscope.record.apply import parse_applications
-from stepscope.tune.knobs import Configuration, Space
-from stepscope.tune.trials import LEAST_GAIN, Proposal, Purpose, Trial
+from stepscope.tune.trials import LEAST_GAIN, Configuration, Proposal, Purpose, Space, Trial
 
 Phase: TypeAlias = Literal["screen", "combine", "refine", "simplify", "proof", "done"]
 

@@ -10,14 +10,15 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
+
+import msgspec
 
 from stepscope.errors import UsageError
-from stepscope.tune.knobs import ON, Configuration, Space
 from stepscope.tune.measure import FEWEST_PROOF_ROUNDS, Measure, Outcome
 from stepscope.tune.plan import Plan, choices, is_new, plan
-from stepscope.tune.storage import held, import_optuna, is_alive, process_name
-from stepscope.tune.trials import Measured, Proposal, Trial
+from stepscope.tune.study import BEAT_S, OWNER, SharedStudy, held, import_optuna
+from stepscope.tune.trials import ON, Configuration, Measured, Proposal, Space, Trial
 
 if TYPE_CHECKING:
     import optuna
@@ -26,24 +27,18 @@ if TYPE_CHECKING:
 UNCHANGED: Final = "unchanged"
 """The value of a knob that is left as the program has it."""
 _ON: Final = "on"
-_SIGN_OF_LIFE_S: Final = 20.0
-_SILENT_S: Final = 180.0
-"""Seconds without a sign of life after which a process on another machine counts as ended."""
 _MOST_ASKED: Final = 32
 _PROGRAM: Final = "program"
 _SPACE: Final = "space"
+_PROPOSAL: Final = "proposal"
+_OUTCOME: Final = "outcome"
 
 
-class TuneStudy:
-    """The study of one program.
-
-    Args:
-        study: of Optuna; many processes may hold the same.
-    """
+class TuneStudy(SharedStudy):
+    """The study of one program."""
 
     def __init__(self, study: optuna.Study) -> None:
-        self._study = study
-        self._owner = process_name()
+        super().__init__(study)
         self._aside: frozenset[int] = frozenset()
 
     def check_program(self, program: Mapping[str, Any]) -> None:
@@ -52,58 +47,64 @@ class TuneStudy:
         Raises:
             UsageError: the study is about another program, or the program was changed.
         """
-        known = self._study.user_attrs.get(_PROGRAM)
-        if known is None and self._study.get_trials(deepcopy=False):
-            raise UsageError(f"the study {self._study.study_name} is not one of stepscope tune; take another name")
+        known, name = self.study.user_attrs.get(_PROGRAM), self.study.study_name
         if known is None:
-            self._study.set_user_attr(_PROGRAM, dict(program))
+            if self.study.get_trials(deepcopy=False):
+                raise UsageError(f"stepscope tune did not make the study {name}; choose another name")
+            self.study.set_user_attr(_PROGRAM, dict(program))
             return
         if known.get("words") != list(program["words"]):
             words = " ".join(map(str, known.get("words", ())))
-            raise UsageError(f"the study {self._study.study_name} is about another command, {words}")
-        for name, value in program.items():
-            if known.get(name) != value:
-                raise UsageError(
-                    f"the study {self._study.study_name} was begun with another {name}, and its trials cannot be "
-                    "compared with new ones; --study with another name begins anew"
-                )
+            raise UsageError(f"the study {name} is about another command, {words}")
+        changed = next((key for key, value in program.items() if known.get(key) != value), None)
+        if changed is not None:
+            raise UsageError(
+                f"the study {name} was begun with another {changed}, and its trials cannot be compared with new ones; "
+                "--study with another name begins anew"
+            )
 
     def space(self) -> Space | None:
         """What is searched; None where nobody has said so yet. Of several that processes wrote at once, the first."""
-        found = sorted(name for name in self._study.user_attrs if name.startswith(_SPACE))
-        with self._readable():
-            return Space.from_json(self._study.user_attrs[found[0]]) if found else None
+        found = sorted(name for name in self.study.user_attrs if name.startswith(_SPACE))
+        return self._read(self.study.user_attrs[found[0]], Space) if found else None
 
     def keep_space(self, space: Space) -> Space:
         """Keep what is searched; returns what everybody searches."""
-        self._study.set_user_attr(f"{_SPACE} {time.time_ns()} {self._owner['process']}", space.to_json())
+        self.study.set_user_attr(f"{_SPACE} {time.time_ns()} {self.owner['process']}", msgspec.to_builtins(space))
         return self.space() or space
 
     def trials(self) -> list[Trial]:
         """Those that were measured, that failed for a reason of their own, and that are being measured."""
-        states = import_optuna().trial.TrialState
         found = []
-        for frozen in self._study.get_trials(deepcopy=False):
-            if "proposal" not in frozen.user_attrs or frozen.state is states.WAITING or frozen.number in self._aside:
+        for frozen in self.study.get_trials(deepcopy=False):
+            attributes, is_running = frozen.user_attrs, frozen.state.name == "RUNNING"
+            if _PROPOSAL not in attributes or frozen.state.name == "WAITING" or frozen.number in self._aside:
                 continue
-            if frozen.state is states.RUNNING and self._is_lost(frozen.user_attrs):
+            if is_running and self.is_lost(frozen):
                 with contextlib.suppress(ValueError, RuntimeError):  # another process was first
-                    self._study.tell(frozen.number, state=states.FAIL)
-                continue
-            outcome = frozen.user_attrs.get("outcome")
-            if outcome is not None or frozen.state is states.RUNNING:
-                with self._readable():
-                    found.append(_trial(frozen.number, frozen.user_attrs))
+                    self.study.tell(frozen.number, state=import_optuna().trial.TrialState.FAIL)
+            elif _OUTCOME in attributes or is_running:
+                found.append(self._trial(frozen.number, attributes))
         return found
 
-    @contextlib.contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Turn what is wrong with the content of a study into one sentence."""
+    def _trial(self, number: int, attributes: Mapping[str, Any]) -> Trial:
         try:
-            yield
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            name = self._study.study_name
-            raise UsageError(f"the study {name} is damaged, or of another version of stepscope: {error!r}") from error
+            proposal = Proposal.from_key(attributes[_PROPOSAL])
+        except (TypeError, ValueError) as error:
+            raise self._damaged(error) from error
+        if _OUTCOME in attributes:
+            return self._read(attributes[_OUTCOME], _Kept).trial(number, proposal)
+        return Trial(number, proposal, "running", machine=str((attributes.get(OWNER) or {}).get("machine", "")))
+
+    def _read(self, content: Any, kind: type[_Record]) -> _Record:
+        try:
+            return msgspec.convert(content, kind)
+        except msgspec.ValidationError as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> UsageError:
+        name = self.study.study_name
+        return UsageError(f"the study {name} is damaged, or of another version of stepscope: {error}")
 
     def set_unclear_proofs_aside(self) -> None:
         """Have proofs that show nothing, and contradict nothing, measured again: a search goes on, with new time."""
@@ -116,82 +117,101 @@ class TuneStudy:
 
         The claim is given back when the block ends without an outcome told, however that comes.
         """
-        states = import_optuna().trial.TrialState
-        ended = [trial for trial in self.trials() if trial.proposal.key == proposal.key]
-        if ended:
+        if self._is_known(proposal.key):
             yield None
             return
-        self._study.enqueue_trial(_params(space, proposal.configuration), user_attrs={"proposal": proposal.key})
-        trial = self._study.ask(_distributions(space))
-        key = trial.user_attrs.get("proposal")
-        trial.set_user_attr("owner", {**self._owner, "alive_unix_s": time.time()})
+        parameters = _parameters(space, proposal.configuration)
+        self.study.enqueue_trial(parameters, user_attrs={_PROPOSAL: proposal.key})
+        trial = self.study.ask(_distributions({knob.name: knob.values for knob in space.knobs}))
+        key = trial.user_attrs.get(_PROPOSAL)
+        self.take(trial)
         claim = None
-        if key is not None and not self._is_taken(key, trial.number):
-            claim = Claim(self._study, trial, Proposal.from_key(key))
+        if key is not None and not self._is_known(key, before=trial.number):
+            claim = Claim(self, trial, Proposal.from_key(key))
         try:
-            with _signs_of_life(trial, self._owner):
+            with self._beating(trial):
                 yield claim
         finally:
-            if claim is None or not claim.told:
+            if claim is None or claim.trial is None:
                 trial.set_user_attr("given_back", True)
-                self._study.tell(trial, state=states.FAIL)
+                self.study.tell(trial, state=import_optuna().trial.TrialState.FAIL)
+
+    @contextlib.contextmanager
+    def _beating(self, trial: optuna.Trial) -> Iterator[None]:
+        """Note now and then that this process is alive, for those on other machines."""
+        over = threading.Event()
+
+        def note() -> None:
+            while not over.wait(BEAT_S):
+                with contextlib.suppress(UsageError):  # the database is busy or away: the next one may come through
+                    self.beat(trial)
+
+        thread = threading.Thread(target=note, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def suggested(self, space: Space, chosen: Mapping[str, Sequence[str]], best: Configuration) -> Proposal | None:
         """A further combination that Optuna's TPE suggests from what was measured; None where there is nothing new."""
         optuna = import_optuna()
-        names = {name: [UNCHANGED, *map(_named, values)] for name, values in chosen.items() if space.knob(name).values}
         trials = self.trials()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that several parameters at once are an experiment of Optuna's
             sampler = optuna.samplers.TPESampler(seed=len(trials), n_startup_trials=5, multivariate=True)
         advice = optuna.create_study(sampler=sampler)
-        distributions = {name: optuna.distributions.CategoricalDistribution(values) for name, values in names.items()}
-        for frozen in self._study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)):
-            params = {name: frozen.params.get(name, UNCHANGED) for name in names}
-            if all(params[name] in names[name] for name in names):
-                advice.add_trial(
-                    optuna.trial.create_trial(params=params, distributions=distributions, value=frozen.value)
-                )
+        distributions = _distributions(chosen)
+        for frozen in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)):
+            params = {name: frozen.params.get(name, UNCHANGED) for name in distributions}
+            if all(params[name] in each.choices for name, each in distributions.items()):
+                known = optuna.trial.create_trial(params=params, distributions=distributions, value=frozen.value)
+                advice.add_trial(known)
         for _ in range(_MOST_ASKED):
             asked = advice.ask(distributions).params
-            settings = {name: _value(value) for name, value in asked.items() if value != UNCHANGED}
-            settings = {name: value for name, value in settings.items() if _has_what_it_needs(space, name, settings)}
-            configuration = Configuration.of(settings)
+            settings = {name: ON if value == _ON else value for name, value in asked.items() if value != UNCHANGED}
+            needs = {name: space.knob(name).needs for name in settings}
+            configuration = Configuration.of(
+                {name: settings[name] for name, of in needs.items() if not of or settings.get(of) not in (None, "0")}
+            )
             if is_new(space, trials, configuration):
                 return Proposal("refine", configuration, best)
         return None
 
-    def _is_taken(self, key: str, number: int) -> bool:
-        """Whether a trial before this one measures the same."""
-        return any(trial.proposal.key == key and trial.number < number for trial in self.trials())
+    def _is_known(self, key: str, before: float = float("inf")) -> bool:
+        """Whether an earlier trial measures the same."""
+        return any(trial.proposal.key == key and trial.number < before for trial in self.trials())
 
-    def _is_lost(self, attributes: Mapping[str, Any]) -> bool:
-        owner = attributes.get("owner")
-        if not isinstance(owner, Mapping):
-            return False  # taken just now; where its process died then, the plan waits for nobody
-        if owner.get("machine") == self._owner["machine"]:
-            return not is_alive(owner)
-        return time.time() - float(owner.get("alive_unix_s", 0.0)) > _SILENT_S
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a study keeps of a measured trial."""
+
+    state: Literal["measured", "failed"]
+    reason: str
+    measured: Measured | None
+    machine: str
+    folder: str
+
+    def trial(self, number: int, proposal: Proposal) -> Trial:
+        return Trial(number, proposal, self.state, self.reason, self.measured, self.machine, self.folder)
+
+
+_Record = TypeVar("_Record", Space, _Kept)
 
 
 class Claim:
-    """A trial that this process measures.
+    """A proposal that this process measures as a trial of that number.
 
     Attributes:
-        proposal: what is to be measured.
-        told: whether it was said what came of it.
+        trial: what came of it; None until that is told.
     """
 
-    def __init__(self, study: optuna.Study, trial: optuna.Trial, proposal: Proposal) -> None:
-        self._study = study
-        self._trial = trial
-        self.proposal = proposal
-        self.told = False
-
-    @property
-    def number(self) -> int:
-        """Of the trial in the study."""
-        return self._trial.number
+    def __init__(self, study: TuneStudy, taken: optuna.Trial, proposal: Proposal) -> None:
+        self._study, self._taken = study.study, taken
+        self.number, self.proposal = taken.number, proposal
+        self.trial: Trial | None = None
 
     def tell(self, outcome: Outcome, *, reference: float = 1.0) -> Trial:
         """Keep what came of it.
@@ -200,84 +220,34 @@ class Claim:
             reference: the step of the proposal's reference, as a share of the unchanged program's.
         """
         for run in outcome.runs:
-            self._trial.set_user_attr(f"run {run['side']}-{run['round']}", run)
-        measured = outcome.measured
+            self._taken.set_user_attr(f"run {run['side']}-{run['round']}", run)
+        measured, reason = outcome.measured, outcome.reason
         change = None if measured is None else measured.change
-        failed = change is None
-        content = {
-            "state": "failed" if failed else "measured",
-            "reason": outcome.reason or ("no steps were measured" if failed else ""),
-            "measured": None if measured is None or failed else measured.to_json(),
-            "machine": platform.node(),
-            "folder": outcome.folder,
-        }
-        self._trial.set_user_attr("outcome", content)
         if change is None:
-            self._study.tell(self._trial, state=import_optuna().trial.TrialState.FAIL)
+            kept = _Kept("failed", reason or "no steps were measured", None, platform.node(), outcome.folder)
         else:
-            self._study.tell(self._trial, (1 + change) * reference)
-        self.told = True
-        return _trial(self.number, {"proposal": self.proposal.key, "outcome": content})
+            kept = _Kept("measured", reason, measured, platform.node(), outcome.folder)
+        self._taken.set_user_attr(_OUTCOME, msgspec.to_builtins(kept))
+        if change is None:
+            self._study.tell(self._taken, state=import_optuna().trial.TrialState.FAIL)
+        else:
+            self._study.tell(self._taken, (1 + change) * reference)
+        self.trial = kept.trial(self.number, self.proposal)
+        return self.trial
 
 
-def _trial(number: int, attributes: Mapping[str, Any]) -> Trial:
-    proposal = Proposal.from_key(attributes["proposal"])
-    outcome = attributes.get("outcome")
-    if outcome is None:
-        owner = attributes.get("owner") or {}
-        return Trial(number, proposal, "running", machine=str(owner.get("machine", "")))
-    measured = outcome["measured"]
-    return Trial(
-        number,
-        proposal,
-        outcome["state"],
-        str(outcome["reason"]),
-        None if measured is None else Measured.from_json(measured),
-        str(outcome["machine"]),
-        str(outcome["folder"]),
-    )
-
-
-@contextlib.contextmanager
-def _signs_of_life(trial: optuna.Trial, owner: Mapping[str, Any]) -> Iterator[None]:
-    """Note now and then that this process is still there, for those on other machines."""
-    over = threading.Event()
-
-    def note() -> None:
-        while not over.wait(_SIGN_OF_LIFE_S):
-            with contextlib.suppress(Exception):  # the database is busy or away: the next sign may come through
-                trial.set_user_attr("owner", {**owner, "alive_unix_s": time.time()})
-
-    thread = threading.Thread(target=note, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def _distributions(space: Space) -> dict[str, Any]:
+def _distributions(values: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     make: Callable[[list[str]], Any] = import_optuna().distributions.CategoricalDistribution
-    return {knob.name: make([UNCHANGED, *map(_named, knob.values)]) for knob in space.knobs}
+    return {name: make([UNCHANGED, *map(_named, those)]) for name, those in values.items()}
 
 
-def _params(space: Space, configuration: Configuration) -> dict[str, str]:
-    chosen = dict(configuration.settings)
-    return {knob.name: _named(chosen[knob.name]) if knob.name in chosen else UNCHANGED for knob in space.knobs}
+def _parameters(space: Space, configuration: Configuration) -> dict[str, str]:
+    chosen = {name: _named(value) for name, value in configuration.settings}
+    return {knob.name: chosen.get(knob.name, UNCHANGED) for knob in space.knobs}
 
 
 def _named(value: str) -> str:
     return _ON if value == ON else value
-
-
-def _value(name: str) -> str:
-    return ON if name == _ON else name
-
-
-def _has_what_it_needs(space: Space, name: str, settings: Mapping[str, str]) -> bool:
-    needs = space.knob(name).needs
-    return not needs or settings.get(needs) not in (None, "0")
 
 
 Stop: TypeAlias = Literal["done", "budget", "interrupted"]

@@ -20,7 +20,7 @@ from stepscope.machine.observed import Machine
 from stepscope.record.apply import all_flags, parse_applications
 from stepscope.remedies.allocators import find_allocator
 from stepscope.trace import Trace
-from stepscope.tune.knobs import ON, Knob, Losses, Space, named_once
+from stepscope.tune.trials import ON, Knob, Losses, Space, named_once
 
 _MOST_WORKERS: Final = 16
 _PROCESSOR_BF16: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})

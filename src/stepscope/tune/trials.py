@@ -1,15 +1,186 @@
-"""What a search wants measured, and what came of it."""
+"""The records of a search: knobs and their values, configurations, what is to be measured, and what came of it."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from stepscope.tune.knobs import Configuration, Losses
+from stepscope.errors import UsageError
+
+Kind: TypeAlias = Literal["apply", "option", "variable"]
+"""A word of `stepscope run --apply`, an option of the program, or a variable of its environment."""
+Losses: TypeAlias = Literal["reordered", "compiled", "tf32", "half"]
+"""How close the losses stay, the closest first; see `stepscope.tune.trials`."""
+
+ON: Final = ""
+"""The value of a knob that is a switch."""
+MOST_VALUES: Final = 16
+_VARIABLE: Final = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
+_OPTION: Final = re.compile(r"-{0,2}[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One thing that can be changed; that it is left as it is, is always one of the choices.
+
+    Attributes:
+        name: of the `--apply` word, such as "workers"; of an option as it is written, "--fused"; of a variable.
+        values: what it can be set to; "" is a switch that is on.
+        losses: how close the losses stay.
+        draws: whether other random numbers may be drawn, so that the losses are those of another seed.
+        needs: another knob without which it changes nothing; "" where there is none.
+        source: where it comes from: "finding", "standard" or "user".
+        why: in words.
+        promised_ns: nanoseconds of a step that the finding promises; None where nothing is promised.
+        code: the remedy as code.
+        diff: the change of the user's own lines.
+    """
+
+    name: str
+    values: tuple[str, ...] = (ON,)
+    kind: Kind = "apply"
+    losses: Losses = "reordered"
+    draws: bool = False
+    needs: str = ""
+    source: Literal["finding", "standard", "user"] = "standard"
+    why: str = ""
+    promised_ns: int | None = None
+    code: str = ""
+    diff: str = ""
+
+    def shown(self, value: str) -> str:
+        """The setting for people: "workers=4", "fuse-optimizer", "--loader-workers 4", "OMP_NUM_THREADS=1"."""
+        return " ".join(self.words(value))
+
+    def words(self, value: str) -> tuple[str, ...]:
+        """What stands for it in `--apply`, in the program's arguments or before the program."""
+        if value == ON:
+            return (self.name,)
+        if self.kind == "option" and not self.name.endswith("="):
+            return (self.name, value)
+        return (f"{self.name.removesuffix('=')}={value}",)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Configuration:
+    """Knobs that are set, by name; those that are not named are left as the program has them."""
+
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, settings: Mapping[str, str]) -> Configuration:
+        """The configuration with these settings."""
+        return cls(tuple(sorted(settings.items())))
+
+    def with_setting(self, name: str, value: str) -> Configuration:
+        """The same with one knob set, too or otherwise."""
+        return Configuration.of({**dict(self.settings), name: value})
+
+    def without(self, name: str) -> Configuration:
+        """The same with one knob left as the program has it."""
+        return Configuration(tuple(pair for pair in self.settings if pair[0] != name))
+
+    def value(self, name: str) -> str | None:
+        """What a knob is set to; None where it is left alone."""
+        return dict(self.settings).get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What is searched.
+
+    Attributes:
+        knobs: the most promising first.
+        said: what was left out and why, a sentence each.
+    """
+
+    knobs: tuple[Knob, ...] = ()
+    said: tuple[str, ...] = ()
+
+    def knob(self, name: str) -> Knob:
+        """The knob of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return {knob.name: knob for knob in self.knobs}[name]
+
+    def shown(self, configuration: Configuration) -> str:
+        """The settings of a configuration, for people."""
+        known = {knob.name for knob in self.knobs}
+        shown = (self.knob(name).shown(value) for name, value in configuration.settings if name in known)
+        return ", ".join(shown) or "nothing"
+
+    def apply_words(self, configuration: Configuration) -> tuple[str, ...]:
+        """What `stepscope run --apply` takes for it."""
+        return self._words(configuration, "apply")
+
+    def arguments(self, configuration: Configuration) -> tuple[str, ...]:
+        """What stands behind the program's own arguments."""
+        return self._words(configuration, "option")
+
+    def variables(self, configuration: Configuration) -> dict[str, str]:
+        """What is set in the program's environment."""
+        return {name: value for name, value in configuration.settings if self.knob(name).kind == "variable"}
+
+    def _words(self, configuration: Configuration, kind: Kind) -> tuple[str, ...]:
+        chosen = ((self.knob(name), value) for name, value in configuration.settings)
+        return tuple(word for knob, value in chosen if knob.kind == kind for word in knob.words(value))
+
+    def losses_of(self, configuration: Configuration) -> tuple[Losses, bool]:
+        """How close losses of a configuration stay: the least close of its knobs, and whether any draws others."""
+        knobs = [self.knob(name) for name, _ in configuration.settings]
+        order: tuple[Losses, ...] = ("reordered", "compiled", "tf32", "half")
+        least: Losses = max((knob.losses for knob in knobs), key=order.index, default="reordered")
+        return least, any(knob.draws for knob in knobs)
+
+
+def user_knob(text: str) -> Knob:
+    """A knob of the program's own, as `--knob` takes it.
+
+    "--batched-loss" is a switch, "--loader-workers=0,2,4" an option with values, "data.workers=0,2" an argument of that
+    form, "env:OMP_NUM_THREADS=1,2" a variable.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    name, equals, listed = text.partition("=")
+    variable = _VARIABLE.fullmatch(name)
+    if variable is None and not _OPTION.fullmatch(name):
+        raise UsageError(f"{text!r} is no knob: write --knob --loader-workers=0,2,4 or --knob --fused-optimizer")
+    values = tuple(dict.fromkeys(value.strip() for value in listed.split(","))) if equals else (ON,)
+    if equals and "" in values:
+        raise UsageError(f"{text!r} has an empty value: write --knob {name}=0,2,4")
+    if len(values) > MOST_VALUES:
+        raise UsageError(f"{text!r} has {len(values)} values; at most {MOST_VALUES} are tried")
+    if variable is not None:
+        if not equals:
+            raise UsageError(f"{text!r} needs values: write --knob {name}=1,2")
+        return Knob(variable[1], values, "variable", source="user", why="a knob of yours")
+    if not name.startswith("-"):
+        if not equals:
+            raise UsageError(f"{text!r} is no knob: an option begins with -, other arguments are written name=0,2")
+        name = f"{name}="
+    return Knob(name, values, "option", source="user", why="a knob of yours")
+
+
+def named_once(knobs: Iterable[Knob]) -> list[Knob]:
+    """The knobs with those of one name put together: the values of all, the rest from the first."""
+    found: dict[str, Knob] = {}
+    for knob in knobs:
+        first = found.get(knob.name)
+        found[knob.name] = knob
+        if first is not None:
+            values = tuple(dict.fromkeys([*first.values, *knob.values]))
+            filled = {name: getattr(first, name) or getattr(knob, name) for name in ("code", "diff", "needs")}
+            found[knob.name] = replace(first, values=values, **filled)
+    return list(found.values())
+
 
 TOLERANCES: Final[dict[Losses, float]] = {"reordered": 1e-4, "compiled": 1e-3, "tf32": 5e-3, "half": 2e-2}
 """Largest relative difference of a loss. Sums in another order differ by some 1e-7 in FP32, and training makes such
@@ -38,15 +209,6 @@ class LossCheck:
     basis: Literal["tolerance", "runs", "seed"] = "tolerance"
     compared: int = 0
     sentence: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """For the study and reports."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> LossCheck:
-        """The reverse of `to_json`."""
-        return cls(**content)
 
 
 def compare_losses(
@@ -183,16 +345,6 @@ class Measured:
     seconds: float = 0.0
     other_cores: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """For the study and reports."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Measured:
-        """The reverse of `to_json`."""
-        lists = {name: tuple(map(str, content[name])) for name in ("applied", "caveats")}
-        return cls(**{**content, **lists, "losses": LossCheck.from_json(content["losses"])})
-
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -236,3 +388,65 @@ class Trial:
     def keeps_losses(self) -> bool:
         """Whether nothing is known to be wrong with its losses."""
         return self.measured is not None and self.measured.losses.equal is not False
+
+
+_PRECISION: Final = """\
+from stepscope.remedies import mixed_precision
+
+precision = mixed_precision("{word}")  # its guard compares the first losses with full precision
+loss = precision.loss(lambda: loss_of(model(batch), target))
+precision.backward(loss)
+precision.step(optimizer)"""
+
+
+_CODE: Final = {
+    "fuse-optimizer": "from stepscope.remedies import fuse_optimizer\n\noptimizer = fuse_optimizer(optimizer)",
+    "clip-in-one-pass": "from stepscope.remedies import clip_grad_norm\n\nclip_grad_norm(model.parameters(), max_norm)",
+    "zero-grad": "optimizer.zero_grad(set_to_none=True)",
+    "workers": "DataLoader(dataset, ..., num_workers={value})",
+    "prefetch": "DataLoader(dataset, ..., prefetch_factor={value})",
+    "pin-memory": "DataLoader(dataset, ..., pin_memory=True)",
+    "persistent-workers": "DataLoader(dataset, ..., persistent_workers=True)",
+    "non-blocking": "batch = batch.to(device, non_blocking=True)",
+    "bf16": _PRECISION,
+    "fp16": _PRECISION,
+    "tf32": 'torch.set_float32_matmul_precision("high")',
+    "compile": "model = torch.compile(model, mode={quoted})",
+    "channels-last": (
+        "model = model.to(memory_format=torch.channels_last)\n"
+        "images = images.to(device, memory_format=torch.channels_last)"
+    ),
+    "cudnn-benchmark": "torch.backends.cudnn.benchmark = True",
+    "batched-loss": "loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())",
+    "chunked-loss": (
+        "from stepscope.remedies import chunked_cross_entropy\n\n"
+        "loss = chunked_cross_entropy(logits.flatten(0, 1), targets.flatten())"
+    ),
+    "deferred-logging": (
+        "from stepscope.remedies import DeferredScalars\n\n"
+        "with DeferredScalars(writer) as scalars:\n"
+        "    for step, batch in enumerate(loader):\n"
+        "        ...\n"
+        "        scalars.add(step, loss=loss)  # in place of loss.item()"
+    ),
+    "quiet-progress": "from stepscope.remedies import every\n\nbar = every({number})(tqdm(loader))",
+    "garbage-at-steps": (
+        "from stepscope.remedies import collect_garbage_at_steps\n\n"
+        "with collect_garbage_at_steps() as garbage:\n"
+        "    for batch in loader:\n"
+        "        ...\n"
+        "        garbage.step()"
+    ),
+    "threads": "torch.set_num_threads({value})",
+    "allocator": "stepscope run --allocator {value} train.py",
+    "no-debug": "torch.autograd.set_detect_anomaly(False)",
+    "bucket-mb": "DistributedDataParallel(model, bucket_cap_mb={value})",
+    "gradient-view": "DistributedDataParallel(model, gradient_as_bucket_view=True)",
+    "static-graph": "DistributedDataParallel(model, static_graph=True)",
+    "no-find-unused": "DistributedDataParallel(model, find_unused_parameters=False)",
+}
+
+
+def code_of(name: str, value: str) -> str:
+    """The remedy of an `--apply` word as code; "" for a word that is not known here."""
+    return _CODE.get(name, "").format(word=name, value=value, quoted=f'"{value or "default"}"', number=value or 50)

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import CAUSES, TABLES, slice_columns
-from stepscope.analysis.operators import at
+from stepscope.analysis.host import TABLES, slice_columns
+from stepscope.analysis.rows import at, conformed
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times
 from stepscope.whatif.experiment import Experiment
@@ -216,7 +216,7 @@ def resources(path: pl.DataFrame) -> pl.DataFrame:
     table = path.group_by("kind", "cause").agg(ns=pl.col("duration_ns").sum())
     table = table.with_columns(share=pl.col("ns") / total)
     table = table.sort(["ns", "kind", "cause"], descending=[True, False, False])
-    return table.select([pl.col(name).cast(dtype) for name, dtype in RESOURCE_SCHEMA.items()])
+    return conformed(table, RESOURCE_SCHEMA)
 
 
 def _of_device(experiment: Experiment, taken: list[tuple[int, int, int]]) -> tuple[Rows, Times, Times]:
@@ -295,19 +295,20 @@ def _host_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
     for lane in np.unique(pieces[:, 0]).tolist():
         mine = pieces[pieces[:, 0] == lane]
         cut = activity.cut(lane, mine[:, 1], mine[:, 2])
-        lanes = np.full(len(cut.start), lane, np.int32)
-        since = scale.length(lanes, mine[cut.interval, 1], cut.start)
-        until = scale.length(lanes, mine[cut.interval, 1], cut.end)
+        interval, begins, ends = (cut[name].to_numpy() for name in ("interval", "start", "end"))
+        lanes = np.full(len(interval), lane, np.int32)
+        since = scale.length(lanes, mine[interval, 1], begins)
+        until = scale.length(lanes, mine[interval, 1], ends)
         whole = scale.length(np.full(len(mine), lane, np.int32), mine[:, 1], mine[:, 2])
-        gone = (whole <= 0)[cut.interval]  # time that is gone, and yet passes while the thread waits
-        since = np.where(gone, cut.start - mine[cut.interval, 1], since)
-        until = np.where(gone, cut.end - mine[cut.interval, 1], until)
+        gone = (whole <= 0)[interval]  # time that is gone, and yet passes while the thread waits
+        since = np.where(gone, begins - mine[interval, 1], since)
+        until = np.where(gone, ends - mine[interval, 1], until)
         whole = np.where(whole <= 0, np.maximum(mine[:, 2] - mine[:, 1], 1), whole)
-        stretched = ((mine[:, 4] - mine[:, 3]) / whole)[cut.interval]
-        begin = mine[cut.interval, 3]
+        stretched = ((mine[:, 4] - mine[:, 3]) / whole)[interval]
+        begin = mine[interval, 3]
         start, end = (begin + np.rint(at * stretched).astype(np.int64) for at in (since, until))
-        cause = pl.Series(list(CAUSES)).gather(cut.cause.astype(np.int64))
-        columns = slice_columns(activity, cut.slices, cut.lines)
+        cause = cut["cause"].cast(pl.String)
+        columns = slice_columns(activity, cut)
         frame = pl.DataFrame(
             {
                 "start_ns": start,
@@ -317,7 +318,10 @@ def _host_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
             }
         )
         frame = frame.with_columns(
-            columns[0].alias("table"), columns[1].alias("row"), kind=pl.lit("host"), name=_names(experiment, cut.slices)
+            columns[0].alias("table"),
+            columns[1].alias("row"),
+            kind=pl.lit("host"),
+            name=_names(experiment, cut["slice"].to_numpy()),
         )
         parts.append(_conform(frame))
     return pl.concat(parts)

@@ -11,14 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.attribution import Attribution, attribute
+from stepscope.analysis.attribution import Attribution
 from stepscope.analysis.communication import collectives, kind_of
-from stepscope.analysis.device_time import busy_intervals, device_time
-from stepscope.analysis.host import HostActivity, host_activity, main_lane
-from stepscope.analysis.idle import device_window
-from stepscope.analysis.steps import are_of_a_device, step_table
-from stepscope.trace import Trace, Window
-from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
+from stepscope.analysis.device_time import busy_intervals
+from stepscope.analysis.step_view import StepView
+from stepscope.analysis.steps import are_of_a_device
+from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times, union
 from stepscope.whatif.build import build_graph
@@ -60,64 +58,37 @@ class Experiment:
     """One trace, its dependency graph, and the stretch whose length counts: its complete steps.
 
     Args:
-        trace: the trace.
-        activity, attribution, steps: of the trace, if they were computed already.
-        user_code: which files are the user's, beside those that are no library's.
+        recorded: the trace, or a view of it that says which device counts.
+
+    Attributes:
+        view: the trace's device, thread, steps and span.
+        steps: the complete steps.
+        device: the device that counts; None where the trace has none.
+        lane: the thread that drives the steps; -1 where no thread is known.
+        span: the stretch that counts.
+        step_count: number of complete steps; 1 where there are none.
     """
 
-    def __init__(
-        self,
-        trace: Trace,
-        *,
-        activity: HostActivity | None = None,
-        attribution: Callable[[], Attribution] | None = None,
-        steps: pl.DataFrame | None = None,
-        user_code: UserCode = DEFAULT_USER_CODE,
-    ) -> None:
-        self.trace = trace
-        self.activity = activity or host_activity(trace, user_code)
-        self.steps = (step_table(trace) if steps is None else steps).filter(pl.col("complete"))
-        self._attribution = attribution
+    def __init__(self, recorded: Trace | StepView) -> None:
+        view = recorded if isinstance(recorded, StepView) else StepView(recorded)
+        self.view = view
+        self.trace = view.trace
+        self.activity = view.activity
+        self.steps = view.complete_steps
+        self.device = view.device
+        self.lane = -1 if view.lane is None else view.lane
+        self.span = view.span
+        self.step_count = view.step_count
 
-    @cached_property
+    @property
     def attribution(self) -> Attribution:
         """The user's line, the module and the phase of everything the host threads did."""
-        return self._attribution() if self._attribution is not None else attribute(self.trace, self.activity)
+        return self.view.attribution
 
     @cached_property
     def graph(self) -> Graph:
         """What waited for what, as measured."""
         return build_graph(self.trace, activity=self.activity)
-
-    @cached_property
-    def lane(self) -> int:
-        """The thread that drives the steps; -1 where no thread is known."""
-        lane = main_lane(self.trace, self.activity)
-        return -1 if lane is None else lane
-
-    @cached_property
-    def device(self) -> str | None:
-        """The busiest device; None where the trace has none."""
-        busy = device_time(self.trace).sort(["busy_ns", "device"], descending=[True, False])
-        return busy["device"][0] if busy.height else None
-
-    @cached_property
-    def span(self) -> Window:
-        """The stretch that counts: all complete steps, or else the whole device or host window."""
-        if self.steps.height:
-            start = self.steps["start_ns"]
-            return Window(int(start.min()), int((start + self.steps["duration_ns"]).max()))  # type: ignore[arg-type]
-        if self.device is not None:
-            return device_window(self.trace, self.device)
-        timeline = self.activity.timelines.get(self.lane)
-        if timeline is None or len(timeline.times) < 2:
-            return Window(0, 1)
-        return Window(int(timeline.times[1]), int(timeline.times[-1]))
-
-    @property
-    def step_count(self) -> int:
-        """Number of complete steps; 1 where there are none."""
-        return max(self.steps.height, 1)
 
     @cached_property
     def _device_marks_the_span(self) -> bool:
@@ -126,7 +97,7 @@ class Experiment:
 
     @cached_property
     def works(self) -> Rows:
-        """The busiest device's work that was launched in the span, or ran in it where no launch is known."""
+        """The device's work that was launched in the span, or ran in it where no launch is known."""
         if self.device is None:
             return np.zeros(0, np.int64)
         table = self.trace.device_work

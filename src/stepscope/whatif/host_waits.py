@@ -10,8 +10,8 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.device_time import busy_intervals
-from stepscope.analysis.host import CAUSE_CODES, TABLES, HostActivity
-from stepscope.analysis.operators import at
+from stepscope.analysis.host import TABLES, HostActivity
+from stepscope.analysis.rows import at, row_numbers
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import HOST_BACKEND
@@ -98,7 +98,7 @@ def _waits_of(calls: pl.DataFrame, work: pl.DataFrame, launched: pl.DataFrame) -
     """
     start, end = calls["start_ns"].to_numpy(), calls["end"].to_numpy()
     by_end = _ended_within(launched, start, end)
-    own_copy = calls["copied"].cast(pl.Int64).fill_null(-1).to_numpy()
+    own_copy = row_numbers(calls["copied"])
     kind = calls["kind"].to_numpy()
     staged = _staged(own_copy, work, start, end) & (kind == "copy")
     waiting = np.where((kind == "copy") & ~staged, _if_within(own_copy, work, start, end), by_end)
@@ -404,11 +404,12 @@ def silent_wait_ns(trace: Trace, activity: HostActivity, lane: int, device: str 
     if trace.metadata.format not in XLA_FORMATS or device is None or not len(activity.table):
         return 0
     pieces = activity.cut(lane, np.array([span.start_ns]), np.array([span.end_ns]))
-    table = at(activity.table, pieces.slices)
-    length = pieces.end - pieces.start
-    waits = (pieces.cause == CAUSE_CODES["synchronisation"]) & (table != TABLES.index("launches"))
+    table = at(activity.table, pieces["slice"].to_numpy())
+    start, end = pieces["start"].to_numpy(), pieces["end"].to_numpy()
+    length = end - start
+    waits = (pieces["cause"] == "synchronisation").to_numpy() & (table != TABLES.index("launches"))
     long = (table == TABLES.index("operators")) & (length >= SHORTEST_NS) & ~waits
     busy = busy_intervals(trace.device_work.filter(pl.col("device") == device), span)
-    covered = busy.overlap_of(pieces.start[long], pieces.end[long])
+    covered = busy.overlap_of(start[long], end[long])
     inside = int(length[long][covered >= _BUSY * length[long]].sum())
     return int(length[waits].sum()) + inside

@@ -10,10 +10,9 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.communication import collectives
-from stepscope.analysis.host import CAUSE_CODES, CAUSES
 from stepscope.analysis.input_pipeline import Batches, batches
 from stepscope.analysis.module_paths import BACKWARD, OPTIMIZER
-from stepscope.analysis.operators import at
+from stepscope.analysis.rows import at
 from stepscope.errors import UsageError
 from stepscope.trace.nesting import Rows
 from stepscope.trace.program_facts import ProgramFacts
@@ -195,10 +194,15 @@ def _segments(experiment: Experiment, graph: Graph, launched: Rows) -> pl.DataFr
 
 
 def _without_dispatch(experiment: Experiment, graph: Graph, lane: int, segments: pl.DataFrame) -> Graph:
-    cut = experiment.activity.cut(lane, segments["start"].to_numpy(), segments["end"].to_numpy())
-    gone = ~np.isin(cut.cause, [CAUSE_CODES[cause] for cause in _STAYS if cause in CAUSES])
-    lanes = np.full(int(gone.sum()), lane, np.int32)
-    return graph.with_host_time(lanes, cut.start[gone], cut.end[gone], np.zeros(int(gone.sum())))
+    pieces = experiment.activity.cut(lane, segments["start"].to_numpy(), segments["end"].to_numpy())
+    gone = pieces.filter(~pl.col("cause").cast(pl.String).is_in(_STAYS))
+    return _with_host_time(graph, lane, gone, 0.0)
+
+
+def _with_host_time(graph: Graph, lane: int, pieces: pl.DataFrame, factor: float) -> Graph:
+    """The graph in which these pieces of a thread's time take so many times as long."""
+    lanes, factors = np.full(pieces.height, lane, np.int32), np.full(pieces.height, factor)
+    return graph.with_host_time(lanes, pieces["start"].to_numpy(), pieces["end"].to_numpy(), factors)
 
 
 def overlap_communication() -> Change:
@@ -281,13 +285,12 @@ def _beside_backward(experiment: Experiment, graph: Graph) -> Graph:
     activity, lane = experiment.activity, experiment.lane
     span = experiment.span
     pieces = activity.cut(lane, np.array([span.start_ns]), np.array([span.end_ns]))
-    waiting = pieces.cause == CAUSE_CODES["communication"]
-    phase = at(experiment.attribution.phase, pieces.slices)
-    lengths = pieces.end - pieces.start
-    exposed, beside = int(lengths[waiting].sum()), int(lengths[(phase == BACKWARD) & ~waiting].sum())
+    pieces = pieces.with_columns(phase=at(experiment.attribution.phase, pieces["slice"].to_numpy()))
+    waiting, length = pl.col("cause") == "communication", (pl.col("end") - pl.col("start")).sum()
+    exposed = pieces.filter(waiting).select(length).item()
+    beside = pieces.filter(~waiting & (pl.col("phase") == BACKWARD)).select(length).item()
     factor = max(1.0 - beside / exposed, 0.0) if exposed else 1.0
-    lanes = np.full(int(waiting.sum()), lane, np.int32)
-    return graph.with_host_time(lanes, pieces.start[waiting], pieces.end[waiting], np.full(len(lanes), factor))
+    return _with_host_time(graph, lane, pieces.filter(waiting), factor)
 
 
 def bucket_size(megabytes: float) -> Change:

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,33 +14,38 @@ import polars as pl
 import pytest
 
 import stepscope.diagnosis
-import stepscope.diagnosis.ranks  # with the true rules, before a fixture puts others in their place
+import stepscope.diagnosis.ranks
+import stepscope.diagnosis.rules
 from stepscope.commands import COMMANDS, main
 from stepscope.commands.machine.cache import parsed_size
 from stepscope.commands.read.diagnose import parsed_setting, parsed_share
 from stepscope.commands.shared import output, reading
+from stepscope.commands.shared.command import Command
+from stepscope.diagnosis.rule import Answers, Limits, Rule, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
+from stepscope.report.document import Document
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.naming import UserCode
 from tests.unit.hand_built import FULL, empty, full
 
 
-@dataclass(frozen=True)
-class Threshold:
-    value: float
-    unit: str
-    meaning: str
+class DocumentedRule(Rule):
+    page = "The device waits for data.\n\nWhat to do\n    Use workers."
+
+
+def finds_nothing(view: View, limits: Limits) -> Answers:
+    yield from ()
 
 
 RULES = [
-    SimpleNamespace(
-        __doc__="The device waits for data.\n\n    What to do\n        Use workers.",
-        ID="input-bound",
-        TITLE="Data loading",
-        THRESHOLDS={"minimum_share": Threshold(0.05, "share", "idle time that counts")},
+    DocumentedRule(
+        "input-bound",
+        "Data loading",
+        {"minimum_share": Threshold(0.05, "share", "idle time that counts")},
+        finds_nothing,
     ),
-    SimpleNamespace(__doc__="x", ID="launch-bound", TITLE="Launches", THRESHOLDS={}),
+    DocumentedRule("launch-bound", "Launches", {}, finds_nothing),
 ]
 
 
@@ -53,7 +57,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture(autouse=True)
 def _rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "stepscope.diagnosis.rules", module_with(RULES=RULES))
+    monkeypatch.setattr(stepscope.diagnosis.rules, "RULES", RULES)
 
 
 @pytest.fixture
@@ -86,7 +90,7 @@ def diagnose_as(monkeypatch: pytest.MonkeyPatch, *diagnoses: Any) -> list[dict[s
     calls: list[dict[str, Any]] = []
 
     def diagnose_view(view: View, **arguments: Any) -> Any:
-        calls.append({**arguments, "settings": view._settings, "user_code": view.user_code})
+        calls.append({**arguments, "settings": view.settings, "user_code": view.user_code})
         return diagnoses[len(calls) - 1]
 
     monkeypatch.setattr(stepscope.diagnosis, "diagnose_view", diagnose_view, raising=False)
@@ -98,16 +102,14 @@ class TestFrame:
         assert main([]) == 0
         help_text = capsys.readouterr().out
         for command in COMMANDS:
-            assert command.NAME in help_text
+            assert command.name in help_text
         assert "stepscope diagnose trace.json" in help_text
         assert "stepscope run train.py" in help_text
 
-    @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.NAME)
-    def test_every_command_has_help_with_examples(
-        self, command: ModuleType, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main([command.NAME, "--help"]) == 0
-        assert f"  stepscope {command.NAME}" in capsys.readouterr().out
+    @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+    def test_every_command_has_help_with_examples(self, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([command.name, "--help"]) == 0
+        assert f"  stepscope {command.name}" in capsys.readouterr().out
 
     def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["--version"]) == 0
@@ -233,17 +235,14 @@ class TestDiagnose:
         diagnose_as(monkeypatch, full())
         seen: list[Any] = []
 
-        def html_report(
-            diagnoses: Any, pictures: Any, telemetry: Any, flames: Any, memories: Any, across: Any, unreadable: Any
-        ) -> bytes:
-            seen.extend(pictures)
-            assert (telemetry, len(flames), memories, across, unreadable) == ([None], 1, [()], (), [])
-            return b"<html>"
+        def document(reports: Any, *about: Any, **options: Any) -> Document:
+            seen.extend(report.picture for report in reports)
+            return Document("", ())
 
-        monkeypatch.setitem(sys.modules, "stepscope.report.html.page", module_with(html_report=html_report))
+        monkeypatch.setattr("stepscope.report.diagnosis.diagnosis_document", document)
         assert main(["diagnose", trace, "--html", str(tmp_path / "report.html")]) == 0
-        assert (tmp_path / "report.html").read_bytes() == b"<html>"
-        assert [(picture.start_ns, picture.duration_ns) for picture in seen] == [(0, 120_300_000)]
+        assert (tmp_path / "report.html").read_bytes().startswith(b"<!doctype html>")
+        assert [(picture.start_ns, picture.duration_ns) for picture in seen][:1] == [(0, 120_300_000)]
 
     def test_ranks_are_sorted_and_a_folder_stands_for_its_traces(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -259,7 +258,7 @@ class TestDiagnose:
         assert out.startswith("2 ranks\n")
         assert err == ""
         assert "settings.json is not a trace: no list of trace events was found in it." in " ".join(out.split())
-        assert re.findall(r"^([01]) +120\.3 ms", out, flags=re.MULTILINE) == ["0", "1"]
+        assert re.findall(r"^  ([01]) +120\.3 ms", out, flags=re.MULTILINE) == ["0", "1"]
 
     def test_a_folder_without_a_trace(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "settings.json").write_text('{"no": "trace"}')
@@ -701,14 +700,16 @@ def test_progress_is_quiet_for_a_second_and_cleans_up(monkeypatch: pytest.Monkey
     clock = iter([0.0, 0.5, 1.5, 1.55, 1.7])
     monkeypatch.setattr(reading.time, "monotonic", lambda: next(clock))
     stream = io.StringIO()
-    progress = reading.Progress("a\x1b.json", stream)
-    for done in (1, 2, 3, 4):
-        progress(done << 20, 4 << 20)
-    progress.clear()
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr", stream)
+    with reading.Progress("a\x1b.json") as progress:
+        for done in (1, 2, 3, 4):
+            progress(done << 20, 4 << 20)
     assert stream.getvalue() == (
         "\r\x1b[Kreading a\\x1b.json: 50.0 % of 4.0 MiB\r\x1b[Kreading a\\x1b.json: 100.0 % of 4.0 MiB\r\x1b[K"
     )
-    quiet = io.StringIO()
+    stream.truncate(0)
     monkeypatch.setattr(reading.time, "monotonic", lambda: 0.0)
-    reading.Progress("b", quiet).clear()
-    assert quiet.getvalue() == ""
+    with reading.Progress("b"):
+        pass
+    assert stream.getvalue() == ""

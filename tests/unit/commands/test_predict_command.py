@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from stepscope.commands import main
-from stepscope.commands.plan.predict import USUAL, host_factor, targets
+from stepscope.commands.plan.predict import USUAL, devices_named, host_factor
 from stepscope.errors import UsageError
 from stepscope.machine.devices import device_table
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from tests.unit.predict.test_prediction import US, copying
 from tests.unit.recording import Recording, saved
+from tests.unit.rendered import golden
 
 
 @pytest.fixture(autouse=True)
@@ -49,26 +50,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return written.err
 
 
-ON_ITS_OWN = """\
-trace.json: a step takes 1.0 ms on A100-SXM4-80GB (mean of 3); the device works 40.2 % of it.
-
-What the step would take, and where nine of ten should lie
-  device          step    speed up    busy  limit
-  A100-SXM4-80GB  1.0 ms  1.00 x    40.2 %  host
-
-A100-SXM4-80GB: idle for 59.8 % of the step: the host limits it, most of it python, and is no faster there. stepscope
-  diagnose tells why; stepscope whatif --graphs, what one launch a step would save.
-
-What that rests on: share of the device's measured time by how it was predicted
-  device          same device
-  A100-SXM4-80GB      100.0 %
-
-Note: memory was not recorded: record with profile_memory=True, so that nothing tells what fits.
-"""
-
-
 def test_on_the_recorded_device(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, trace, "--to", "A100-SXM4-80GB") == ON_ITS_OWN
+    text = printed(capsys, trace, "--to", "A100-SXM4-80GB")
+    assert text == golden("prediction_of_a_trace.txt", text)
 
 
 def test_the_fastest_comes_first(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,15 +66,15 @@ def test_the_fastest_comes_first(trace: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_the_usual_devices_and_all() -> None:
-    assert [row.name for row in targets(None)] == list(USUAL)
-    assert targets(" ALL ") == device_table()
-    assert [row.name for row in targets("L4, t4 ,L4,")] == ["L4", "T4"]
+    assert [row.name for row in devices_named(None)] == list(USUAL)
+    assert devices_named(" ALL ") == device_table()
+    assert [row.name for row in devices_named("L4, t4 ,L4,")] == ["L4", "T4"]
 
 
 @pytest.mark.parametrize("text", ["", " , ", "NoSuchDevice", ",".join(["L4"] * 201)])
 def test_targets_that_are_none(text: str) -> None:
     with pytest.raises(UsageError):
-        targets(text)
+        devices_named(text)
 
 
 def test_nonsense_is_one_sentence(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +93,7 @@ def test_factors_on_the_host_that_are_none(text: str) -> None:
 def test_batch_sizes_that_are_none_are_told_the_range(
     trace: str, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
-    said = "is no batch size: write a number from 1 to 999999999, such as 64"
+    said = "is no batch size from 1 to 999999999"
     assert f"'{text}' {said}" in refused(capsys, trace, f"--batch={text}")
 
 

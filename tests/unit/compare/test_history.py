@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pytest
 
+from stepscope.compare import history
 from stepscope.compare.history import HISTORY_SCHEMA, Source, TimedRun, history_table, moment, run_history
 
 MS = 1e6
@@ -181,3 +184,22 @@ def test_the_table_has_a_row_for_every_run() -> None:
 
 def test_moments_that_no_calendar_knows_are_empty() -> None:
     assert [moment(0.0), moment(1e300), moment(float("nan"))] == ["1970-01-01 00:00:00 UTC", "", ""]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_places_are_those_that_cost_least_of_all(seed: int) -> None:
+    signal = np.random.default_rng(seed).normal(0, 1, 9) + np.repeat([0.0, 2.0, -1.0], 3)
+
+    def cost(places: tuple[int, ...], penalty: float) -> float:
+        return sum(float(((part - part.mean()) ** 2).sum()) + penalty for part in np.split(signal, places))
+
+    possible = [
+        places
+        for count in range(5)
+        for places in itertools.combinations(range(2, 8), count)
+        if all(after - before >= 2 for before, after in itertools.pairwise((0, *places, 9)))
+    ]
+    in_three = [places for places in possible if len(places) == 2]
+
+    assert history.best_places(signal, 1.5) == list(min(possible, key=lambda places: cost(places, 1.5)))
+    assert history.best_places(signal, 0.0, parts=3) == list(min(in_three, key=lambda places: cost(places, 0.0)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from stepscope.errors import NotATraceError, TooLargeError, UnreadableTraceError
 from stepscope.readers import budget, open_trace, source
 from stepscope.readers.perfetto import packets, recognises
 from stepscope.readers.perfetto import packets as messages
-from stepscope.readers.perfetto.meaning import ANNOTATIONS, CATEGORIES, category
+from stepscope.readers.perfetto.events import ANNOTATIONS, CATEGORIES, category
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
 from stepscope.trace.window import StepRange, Window
@@ -454,94 +453,63 @@ def test_without_the_package_one_sentence_says_what_to_install(tmp_path: Path, m
 
     monkeypatch.setattr(messages, "import_module", missing)
 
-    with pytest.raises(UsageError, match="pip install --upgrade perfetto protobuf"):
+    with pytest.raises(UsageError, match=r"pip install --upgrade .stepscope\[perfetto\]. protobuf"):
         opened(tmp_path, training().bytes())
 
 
-# Files of our own
+# Arguments
 
 
-def own_file(**changes: Any) -> Writer:
-    """A row in each table, each column of it set, as `stepscope export --format perfetto` would write it."""
-    lane = {"kind": "host_thread", "process": "p", "process_name": "python", "thread": "t", "name": "n", "rank": 3}
-    queue = {"kind": "queue", "process": "0", "thread": "7", "name": "q", "device": "0", "queue": "7"}
-    header = {
-        "version": 1,
-        "metadata": {"path": "elsewhere", "format": "kineto", "rank": 3, "recorded": ["stacks"]},
-        "warnings": [{"kind": "truncated", "count": 1, "detail": "cut"}],
-        "lanes": [lane, queue],
-        "tracks": [[20, 0], [21, 1]],
-        "counters": [[22, 1, "power", "W"]],
-        **changes,
-    }
-    writer = Writer()
-    annotate(writer.event(INSTANT, 0, 20, "stepscope.trace"), {"stepscope": json.dumps(header)})
-    for table, columns in ANNOTATIONS.items():
-        if table == "memory":
-            continue
-        track = 21 if table in ("device_work", "synchronisations") else 20
-        for row in range(2):
-            values = column_values(table, columns)
-            more = {columns[column]: value for column, value in values.items()}
-            word = category(table, values.get("kind"))
-            writer.slice(1_000 * (row + 1), 1_000 * (row + 1) + 50, f"{table} {row}", word, track, **more)
-    memory = {
-        ANNOTATIONS["memory"][column]: value for column, value in column_values("memory", ANNOTATIONS["memory"]).items()
-    }
-    annotate(writer.event(INSTANT, 1_500, 21, "[memory]", "cpu_instant_event"), memory)
-    writer.event(COUNTER, 1_600, 22).double_counter_value = 1.5
-    links = {"table": "links", "kinds": ["forward_backward"], "sources": [0], "targets": [1]}
-    parents = {"table": "frames", "column": "parent", "rows": [1], "targets": [None]}
-    for told in (links, parents):
-        annotate(writer.event(INSTANT, 0, 20, "stepscope.rows"), {"stepscope": json.dumps(told)})
-    return writer
-
-
-def column_values(table: str, columns: Any) -> dict[str, Any]:
-    """A value for each column: "queue" says nothing of a launch, so that a kind is of the table's words."""
-    words = {"launches": "copy", "device_work": "set", "annotations": "overhead", "synchronisations": "queue_wait"}
+def column_values(table: str) -> dict[str, Any]:
+    """A value for each column that an argument holds; kinds follow from categories and names."""
     found: dict[str, Any] = {}
-    for number, column in enumerate(columns):
+    for number, column in enumerate(ANNOTATIONS[table]):
         dtype = SCHEMAS[table][column]
-        text = words[table] if column == "kind" else f"{column} of {table}"
+        text = "queue_wait" if column == "kind" else f"{column} of {table}"
         found[column] = text if dtype is pl.String else 0.1 * number if dtype is pl.Float64 else -number
-    return found
+    return found if table == "synchronisations" else {name: value for name, value in found.items() if name != "kind"}
 
 
-def test_the_contract_names_every_column() -> None:
+def test_an_argument_is_named_for_every_column() -> None:
     left_out = {"start_ns", "duration_ns", "name", "lane", "parent", "operator", "launch"}
     for table in CATEGORIES:
         assert set(ANNOTATIONS[table]) == set(SCHEMAS[table]) - left_out, table
 
 
-def test_a_file_of_our_own_comes_back_column_by_column(tmp_path: Path) -> None:
-    trace = opened(tmp_path, own_file().bytes())
+def test_every_column_is_read_from_its_argument(tmp_path: Path) -> None:
+    tables = [table for table in ANNOTATIONS if table not in ("lines", "modules", "memory")]
+    writer = Writer()
+    for table in tables:
+        arguments = {ANNOTATIONS[table][column]: value for column, value in column_values(table).items()}
+        word = category(table, "set" if table == "device_work" else None)
+        for row in range(2):
+            writer.slice(1_000 * (row + 1), 1_000 * (row + 1) + 50, f"{table} {row}", word, 20, **arguments)
+    memory = column_values("memory")
+    annotate(
+        writer.event(INSTANT, 1_500, 21, "[memory]", "cpu_instant_event"),
+        {ANNOTATIONS["memory"][column]: value for column, value in memory.items()},
+    )
 
-    for table, columns in ANNOTATIONS.items():
-        if table == "memory":
-            continue
-        expected = column_values(table, columns)
-        for row, found in enumerate(trace.table(table).select(*columns).iter_rows(named=True)):
-            assert found == expected, table
-            assert trace.table(table)["name"][row] == f"{table} {row}"
-        assert trace.table(table)["start_ns"].to_list() == [1_000, 2_000], table
+    trace = opened(tmp_path, writer.bytes())
+
+    for table in tables:
+        expected = column_values(table)
+        assert trace.table(table).select(list(expected)).rows(named=True) == [expected] * 2, table
+        assert trace.table(table)["name"].to_list() == [f"{table} 0", f"{table} 1"]
         assert trace.table(table)["duration_ns"].to_list() == [50, 50], table
-    assert trace.memory.drop("start_ns", "lane").rows(named=True) == [column_values("memory", ANNOTATIONS["memory"])]
-    assert trace.counters.rows() == [(1_600, 1, "power", "W", 1.5)]
-    assert trace.links.rows() == [("forward_backward", 0, 1)]
-    assert trace.lanes.rows() == [
-        (0, "host_thread", "p", "python", "t", "n", 3, None, None),
-        (1, "queue", "0", None, "7", "q", None, "0", "7"),
-    ]
-    assert (trace.metadata.format, trace.metadata.rank, trace.metadata.recorded) == ("kineto", 3, ("stacks",))
-    assert trace.metadata.path == str(tmp_path / "file")
-    assert kinds(trace) == {"truncated": 1}
+    assert trace.memory.select(list(memory)).rows(named=True) == [memory]
+    assert trace.device_work["kind"].to_list() == ["set", "set"]
 
 
-def test_a_file_of_our_own_with_a_wrong_header_is_read_as_any_other(tmp_path: Path) -> None:
-    for changes in ({"lanes": 5}, {"tracks": [[20, 77]], "lanes": []}):
-        trace = opened(tmp_path, own_file(**changes).bytes())
-        assert trace.operators.height == 2
-    assert opened(tmp_path, own_file().bytes(), window=Window(1_900, 3_000)).operators["name"].to_list() == [
-        "operators 1"
-    ]
+def test_tracks_below_a_threads_are_its_lane(tmp_path: Path) -> None:
+    writer = Writer()
+    writer.track(20, thread={"pid": 5, "tid": 6, "thread_name": "main"})
+    writer.track(21, parent=20, name="operators")
+    writer.track(22, parent=20, name="calls")
+    writer.slice(0, 100, "aten::mm", "cpu_op", 21)
+    writer.slice(10, 20, "cudaLaunchKernel", "cuda_runtime", 22)
+
+    trace = opened(tmp_path, writer.bytes())
+
+    assert trace.lanes.select("kind", "process", "thread", "name").rows() == [("host_thread", "5", "6", "main")]
+    assert trace.launches["operator"].to_list() == [0]

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from stepscope.errors import AgentError, UsageError
-from stepscope.record import agent as agent_module
-from stepscope.record import agent_http
-from stepscope.record.agent import Agent, ControlledProgram, serve_for_run, start_server
-from stepscope.record.agent_files import AgentFile, agent_of_process, agents_in, read_agent_file, user_agents
-from stepscope.record.agent_http import Place
+from stepscope.record.agent import http as agent_http
+from stepscope.record.agent import server as agent_module
+from stepscope.record.agent.http import Place
+from stepscope.record.agent.protocol import AgentFile, agent_of_process, agents_in, read_agent_file, user_agents
+from stepscope.record.agent.server import Agent, begin_capture, serve_for_run, start_server
 from stepscope.record.controller import StepController
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
@@ -126,7 +126,7 @@ class TestCaptures:
 
     def test_a_step_that_passes_while_it_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         controller = StepController(make_recording=Recording)
-        program, request = ControlledProgram(controller), controller.request
+        request = controller.request
 
         def overtaken(*arguments: Any) -> Any:
             handle = request(*arguments)
@@ -134,12 +134,12 @@ class TestCaptures:
             return handle
 
         monkeypatch.setattr(controller, "request", overtaken)
-        from stepscope.record.agent_files import CaptureOrder, Refusal
+        from stepscope.record.agent.protocol import CaptureOrder, Refusal
 
         with pytest.raises(Refusal, match="step 1 is not to come: step 1 has begun"):
-            program.begin(CaptureOrder(steps=1, first_step=1), Path("unused"))
+            begin_capture(controller, CaptureOrder(steps=1, first_step=1), Path("unused"))
         monkeypatch.undo()
-        assert not program.begin(CaptureOrder(steps=1), Path("unused")).is_recording()
+        assert not begin_capture(controller, CaptureOrder(steps=1), Path("unused")).is_recording
 
     def test_one_at_a_time(self, process: Process) -> None:
         process.ask("POST", "/captures", {"steps": 1})
@@ -182,28 +182,30 @@ class TestCaptures:
         assert process.ask("GET", "/status")[0] == 200
 
     @pytest.mark.parametrize(
-        ("body", "sentence"),
+        ("body", "named"),
         [
-            ([], 'a capture is asked for with a JSON object, such as {"steps": 5}'),
-            ({"step": 5}, "a capture has no 'step'; it has first_step, options, seconds, steps, timeout_s"),
-            ({"steps": 0}, "steps is a whole number from 1 to 1000000, not 0"),
-            ({"steps": True}, "steps is a whole number from 1 to 1000000, not True"),
-            ({"steps": "5"}, "steps is a whole number from 1 to 1000000, not '5'"),
-            ({"steps": 10**400}, "steps is a whole number from 1 to 1000000, not a number that long"),
-            ({"seconds": 10**400}, "seconds is a number of seconds above 0, at most 86400, not a number that long"),
-            ({"seconds": float("nan")}, "seconds is a number of seconds above 0, at most 86400, not nan"),
-            ({"seconds": -1}, "seconds is a number of seconds above 0, at most 86400, not -1"),
-            ({"timeout_s": "x" * 99}, None),
-            ({"steps": 1, "seconds": 1}, "a capture lasts either some steps or some seconds, not both"),
-            ({"first_step": -1}, "first_step is a whole number from 0 to 9007199254740992, not -1"),
-            ({"options": {"stack": True}}, None),
-            ({"options": {"stacks": 1}}, 'options is an object of true and false, such as {"stacks": true}'),
+            ([], "JSON object"),
+            ({"step": 5}, "`step`"),
+            ({"steps": 0}, "steps"),
+            ({"steps": True}, "steps"),
+            ({"steps": "5"}, "steps"),
+            ({"steps": 10**400}, "steps"),
+            ({"seconds": 10**400}, "seconds"),
+            ({"seconds": float("nan")}, "seconds"),
+            ({"seconds": -1}, "seconds"),
+            ({"timeout_s": "x" * 99}, "timeout_s"),
+            ({"steps": 1, "seconds": 1}, "some steps or some seconds"),
+            ({"first_step": -1}, "first_step"),
+            ({"options": {"stack": True}}, "'stack'"),
+            ({"options": {"stacks": 1}}, "options.stacks"),
+            ({"x" * 500: 1}, "xxx"),
+            ({"options": {"x" * 500: True}}, "xxx"),
         ],
     )
-    def test_orders_that_make_no_sense(self, process: Process, body: Any, sentence: str | None) -> None:
+    def test_orders_that_make_no_sense(self, process: Process, body: Any, named: str) -> None:
         status, answer = process.ask("POST", "/captures", body)
         assert status == 400
-        assert sentence is None or answer["error"] == sentence
+        assert named in answer["error"]
         assert len(answer["error"]) < 200
         assert process.ask("GET", "/captures")[1] == {"captures": []}
 
@@ -460,7 +462,7 @@ class TestFiles:
 
     def test_a_helper_does_not_take_its_ranks_place(self, run: RunFolder) -> None:
         main = AgentFile("127.0.0.1:1", TOKEN, os.getppid(), socket.gethostname(), namespace=_namespace())
-        from stepscope.record.agent_files import write_agent_file
+        from stepscope.record.agent.protocol import write_agent_file
 
         write_agent_file(run.agents / "rank0.json", main)
         process = Process(Place(), run)
@@ -469,7 +471,7 @@ class TestFiles:
         assert read_agent_file(run.agents / "rank0.json") == main
 
     def test_the_files_of_ended_processes_are_taken_away(self, tmp_path: Path) -> None:
-        from stepscope.record.agent_files import write_agent_file
+        from stepscope.record.agent.protocol import write_agent_file
 
         ended = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", ""])
         os.waitpid(ended, 0)
@@ -493,8 +495,8 @@ class TestFiles:
 class TestStartServer:
     @pytest.fixture(autouse=True)
     def _without_torch(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        program = ControlledProgram(StepController(make_recording=Recording))
-        monkeypatch.setattr(agent_module, "installed_program", lambda: program)
+        controller = StepController(make_recording=Recording)
+        monkeypatch.setattr(agent_module, "installed_controller", lambda: controller)
         yield
         if agent_module._agent is not None:
             agent_module._agent.close()
@@ -563,6 +565,6 @@ class TestStartServer:
 
 
 def _namespace() -> str:
-    from stepscope.record.agent_files import own_namespace
+    from stepscope.record.agent.protocol import own_namespace
 
     return own_namespace()

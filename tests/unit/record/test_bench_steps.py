@@ -11,10 +11,10 @@ import pytest
 
 from stepscope.compare.bench_programs import Record, job_ends_ns, read_records
 from stepscope.record.bench_steps import BenchSteps, DeviceMarks, ends_from_gaps
-from stepscope.record.bootstrap_plan import RunOptions
 from stepscope.record.controller import StepController, StepSource
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
+from stepscope.record.run_process import RunOptions
 
 
 @pytest.fixture

@@ -8,18 +8,18 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from stepscope.errors import AgentError, UsageError
-from stepscope.record import client as client_group
-from stepscope.record.agent_files import CaptureOrder, agent_of_process, write_agent_file
-from stepscope.record.agent_http import Place
-from stepscope.record.client import AgentClient, CaptureState, HttpTransport, RefusedError, start_together
-from stepscope.record.client_targets import clients_for
+from stepscope.record.agent import client as client_group
+from stepscope.record.agent.client import AgentClient, CaptureState, HttpTransport, RefusedError, start_together
+from stepscope.record.agent.http import Place
+from stepscope.record.agent.protocol import CaptureOrder, agent_of_process, write_agent_file
+from stepscope.record.agent.targets import clients_for
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
 from stepscope.record.schedule import RecordOptions
@@ -209,9 +209,9 @@ class TestSentences:
         ("answer", "sentence"),
         [
             (b"", "hung up without an answer: the process has ended, or is busy"),
-            (b"SSH-2.0-OpenSSH_9.2\r\n", r"is no agent of stepscope \(BadStatusLine\)"),
-            (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n<ht>", "is no agent of stepscope: its answer is not JSON"),
-            (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "it is no agent of this version of stepscope"),
+            (b"SSH-2.0-OpenSSH_9.2\r\n", r"is not an agent of stepscope \(BadStatusLine\)"),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n<ht>", "stepscope: its answer is not JSON"),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "it is not an agent of this version of stepscope"),
             (b"HTTP/1.1 404 No\r\nContent-Length: 2\r\n\r\n{}", "it: it answered 404"),
         ],
     )
@@ -258,10 +258,11 @@ class TestTogether:
         assert done[0].first_step == done[1].first_step > 100
 
     def test_processes_that_are_too_fast(self, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(client_group, "_pace", lambda clients, seconds: (-1000, 0.0, 0.0))
-        monkeypatch.setattr(AgentClient, "status", lambda self: {"step": -(10**6)})
-        monkeypatch.setattr("stepscope.record.agent_files._whole", lambda body, name, low, high: body.get(name))
+        monkeypatch.setattr(client_group, "_pace", lambda clients, seconds: (0, 0.0, 0.0))
+        monkeypatch.setattr(AgentClient, "status", lambda self: {"step": 0})
         processes = [Process(Place(), run, rank, 2) for rank in range(2)]
+        for process in processes:
+            process.controller._step = 10**6
         with pytest.raises(AgentError, match="the processes do their steps faster than they can be asked"):
             start_together(found("run", run), CaptureOrder(steps=2))
         for process in processes:

@@ -14,12 +14,13 @@ import pytest
 from stepscope.machine import energy_counters
 from stepscope.machine.energy_counters import RaplZone, SampledPower, open_counters
 from stepscope.record import energy as energy_module
-from stepscope.record.bootstrap_plan import FirstRecording, RunOptions
 from stepscope.record.controller import StepController
 from stepscope.record.energy import EnergyMeter
+from stepscope.record.first_recording import FirstRecording
 from stepscope.record.hooks import AllHooks
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
+from stepscope.record.run_process import RunOptions
 from stepscope.record.schedule import RecordOptions
 from stepscope.report.energy import measured_sentences
 from stepscope.trace.energy_records import (

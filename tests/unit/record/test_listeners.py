@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from stepscope.errors import AgentError
-from stepscope.record.client_targets import Listener, listener_at
+from stepscope.record.agent.targets import Listener, listener_at
 
 SETTINGS = b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x04\x00\x40\x00\x00"
 """The first frame of a gRPC server: HTTP/2 SETTINGS of six bytes on stream 0."""

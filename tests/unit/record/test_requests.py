@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import AgentError
-from stepscope.record.agent_files import Reply
-from stepscope.record.agent_http import Place
+from stepscope.record.agent.http import Place
+from stepscope.record.agent.protocol import Reply
+from stepscope.record.agent.requests import FileTransport, RequestFolder
 from stepscope.record.manifest import RunManifest
-from stepscope.record.requests import FileTransport, RequestFolder
 from stepscope.record.run_folder import RunFolder
 from tests.unit.agents import Process
 

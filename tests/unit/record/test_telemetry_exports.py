@@ -12,7 +12,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from stepscope.record.telemetry.export import csv, tensorboard, wandb
+from stepscope.record.telemetry import export
+from stepscope.record.telemetry.export import export_csv, export_tensorboard, export_wandb
 from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry
 
 SECOND = 1_000_000_000
@@ -43,15 +44,15 @@ ROWS: list[tuple[Any, ...]] = [
 
 
 def test_nothing_exports_to_nothing(tmp_path: Path) -> None:
-    csv.export(telemetry([]), tmp_path)
+    export_csv(telemetry([]), tmp_path)
 
     assert (tmp_path / "samples.csv").read_text() == ",".join(SAMPLE_SCHEMA) + "\n"
-    assert tensorboard.export(telemetry([]), tmp_path) == []
-    assert wandb.export(telemetry([]), tmp_path) == []
+    assert export_tensorboard(telemetry([]), tmp_path) == []
+    assert export_wandb(telemetry([]), tmp_path) == []
 
 
 def test_csv_keeps_every_value_and_tells_null_from_nan(tmp_path: Path) -> None:
-    paths = csv.export(telemetry(ROWS), tmp_path / "new" / "folder")
+    paths = export_csv(telemetry(ROWS), tmp_path / "new" / "folder")
 
     assert [path.name for path in paths] == ["samples.csv", "missing.csv"]
     assert pl.read_csv(paths[0], schema=SAMPLE_SCHEMA).equals(telemetry(ROWS).samples, null_equal=True)
@@ -60,7 +61,7 @@ def test_csv_keeps_every_value_and_tells_null_from_nan(tmp_path: Path) -> None:
 def test_tensorboard_reads_its_event_files(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    folders = tensorboard.export(telemetry(ROWS), tmp_path)
+    folders = export_tensorboard(telemetry(ROWS), tmp_path)
 
     events = EventAccumulator(str(folders[0])).Reload()
     assert sorted(events.Tags()["scalars"]) == ["accuracy", "device0/power_w", "train/loss.mean"]
@@ -92,7 +93,7 @@ def records(path: Path) -> Iterator[Any]:
 
 def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
     # When
-    folders = wandb.export(telemetry(ROWS), tmp_path / "mine", project="speed")
+    folders = export_wandb(telemetry(ROWS), tmp_path / "mine", project="speed")
 
     # Then: the real package has written one run a rank, and nothing was sent
     assert [folder.name.startswith("offline-run-") for folder in folders] == [True, True]
@@ -118,7 +119,7 @@ def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
     assert metrics["accuracy"] == metrics["train/loss\\.mean"] == "step"
 
 
-@pytest.mark.parametrize(("exporter", "package"), [(tensorboard, "tensorboard"), (wandb, "wandb")])
+@pytest.mark.parametrize(("exporter", "package"), [(export_tensorboard, "tensorboard"), (export_wandb, "wandb")])
 def test_a_missing_package_is_one_sentence(
     exporter: Any, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +128,6 @@ def test_a_missing_package_is_one_sentence(
     def absent(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(exporter, "import_module", absent)
+    monkeypatch.setattr(export, "import_module", absent)
     with pytest.raises(UsageError, match=f"pip install {package}$"):
-        exporter.export(telemetry(ROWS), tmp_path)
+        exporter(telemetry(ROWS), tmp_path)

@@ -21,7 +21,7 @@ from torch import nn
 import stepscope
 from stepscope.errors import UsageError
 from stepscope.record.telemetry import log as log_module
-from stepscope.record.telemetry.log import Telemetry, start_for_run, telemetry
+from stepscope.record.telemetry.log import Telemetry, telemetry
 from stepscope.trace.telemetry import Telemetry as Read
 from stepscope.trace.telemetry import read_telemetry, telemetry_files
 
@@ -369,7 +369,7 @@ def test_a_run_says_where_and_the_launcher_which_rank(tmp_path: Path, monkeypatc
 
 
 def test_a_run_that_is_started_takes_the_scripts_own_values(tmp_path: Path) -> None:
-    started = start_for_run(tmp_path, 1)
+    started = telemetry(tmp_path, rank=1)
     stepscope.log({"loss": 1.0})
     started.close()
 

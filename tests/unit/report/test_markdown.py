@@ -22,7 +22,7 @@ def test_the_empty_diagnosis() -> None:
 
 def test_the_whole_report() -> None:
     text = markdown_report(full(), top=1)
-    assert text == golden("diagnosis.md", text)
+    assert text == golden("diagnosis_markdown.txt", text)
 
 
 def test_files_that_could_not_be_read_are_listed() -> None:
@@ -35,7 +35,7 @@ def test_files_that_could_not_be_read_are_listed() -> None:
 
 def test_several_ranks_begin_with_a_table() -> None:
     report = markdown_reports([full(), empty(metadata=Metadata(rank=4), step_ns=90)], top=1)
-    assert report == golden("ranks.md", report)
+    assert report == golden("ranks_markdown.txt", report)
     assert report.count("# rank ") == 2
     assert markdown_report(full(), top=1) in report
 

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from stepscope.analysis.memory_growth import MOMENTS, MemoryPicture, memory_pictures
+from stepscope.analysis.memory import MOMENTS, MemoryPicture, memory_pictures
 from stepscope.report.document import Drawing, Section
 from stepscope.report.html.memory import memory_view
 from stepscope.trace import Metadata, Trace

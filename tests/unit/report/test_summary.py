@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from stepscope.analysis.device_time import DeviceUse, HostUse, device_uses, host_use
 from stepscope.analysis.host import host_time
-from stepscope.analysis.summary import DeviceUse, HostUse, device_uses, host_use
 from stepscope.diagnosis import diagnose
 from stepscope.report.places import glances
 from stepscope.trace import Trace

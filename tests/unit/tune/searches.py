@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from stepscope.tune.knobs import Configuration, Knob, Space
 from stepscope.tune.measure import Outcome
 from stepscope.tune.plan import plan
-from stepscope.tune.trials import LossCheck, Measured, Proposal, Trial
+from stepscope.tune.trials import Configuration, Knob, LossCheck, Measured, Proposal, Space, Trial
 
 STEP_NS = 100e6
 EQUAL = LossCheck(True, 1e-7, 1e-4, "tolerance", 50)

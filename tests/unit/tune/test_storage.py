@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.tune.storage import open_study
+from stepscope.tune.study import open_study
 
 
 def test_each_waiting_trial_is_taken_once_however_many_ask(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -77,7 +78,7 @@ def test_the_short_form(tmp_path: Path) -> None:
     assert words == ["python", "train.py", "--lr", "1e-05", "--width=64", "a b"]
     assert variables == {"OMP_NUM_THREADS": "2"}
     assert sweep.warnings == ()
-    assert Sweep.from_json(json.loads(json.dumps(sweep.to_json()))) == sweep
+    assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(sweep))), Sweep) == sweep
 
 
 def test_a_file_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +100,7 @@ def test_a_file_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "entity and project have no meaning here: nothing is sent to W&B",
         "method bayes: W&B models the metric by Gaussian processes; here it is TPE, as method: tpe",
     )
-    assert Sweep.from_json(json.loads(json.dumps(sweep.to_json()))) == sweep
+    assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(sweep))), Sweep) == sweep
 
 
 @pytest.mark.parametrize(
@@ -207,14 +208,14 @@ def test_the_values_of_a_grid(given: object, grid: list[object]) -> None:
     ("parameters", "sentence"),
     [
         ({}, "parameters must name parameters, each with its values, such as lr: {min: 0.001, max: 0.1}"),
-        ({"a b": [1]}, "parameters: 'a b' is no name of a parameter: letters, digits and _ . - only"),
+        ({"a b": [1]}, "parameters: 'a b' cannot name a parameter"),
         ({"lr": {"min": 1, "max": 0.5}}, "parameters.lr.max must be above min: it is 0.5, and min is 1"),
         ({"lr": {"min": 1}}, "parameters.lr.max is missing"),
         ({"lr": {"min": "a", "max": 2}}, "parameters.lr.min must be a number, not 'a'"),
         ({"lr": {"min": 1, "max": 10**400}}, "parameters.lr.max must be a finite number"),
         ({"lr": {"min": 0, "max": 2, "log": True}}, "parameters.lr.min must be above 0 where log is true, not 0"),
         ({"lr": {"mx": 1}}, "parameters.lr.mx is not known; did you mean max?"),
-        ({"lr": {"values": []}}, "parameters.lr.values must be a list with at least one value"),
+        ({"lr": {"values": []}}, "parameters.lr.values must be a list of length >= 1, not []"),
         ({"lr": [1, 1]}, "parameters.lr.values has 1 twice"),
         ({"lr": 1}, "parameters: all of them are constants, so there is nothing to search"),
         (
@@ -229,7 +230,7 @@ def test_the_values_of_a_grid(given: object, grid: list[object]) -> None:
             {"lr": {"values": [1, 2], "probabilities": [0.5, 0.4]}},
             "parameters.lr.probabilities must be 0 or more and sum to 1, not to 0.9",
         ),
-        ({"lr": {"distribution": "normal", "sigma": -1}}, "parameters.lr.sigma must not be below 0, and is -1"),
+        ({"lr": {"distribution": "normal", "sigma": -1}}, "parameters.lr.sigma must be a whole number >= 0, not -1"),
         ({"o": {"parameters": {"lr": {"min": 1}}}}, "parameters.o.parameters.lr.max is missing"),
         (
             {"lr": {"distribution": "log_uniform", "min": 1, "max": 1e9}},
@@ -255,7 +256,15 @@ def test_mistakes_in_parameters(parameters: object, sentence: str) -> None:
             "metric.name: stepscope itself measures step_ms and step_energy_j",
         ),
         ({"method": "annealing"}, "method: there is no 'annealing'"),
-        ({"trials": 0}, "trials must be a whole number from 1 to 1,000,000, not 0"),
+        ({"trials": 0}, "trials must be a whole number >= 1, not 0"),
+        ({"trials": 10**7}, "trials must be a whole number <= 1000000, not 10000000"),
+        ({"jobs": 1.5}, "jobs must be a whole number, not 1.5"),
+        ({"steps": True}, "steps must be a whole number, not True"),
+        ({"early_terminate": 3}, "early_terminate must be a mapping, not 3"),
+        ({"early_terminate": {"min_iter": 1, "eta": 0.5}}, "early_terminate.eta must be a number > 1.0, not 0.5"),
+        ({"early_terminate": {"min_iter": 1, "strict": 1}}, "early_terminate.strict must be true or false, not 1"),
+        ({"metric": {"name": "a", "from": "paper"}}, "metric.from: there is no 'paper'; there are auto, log"),
+        ({"metric": {"name": "a", "target": "b"}}, "metric.target must be a number, not 'b'"),
         ({"budget": "soon"}, "budget: 'soon' is no time: write 90s, 20m or 2h"),
         ({"parametrs": 1}, "parametrs is not known; did you mean parameters?"),
         ({"metrics": []}, "metrics: only one metric can be searched for"),

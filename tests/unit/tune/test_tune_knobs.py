@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.tune.knobs import ON, Configuration, Knob, Space, named_once, program_words, user_knob
+from stepscope.tune.trials import ON, Configuration, Knob, Proposal, Space, named_once, user_knob
 
 SPACE = Space(
     (
@@ -34,12 +35,6 @@ def test_a_configuration_reaches_the_program_in_four_ways() -> None:
     assert SPACE.apply_words(ALL) == ("bf16", "workers=4")
     assert SPACE.arguments(ALL) == ("--batched-loss", "--loader-workers", "2", "data.workers=0")
     assert SPACE.variables(ALL) == {"OMP_NUM_THREADS": "1"}
-    assert program_words(["train.py", "--x"], SPACE, ALL)[:4] == [
-        "train.py",
-        "--x",
-        "--batched-loss",
-        "--loader-workers",
-    ]
     assert SPACE.shown(ALL) == (
         "--batched-loss, --loader-workers 2, OMP_NUM_THREADS=1, bf16, data.workers=0, workers=4"
     )
@@ -53,8 +48,9 @@ def test_losses_are_as_close_as_those_of_the_coarsest_setting() -> None:
 
 
 def test_what_the_study_keeps_comes_back() -> None:
-    assert Space.from_json(SPACE.to_json()) == SPACE
-    assert Configuration.from_key(ALL.key) == ALL
+    assert msgspec.convert(msgspec.to_builtins(SPACE), Space) == SPACE
+    proposal = Proposal("combine", ALL, Configuration())
+    assert Proposal.from_key(proposal.key) == proposal
 
 
 def test_knobs_of_one_name_are_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from stepscope.tune.trials import TOLERANCES, LossCheck, compare_losses
@@ -61,6 +62,5 @@ def test_runs_of_different_lengths_are_compared_as_far_as_both_go() -> None:
 
 def test_the_coarser_the_numbers_the_more_is_allowed() -> None:
     assert list(TOLERANCES.values()) == sorted(TOLERANCES.values())
-    assert LossCheck.from_json(LossCheck(False, 0.5, 0.1, "seed", 3, "no").to_json()) == LossCheck(
-        False, 0.5, 0.1, "seed", 3, "no"
-    )
+    check = LossCheck(False, 0.5, 0.1, "seed", 3, "no")
+    assert msgspec.convert(msgspec.to_builtins(check), LossCheck) == check

@@ -12,9 +12,8 @@ import pytest
 from stepscope.compare.bench import Bench, BenchFailure, BenchRun, BenchSettings
 from stepscope.compare.bench_programs import BenchCommand
 from stepscope.compare.statistics import WarmUp
-from stepscope.tune.knobs import ON, Configuration, Space, user_knob
 from stepscope.tune.measure import BenchMeasure, _is_enough
-from stepscope.tune.trials import Proposal, Purpose
+from stepscope.tune.trials import ON, Configuration, Proposal, Purpose, Space, user_knob
 from tests.e2e.conftest import environment
 
 MS = 1_000_000

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from stepscope.tune.knobs import ON, Configuration, Knob, Space
 from stepscope.tune.plan import choices, is_new, plan
-from stepscope.tune.trials import Proposal, Trial
+from stepscope.tune.trials import ON, Configuration, Knob, Proposal, Space, Trial
 from tests.unit.tune.searches import Truth, measured, searched, space_of
 
 FUSED, CLIP, COMPILE = Knob("fuse-optimizer"), Knob("clip-in-one-pass"), Knob("compile")

@@ -12,8 +12,8 @@ from stepscope.errors import UsageError
 from stepscope.machine.observed import Machine
 from stepscope.readers import open_trace
 from stepscope.record.apply import all_flags
-from stepscope.tune.knobs import ON, code_of, user_knob
 from stepscope.tune.space import Surroundings, chosen_space, program_hash, search_space, surroundings_of
+from stepscope.tune.trials import ON, code_of, user_knob
 
 PER_TOKEN = Path(stepscope.__file__).parent / "data" / "gpt2_per_token_loss_cpu.json.gz"
 

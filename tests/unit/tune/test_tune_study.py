@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,10 @@ from typing import Any
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.tune.knobs import ON, Configuration, Knob
 from stepscope.tune.measure import Outcome
 from stepscope.tune.search import Search, TuneResult, TuneStudy, share_of_unchanged
-from stepscope.tune.storage import open_study, process_name
-from stepscope.tune.trials import Proposal, Trial
+from stepscope.tune.study import open_study, process_name
+from stepscope.tune.trials import ON, Configuration, Knob, Proposal, Trial
 from tests.unit.tune.searches import Truth, measured, space_of
 
 SPACE = space_of(Knob("compile"), Knob("fuse-optimizer"), Knob("workers", ("1", "2"), draws=True), Knob("zero-grad"))
@@ -81,12 +81,12 @@ def test_what_a_killed_process_measured_is_measured_again(tmp_path: Path) -> Non
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     proposal = Proposal("screen", Configuration((("compile", ON),)))
-    for owner in ({**process_name(), "process": gone.pid}, {"machine": "another", "process": 1, "alive_unix_s": 0.0}):
-        shared._study.enqueue_trial({}, user_attrs={"proposal": proposal.key})
-        shared._study.ask().set_user_attr("owner", owner)
+    for owner in ({**process_name(), "process": gone.pid}, {"machine": "another", "process": 1, "started": "1"}):
+        shared.study.enqueue_trial({}, user_attrs={"proposal": proposal.key})
+        shared.study.ask().set_user_attr("owner", owner)
     assert shared.trials() == []
-    shared._study.enqueue_trial({}, user_attrs={"proposal": proposal.key})
-    shared._study.ask().set_user_attr("owner", process_name())
+    shared.study.enqueue_trial({}, user_attrs={"proposal": proposal.key})
+    shared.study.ask().set_user_attr("owner", process_name())
     assert [trial.state for trial in shared.trials()] == ["running"]
 
 
@@ -115,7 +115,7 @@ def test_a_trial_keeps_its_steps_interval_and_losses(tmp_path: Path) -> None:
         assert claim is not None
         told = claim.tell(Outcome(measured(-0.25), runs=runs, folder="nowhere"), reference=0.5)
     assert study(tmp_path).trials() == [told]
-    [kept] = study(tmp_path)._study.trials
+    [kept] = study(tmp_path).study.trials
     assert kept.value == pytest.approx(0.375)
     assert kept.params == {
         "compile": "unchanged",
@@ -163,7 +163,10 @@ def test_time_is_kept_for_a_proof_only_where_there_is_something_to_prove(
         nonlocal now
         now += 15.0
 
-    monkeypatch.setattr("stepscope.tune.search.time", SimpleNamespace(monotonic=lambda: now, sleep=lambda _: None))
+    monkeypatch.setattr(
+        "stepscope.tune.search.time",
+        SimpleNamespace(monotonic=lambda: now, sleep=lambda _: None, time=time.time, time_ns=time.time_ns),
+    )
     truth = Truth(factors, space=SPACE, before=fifteen_seconds)
     Search(study(tmp_path), SPACE, truth, tmp_path / "lock", 70.0).run()
     assert [proposal.purpose for proposal in truth.proposals[:5]] == purposes
@@ -181,13 +184,13 @@ def test_a_study_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_study_of_another_tool_or_a_damaged_one(tmp_path: Path) -> None:
     shared = study(tmp_path)
-    shared._study.enqueue_trial({}, user_attrs={"proposal": '["screen", [], [["x", ""]]]', "outcome": {"state": 7}})
-    with pytest.raises(UsageError, match="the study search is not one of stepscope tune"):
+    shared.study.enqueue_trial({}, user_attrs={"proposal": '["screen", [], [["x", ""]]]', "outcome": {"state": 7}})
+    with pytest.raises(UsageError, match="did not make the study search"):
         shared.check_program({"words": ["train.py"]})
-    shared._study.ask()
-    with pytest.raises(UsageError, match="the study search is damaged, or of another version of stepscope: KeyError"):
+    shared.study.ask()
+    with pytest.raises(UsageError, match="the study search is damaged, or of another version of stepscope: "):
         shared.trials()
-    shared._study.set_user_attr("space 1", {"knobs": [{"colour": "red"}], "said": []})
+    shared.study.set_user_attr("space 1", {"knobs": [{"colour": "red"}], "said": []})
     with pytest.raises(UsageError, match="the study search is damaged"):
         shared.space()
 

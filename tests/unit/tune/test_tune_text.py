@@ -19,9 +19,8 @@ from stepscope.report.tune import (
     tune_document,
     tune_json,
 )
-from stepscope.tune.knobs import ON, Configuration, Knob, user_knob
 from stepscope.tune.search import TuneResult
-from stepscope.tune.trials import LossCheck, Measured, Proposal, Trial
+from stepscope.tune.trials import ON, Configuration, Knob, LossCheck, Measured, Proposal, Trial, user_knob
 from tests.unit.rendered import written
 from tests.unit.tune.searches import DIFFERENT, measured, space_of
 

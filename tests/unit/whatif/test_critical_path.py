@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from stepscope.analysis.step_view import StepView
 from stepscope.trace import Trace
 from stepscope.whatif import Experiment
 from stepscope.whatif.answer import speed_up_curve
@@ -95,11 +96,12 @@ def test_what_the_first_work_waited_for_may_be_unknown() -> None:
 
 def test_a_device_whose_host_was_not_recorded_has_a_path_and_promises_nothing() -> None:
     recording = Recording(unit_ns=US)
-    steps = pl.DataFrame(
+    recording.work(0, 950, "kernel")
+    view = StepView(recording.trace())
+    view.steps = pl.DataFrame(
         {"index": [0], "start_ns": [0], "duration_ns": [1000 * US], "complete": [True], "source": ["inferred"]}
     )
-    recording.work(0, 950, "kernel")
-    experiment = Experiment(recording.trace(), steps=steps)
+    experiment = Experiment(view)
 
     assert resources(critical_path(experiment)).rows() == [("compute", None, 950 * US, 1.0)]
     assert experiment.why_not == "no host thread was recorded, so that nothing tells what the steps waited for"

@@ -29,8 +29,8 @@ def trace_message() -> type[Trace]:
         messages = import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
     except _unusable() as error:
         raise UsageError(
-            "Perfetto traces need the packages perfetto and protobuf in versions that belong together "
-            f"({str(error).partition('. ')[0]}): pip install --upgrade perfetto protobuf"
+            "reading a Perfetto trace needs the packages perfetto and protobuf in versions that fit each other "
+            f"({str(error).partition('. ')[0]}): pip install --upgrade 'stepscope[perfetto]' protobuf"
         ) from error
     found: type[Trace] = messages.Trace
     return found

@@ -313,9 +313,16 @@ class Tracks:
         return device, queue
 
     def lane(self, code: int, gathering: Gathering, *, is_host: bool) -> int:
-        """The lane of a track; `is_host`: whether a thread's operators, calls or frames stand on it."""
+        """The lane of a track: a thread's own, or one below it, as the thread's.
+
+        Args:
+            is_host: whether a thread's operators, calls or frames stand on it.
+        """
         place = self._places[code]
         around = self._around(place)
+        thread_track = next((number for number, track in enumerate(around) if track.thread is not None), 0)
+        for _ in range(thread_track):
+            place = around.pop(0).parent
         process, thread = self._process_and_thread(place, around)
         name = around[0].name if around else self._thread_names.get(place, "") if isinstance(place, tuple) else ""
         process_name = next((track.process_name for track in around if track.process_name), None)

@@ -1,30 +1,16 @@
 """Remedies applied to a program as it starts, without a change in its files: `stepscope run --apply LIST`.
 
-Each family of flags is one module with `FLAGS`, `install(applying, chosen)`, which patches a process that has imported
-torch, and where it has to, `environment(chosen, variables)` for what must be set before the program starts. A family
-that fails is never fatal: the program goes on as it was, and the run says why.
+A family of flags is installed together: it patches a process that has imported torch, and some set variables before
+the program starts. A family that fails is never fatal: the program goes on as it was, and the run says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from stepscope.record.apply import (
-    compilation,
-    copies,
-    data_parallel,
-    debugging,
-    garbage,
-    host,
-    loaders,
-    logged_numbers,
-    losses,
-    optimizers,
-    own_lines,
-    precision,
-    progress,
-)
+from stepscope.record.apply import code_swaps, host, loaders, losses, model, optimizers
 from stepscope.record.apply.flags import Flag, Outcome, Value, applied_records, outcomes, values_of, words_of
 from stepscope.record.apply.patching import Applying
 from stepscope.record.run_folder import RunFolder
@@ -43,27 +29,41 @@ __all__ = [
     "parse_applications",
 ]
 
-APPLICATIONS: Final[tuple[Any, ...]] = (
-    optimizers,
-    loaders,
-    copies,
-    compilation,
-    precision,
-    losses,
-    host,
-    garbage,
-    progress,
-    debugging,
-    data_parallel,
-    own_lines,
-    logged_numbers,
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Flags that are installed together.
+
+    Attributes:
+        install: patches the process as the family's chosen flags and their values say.
+        environment: given all chosen flags and the program's variables, returns those it is to start with.
+    """
+
+    flags: tuple[Flag, ...]
+    install: Callable[[Applying, Mapping[str, str]], None]
+    environment: Callable[[Mapping[str, str], dict[str, str]], dict[str, str]] = lambda chosen, variables: variables
+
+
+APPLICATIONS: Final = (
+    Family(optimizers.OPTIMIZER_FLAGS, optimizers.install_optimizers),
+    Family(loaders.LOADER_FLAGS, loaders.install_loaders),
+    Family(loaders.COPY_FLAGS, loaders.install_copies),
+    Family(model.COMPILE_FLAGS, model.install_compilation),
+    Family(model.PRECISION_FLAGS, model.install_precision),
+    Family(losses.LOSS_FLAGS, losses.install_losses),
+    Family(host.HOST_FLAGS, host.install_host, host.host_environment),
+    Family(host.GARBAGE_FLAGS, host.install_garbage),
+    Family(host.PROGRESS_FLAGS, host.install_progress),
+    Family(host.DEBUG_FLAGS, host.install_debugging, host.debug_environment),
+    Family(optimizers.DATA_PARALLEL_FLAGS, optimizers.install_data_parallel),
+    Family(code_swaps.BATCHING_FLAGS, code_swaps.install_batching),
+    Family(losses.LOGGING_FLAGS, losses.install_logging),
 )
-"""The families of flags; patches are put in place in this order."""
+"""Patches are put in place in this order."""
 
 
 def all_flags() -> tuple[Flag, ...]:
-    """Every flag there is."""
-    return tuple(flag for family in APPLICATIONS for flag in family.FLAGS)
+    return tuple(flag for family in APPLICATIONS for flag in family.flags)
 
 
 def parse_applications(text: str) -> tuple[str, ...]:
@@ -76,11 +76,7 @@ def parse_applications(text: str) -> tuple[str, ...]:
 
 
 def environment_of(applications: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a program to which these are applied.
-
-    Args:
-        applications: words that `parse_applications` returned.
-        environment: what it would have without them.
+    """The environment for a program to which these words of `parse_applications` are applied.
 
     Raises:
         UsageError: something that must be there before the program starts is not.
@@ -88,8 +84,7 @@ def environment_of(applications: Sequence[str], environment: Mapping[str, str]) 
     chosen = values_of(applications, all_flags())
     variables = dict(environment)
     for family in APPLICATIONS:
-        if hasattr(family, "environment"):
-            variables = family.environment(chosen, variables)
+        variables = family.environment(chosen, variables)
     return variables
 
 
@@ -104,10 +99,10 @@ def install(applications: Sequence[str], folder: RunFolder | None, *, is_recorde
     chosen = values_of(applications, all_flags())
     applying = Applying(chosen, {flag.name: flag.unseen for flag in all_flags()}, folder, is_recorded=is_recorded)
     for family in APPLICATIONS:
-        own = {flag.name: chosen[flag.name] for flag in family.FLAGS if flag.name in chosen}
-        if own:
-            with applying.guarded(*own):
-                family.install(applying, own)
+        of_family = {flag.name: chosen[flag.name] for flag in family.flags if flag.name in chosen}
+        if of_family:
+            with applying.guarded(*of_family):
+                family.install(applying, of_family)
     return applying
 
 

@@ -1,16 +1,22 @@
-"""What the host does around the steps: its threads, and where its memory comes from."""
+"""What the host does around the steps: threads, memory, garbage, progress bars, debugging aids."""
 
 from __future__ import annotations
 
+import gc
+import inspect
+import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
+from stepscope import guard
 from stepscope.errors import UsageError
 from stepscope.record.apply.flags import MOST_PROCESSES, Flag, Value
-from stepscope.record.apply.patching import Applying
+from stepscope.record.apply.patching import Applying, compiling, made_here, users_place
+from stepscope.record.hooks import Marker
 
-FLAGS: Final = (
+HOST_FLAGS: Final = (
     Flag(
         "threads",
         "has an operator use N threads of the host",
@@ -29,8 +35,8 @@ FLAGS: Final = (
 _WORKER: Final = "torch.utils.data._utils.worker"
 
 
-def environment(chosen: Mapping[str, str], variables: dict[str, str]) -> dict[str, str]:
-    """The environment that the program is to start with.
+def host_environment(chosen: Mapping[str, str], variables: dict[str, str]) -> dict[str, str]:
+    """The host_environment that the program is to start with.
 
     Raises:
         UsageError: the allocator is not there, or cannot be loaded.
@@ -47,7 +53,7 @@ def environment(chosen: Mapping[str, str], variables: dict[str, str]) -> dict[st
     return variables
 
 
-def install(applying: Applying, chosen: Mapping[str, str]) -> None:
+def install_host(applying: Applying, chosen: Mapping[str, str]) -> None:
     """See to the threads, and say which allocator is there."""
     if "threads" in chosen:
         with applying.guarded("threads"):
@@ -80,9 +86,152 @@ def _look_at_allocator(applying: Applying, wanted: str) -> None:
 
     try:
         found = loaded_allocator()
-    except OSError:  # a system that does not show it; what was asked for is in the environment
+    except OSError:  # a system that does not show it; what was asked for is in the host_environment
         found = wanted
     if found == wanted:
         applying.did("allocator", f"the host's memory comes from {wanted}")
     else:
         applying.could_not("allocator", f"{wanted} was to be loaded, and is not in the process's memory map")
+
+
+GARBAGE_FLAGS: Final = (
+    Flag(
+        "garbage-at-steps",
+        "collects Python's garbage after every 50 steps, and not within them",
+        "no optimizer stepped",
+        "Not where the program has turned the collector off itself. Memory that only cycles hold is freed later. "
+        "Under `stepscope bench` what is alive is also frozen, which shortens collections and would hide it from "
+        "recordings.",
+    ),
+)
+_EVERY: Final = 50
+"""What `collect_garbage_at_steps` takes where nothing is said."""
+
+
+def install_garbage(applying: Applying, chosen: Mapping[str, str]) -> None:
+    """Begin with the first step of an optimizer; of several optimizers, the one around the others counts."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    from stepscope.remedies import collect_garbage_at_steps
+
+    garbage = _Garbage(applying, collect_garbage_at_steps(_EVERY, freeze=not applying.is_recorded))
+    is_compiling = compiling()
+
+    def stepped(optimizer: Any, positional: Any, named: Any) -> None:
+        if not is_compiling():
+            garbage.stepped(optimizer)
+
+    applying.on_remove(partial(guard.unhook, register_optimizer_step_post_hook(stepped)))
+    applying.on_remove(garbage.collection.close)
+
+
+class _Garbage:
+    """Has garbage collected at the steps of the optimizer that marks them."""
+
+    def __init__(self, applying: Applying, collection: Any) -> None:
+        self.collection = collection
+        self._applying = applying
+        self._marker = Marker()
+        self._is_on = False
+
+    @guard.entry
+    def stepped(self, optimizer: Any) -> None:
+        flag = "garbage-at-steps"
+        if not self._marker.hit(id(optimizer)):
+            return
+        if self._is_on:
+            self.collection.step()
+        elif not gc.isenabled():
+            self._applying.could_not(flag, "the program has turned the collector off itself")
+        else:
+            self._is_on = True
+            self._applying.did(flag, f"garbage is collected after every {_EVERY} steps, and not within them")
+            self.collection.start()
+
+
+DEFAULT_STEPS: Final = "20"
+"""As few updates as the Gaudi optimisation guide advises at most."""
+PROGRESS_FLAGS: Final = (
+    Flag(
+        "quiet-progress",
+        f"draws each bar of tqdm anew after N steps at the earliest ({DEFAULT_STEPS})",
+        "no bar of tqdm was made",
+        "Only bars of tqdm. A value that the program reads from the device to show it is still read.",
+        Value("N", least=1, default=DEFAULT_STEPS),
+    ),
+)
+
+
+def install_progress(applying: Applying, chosen: Mapping[str, str]) -> None:
+    """Have the bars that are made from now on draw seldom, also when their texts change."""
+    module: Any = sys.modules.get("tqdm.std")  # torch imports it where it is installed
+    if module is None:
+        applying.could_not("quiet-progress", "tqdm is not installed")
+        return
+    wanted = int(chosen["quiet-progress"])
+    bar = module.tqdm
+
+    def change(arguments: dict[str, Any]) -> int:
+        arguments["miniters"] = max(wanted, arguments.get("miniters") or 0)
+        return int(arguments["miniters"])
+
+    def say(made: Any, name: str, least: int) -> None:
+        if not made.disable:
+            applying.did("quiet-progress", f"{made_here('the bar')} is drawn after {least} steps at the earliest")
+
+    def quietly(inner: Any, self: Any, *positional: Any, **named: Any) -> Any:
+        bound = inspect.signature(inner).bind(self, *positional, **named)
+        bound.arguments["refresh"] = False  # the next drawing shows it
+        return inner(*bound.args, **bound.kwargs)
+
+    applying.replace_constructor(bar, ["quiet-progress"], change, say)
+    for name in ("set_postfix", "set_postfix_str", "set_description", "set_description_str"):
+        applying.wrap(bar, name, quietly)
+
+
+DEBUG_FLAGS: Final = (
+    Flag(
+        "no-debug",
+        "switches off anomaly detection, gradcheck, CUDA_LAUNCH_BLOCKING and the debug level of torch.distributed",
+        "no debugging aid was switched on",
+        "What the program would have found by them is not found.",
+    ),
+)
+_VARIABLES: Final = {
+    "CUDA_LAUNCH_BLOCKING": ("0", ""),
+    "TORCH_DISTRIBUTED_DEBUG": ("OFF", "INFO", ""),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("0", ""),
+}
+"""Variables that slow every step down, with the values at which they do not."""
+_FOUND: Final = "STEPSCOPE_APPLIED_NO_DEBUG"
+
+
+def debug_environment(chosen: Mapping[str, str], variables: dict[str, str]) -> dict[str, str]:
+    """Without the variables that slow the program down."""
+    if "no-debug" not in chosen:
+        return variables
+    found = [name for name, harmless in _VARIABLES.items() if variables.get(name, "") not in harmless]
+    kept = {name: value for name, value in variables.items() if name not in found}
+    return {**kept, _FOUND: ",".join(found)} if found else kept
+
+
+def install_debugging(applying: Applying, chosen: Mapping[str, str]) -> None:
+    """Have anomaly detection stay off whoever asks for it, and gradcheck pass at once."""
+    import torch
+
+    for name in filter(None, os.environ.get(_FOUND, "").split(",")):
+        applying.did("no-debug", f"{name} is not set")
+
+    def set_anomaly_enabled(original: Any, mode: bool, *positional: Any, **named: Any) -> None:
+        if mode:
+            applying.did("no-debug", f"anomaly detection asked for at {users_place() or 'an unknown place'} stays off")
+        original(False, *positional, **named)
+
+    def gradcheck(original: Any, *positional: Any, **named: Any) -> bool:
+        applying.did("no-debug", f"gradcheck at {users_place() or 'an unknown place'} is passed over")
+        return True
+
+    applying.wrap(torch, "set_anomaly_enabled", set_anomaly_enabled)
+    for name in ("gradcheck", "gradgradcheck"):
+        for module in ("torch.autograd", "torch.autograd.gradcheck"):
+            applying.wrap(sys.modules[module], name, gradcheck)

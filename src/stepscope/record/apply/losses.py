@@ -1,14 +1,29 @@
-"""Losses over many classes."""
+"""Losses over many classes, and numbers that the program reads from the device only to keep them.
+
+A statement such as `history.append(loss.item())` or `running += loss.item()` gets a number that is copied to the host
+without waiting. A loop that is already running could not be given other code; the call of `.item()` can.
+"""
 
 from __future__ import annotations
 
+import ast
+import json
+import os
+import sys
+from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
+from stepscope.record.apply.code_swaps import source_of
 from stepscope.record.apply.flags import Flag
-from stepscope.record.apply.patching import Applying, compiling, in_a_line, users_place
+from stepscope.record.apply.patching import Applying, compiling, in_a_line, is_users_file, users_place
+from stepscope.remedies.rewrites.source_text import SourceText, is_pure
 
-FLAGS: Final = (
+if TYPE_CHECKING:
+    from stepscope.remedies import DeferredNumber
+
+LOSS_FLAGS: Final = (
     Flag(
         "chunked-loss",
         "computes cross entropy over many classes in blocks of positions, without a second tensor of all scores",
@@ -23,7 +38,7 @@ _FEWEST_SCORES: Final = 2**18
 """Fewer are one block on a CPU, and gain nothing."""
 
 
-def install(applying: Applying, chosen: Mapping[str, str]) -> None:
+def install_losses(applying: Applying, chosen: Mapping[str, str]) -> None:
     """Put `stepscope.remedies.chunked_cross_entropy` in the place of torch's for large scores, in modules too."""
     import torch
 
@@ -75,3 +90,152 @@ def _is_large(scores: Any, target: Any) -> bool:
         and scores.numel() >= _FEWEST_SCORES
         and not target.is_floating_point()
     )
+
+
+_DEFERRED: Final = "deferred-logging"
+LOGGING_FLAGS: Final = (
+    Flag(
+        _DEFERRED,
+        "reads numbers of the device that are appended to a list or added up when they are used, not in every step",
+        "no line appended a number that was read from a device to a list, or added it up",
+        "What is printed or logged at once still waits. On a CPU there is nothing to wait for. The numbers are no "
+        "floats, though they can be used as ones: only code that asks for the type of each can tell.",
+    ),
+)
+_MOST_UNREAD: Final = 256
+"""Numbers whose pinned memory is held; then the oldest is waited for."""
+
+
+def install_logging(applying: Applying, chosen: Mapping[str, str]) -> None:
+    """Watch who reads a number of a tensor."""
+    import torch
+
+    logged = _LoggedNumbers(applying)
+
+    def item(original: Any, self: torch.Tensor) -> Any:
+        frame = sys._getframe(2)  # outside of the guard's
+        code = frame.f_code
+        verdict = logged.verdicts.get((id(code), frame.f_lineno))
+        if verdict is None:
+            with applying.guarded(_DEFERRED):
+                verdict = logged.judge(code, frame.f_lineno)
+        return logged.number(self, verdict) if verdict and type(self) in logged.types else original(self)
+
+    applying.wrap(torch.Tensor, "item", item)
+
+
+class _LoggedNumbers:
+    """Which lines only keep the numbers that they read, and the numbers that were not read yet.
+
+    Attributes:
+        verdicts: identity of a code object and line -> the line's name, "" where it does more with the number.
+        types: of tensors whose numbers can be deferred.
+    """
+
+    def __init__(self, applying: Applying) -> None:
+        import torch
+
+        self._applying = applying
+        self._original = torch.Tensor.item
+        self._compiling = getattr(torch.compiler, "is_compiling", lambda: False)
+        self._held: list[Any] = []
+        self._unread: deque[DeferredNumber] = deque()
+        self._has_begun = False
+        self.verdicts: dict[tuple[int, int], str] = {}
+        self.types = (torch.Tensor, torch.nn.Parameter)
+
+    def judge(self, code: Any, line: int) -> str:
+        """The verdict on a line that reads a number for the first time."""
+        verdict = ""
+        if is_users_file(code.co_filename):
+            text = kept_in(code.co_filename).get(line)
+            verdict = f"{text} at {os.path.basename(code.co_filename)}:{line}" if text else ""
+        self._held.append(code)  # so that its identity stays its own
+        self.verdicts[id(code), line] = verdict
+        return verdict
+
+    def number(self, tensor: Any, where: str) -> Any:
+        """The tensor's number, deferred where it is on a device."""
+        if self._compiling() or not tensor.is_floating_point() or tensor.numel() != 1:
+            return self._original(tensor)
+        if tensor.device.type == "cpu":
+            why = "the number is on the CPU, where reading it waits for nothing"
+            self._applying.could_not(_DEFERRED, f"{where}: {why}")
+            return self._original(tensor)
+        from stepscope.remedies import DeferredNumber
+
+        number = DeferredNumber(tensor)
+        self._applying.did(_DEFERRED, f"{where} no longer waits for the device")
+        if not self._has_begun:
+            self._has_begun = True
+            _let_others_read(self._applying)
+        self._unread.append(number)
+        while self._unread and (len(self._unread) > _MOST_UNREAD or self._unread[0].is_there):
+            _ = self._unread.popleft().value
+        return number
+
+
+@lru_cache(maxsize=256)
+def kept_in(file: str) -> Mapping[int, str]:
+    """Lines of a file that do nothing with the numbers they read but keep them -> what stands there."""
+    text = source_of(file)
+    if text is None:
+        return {}
+    try:
+        source = SourceText(text)
+    except ValueError:
+        return {}
+    found = {}
+    for place in source.places():
+        statement = place.statement
+        value = _kept(statement)
+        if value is not None and _only_reads(value):
+            words = " ".join(source.of(statement).split())
+            for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
+                found[line] = words if len(words) <= 60 else f"{words[:57]}..."
+    return found
+
+
+def _kept(statement: ast.stmt) -> ast.expr | None:
+    """What a statement appends to a list, or adds to a number."""
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
+        return statement.value
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
+        return call.args[0] if len(call.args) == 1 and not call.keywords else None
+    return None
+
+
+def _only_reads(value: ast.expr) -> bool:
+    """Whether an expression is a tensor's .item(), or sums and products of it with what is no call."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub | ast.Mult):
+        sides = (value.left, value.right)
+        return any(_only_reads(side) for side in sides) and all(_only_reads(side) or is_pure(side) for side in sides)
+    return (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and value.func.attr == "item"
+        and not value.args
+        and not value.keywords
+    )
+
+
+def _let_others_read(applying: Applying) -> None:
+    """Have JSON and torch, which ask for the type of a number, take the deferred ones too."""
+    import torch
+
+    from stepscope.remedies import DeferredNumber
+
+    def default(original: Any, encoder: Any, value: Any) -> Any:
+        return value.value if isinstance(value, DeferredNumber) else original(encoder, value)
+
+    def made(original: Any, data: Any, *positional: Any, **named: Any) -> Any:
+        if isinstance(data, list | tuple) and any(isinstance(each, DeferredNumber) for each in data):
+            data = [each.value if isinstance(each, DeferredNumber) else each for each in data]
+        elif isinstance(data, DeferredNumber):
+            data = data.value
+        return original(data, *positional, **named)
+
+    applying.wrap(json.JSONEncoder, "default", default)
+    applying.wrap(torch, "tensor", made)
+    applying.wrap(torch, "as_tensor", made)

@@ -1,4 +1,4 @@
-"""What an optimizer's step runs, and how gradients are cleared."""
+"""What an optimizer's step runs, and how gradients are cleared, clipped and reduced."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any, Final
 
 from stepscope import guard
-from stepscope.record.apply.flags import Flag
+from stepscope.record.apply.flags import Flag, Value
 from stepscope.record.apply.patching import Applying, in_a_line, made_here, users_place
 
-FLAGS: Final = (
+OPTIMIZER_FLAGS: Final = (
     Flag(
         "fuse-optimizer",
         "has each optimizer update all parameters in one kernel, or in few",
@@ -35,7 +35,7 @@ FLAGS: Final = (
 )
 
 
-def install(applying: Applying, chosen: Mapping[str, str]) -> None:
+def install_optimizers(applying: Applying, chosen: Mapping[str, str]) -> None:
     """Have the optimizers of the program be as the flags say."""
     if "fuse-optimizer" in chosen:
         with applying.guarded("fuse-optimizer"):
@@ -149,3 +149,69 @@ def _drop_gradients(applying: Applying) -> None:
 
     for owner in (torch.optim.Optimizer, torch.nn.Module):
         applying.wrap(owner, "zero_grad", cleared)
+
+
+_NO_DATA_PARALLEL: Final = "no DistributedDataParallel was made"
+DATA_PARALLEL_FLAGS: Final = (
+    Flag(
+        "bucket-mb",
+        "reduces gradients in buckets of N MB",
+        _NO_DATA_PARALLEL,
+        "The first bucket stays small, so that reducing begins early.",
+        Value("N", least=1),
+    ),
+    Flag(
+        "gradient-view",
+        "keeps gradients in the buckets that are reduced, instead of copying them there and back",
+        _NO_DATA_PARALLEL,
+        "The program must not replace or detach gradients in place.",
+    ),
+    Flag(
+        "static-graph",
+        "tells DistributedDataParallel that every step uses the same parameters in the same order",
+        _NO_DATA_PARALLEL,
+        "Only where that is so: torch ends the program, or gradients are wrong, where it is not.",
+    ),
+    Flag(
+        "no-find-unused",
+        "does not look for parameters without gradients in every step",
+        _NO_DATA_PARALLEL,
+        "Only where every parameter gets a gradient: torch ends the program in its second step where one does not.",
+    ),
+)
+_ARGUMENTS: Final = {
+    "bucket-mb": ("bucket_cap_mb", "reduces gradients in buckets of {value} MB instead of {before}"),
+    "gradient-view": ("gradient_as_bucket_view", "keeps gradients in its buckets"),
+    "static-graph": ("static_graph", "takes every step's graph for the same"),
+    "no-find-unused": ("find_unused_parameters", "does not look for unused parameters"),
+}
+_DEFAULT_BUCKET_MB: Final = 25
+"""What torch takes where nothing is given (documented for DistributedDataParallel)."""
+
+
+def install_data_parallel(applying: Applying, chosen: Mapping[str, str]) -> None:
+    """Have the DistributedDataParallel modules that are made from now on be as the flags say."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    def tell(module: Any, name: str, said: dict[str, str]) -> None:
+        for flag, sentence in said.items():
+            applying.did(flag, f"{name} {sentence}")
+
+    applying.replace_constructor(DistributedDataParallel, chosen, lambda arguments: _change(arguments, chosen), tell)
+
+
+def _change(arguments: dict[str, Any], chosen: Mapping[str, str]) -> dict[str, str]:
+    """Change the arguments in place; returns the end of a sentence for each flag."""
+    said = {}
+    for flag, value in chosen.items():
+        name, sentence = _ARGUMENTS[flag]
+        wanted: Any = {"bucket-mb": float(value or 0), "no-find-unused": False}.get(flag, True)
+        before = arguments.get(name)
+        if flag == "bucket-mb":
+            arguments.pop("bucket_cap_mb_list", None)
+            before = _DEFAULT_BUCKET_MB if before is None else before
+        elif bool(before) == wanted:
+            sentence += " as it was made"
+        arguments[name] = wanted
+        said[flag] = sentence.format(value=value, before=f"{before:g}" if flag == "bucket-mb" else before)
+    return said

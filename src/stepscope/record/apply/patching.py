@@ -19,9 +19,9 @@ from stepscope import guard
 from stepscope.errors import StepscopeError
 from stepscope.files import with_checksum
 from stepscope.record.apply.flags import MOST_SENTENCES, PREFIX
-from stepscope.record.bootstrap_plan import is_helper
 from stepscope.record.manifest import rank_and_world_size
 from stepscope.record.run_folder import RunFolder, write_json
+from stepscope.record.run_process import is_distributed, is_helper
 
 Changed = TypeVar("Changed")
 
@@ -196,7 +196,7 @@ class Applying:
         self._is_rank = self._is_rank or not is_helper()
         if self._folder is None or not self._is_rank:
             return
-        if self._rank is None or _is_distributed():  # a rank is not asked for any more when its group is destroyed
+        if self._rank is None or is_distributed():  # a rank is not asked for any more when its group is destroyed
             self._rank = rank_and_world_size()[0]
         path = self._folder.rank_folder(self._rank) / f"{PREFIX}{self._process}.json"
         write_json(path, with_checksum(self.to_json()))
@@ -219,11 +219,6 @@ def users_place() -> str:
 def is_users_file(file: str) -> bool:
     """Whether code of that file is the user's own: no library's, no part of Python, and not made at run time."""
     return not (file.startswith(("<", PACKAGE, _STANDARD_LIBRARY)) or any(folder in file for folder in _INSTALLED))
-
-
-def _is_distributed() -> bool:
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
 
 
 def made_here(kind: str) -> str:

@@ -12,13 +12,14 @@ for step, batch in enumerate(loader):
 from __future__ import annotations
 
 import atexit
+import functools
 import operator
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -267,11 +268,6 @@ def log(values: Mapping[str, Any], step: int | None = None) -> None:
     telemetry().log(values, step)
 
 
-def start_for_run(run_folder_path: Path, rank: int) -> Telemetry:
-    """Begin this process's telemetry inside a run's folder; the script's own calls then go there as well."""
-    return telemetry(run_folder_path, rank=rank)
-
-
 def _default_folder() -> Path:
     started = os.environ.get(RUN_VARIABLE)
     if started:
@@ -314,6 +310,56 @@ def _forget(run: Telemetry) -> None:
     _OPEN.discard(run)
     if _current is run:
         _current = None
+
+
+TRACKERS: Final[dict[str, tuple[str, str]]] = {
+    "wandb.sdk.wandb_run": ("Run", "log"),
+    "torch.utils.tensorboard.writer": ("SummaryWriter", "add_scalar"),
+    "tensorboardX.writer": ("SummaryWriter", "add_scalar"),
+}
+"""Module, and the class and method of it that values are handed to."""
+_DEEPEST: Final = 8
+
+
+def keep_tracked_values(module: str) -> None:
+    """Have the values kept that are handed to that module, which was imported just now; does nothing for others."""
+    if module not in TRACKERS:
+        return
+    kind, method = TRACKERS[module]
+    owner = getattr(sys.modules.get(module), kind, None)
+    original = vars(owner).get(method) if owner is not None else None
+    if not callable(original):
+        return
+    setattr(owner, method, guard.around(original, after=functools.partial(_log_tracked, method)))
+
+
+@guard.entry
+def _log_tracked(method: str, _: None, answer: Any, owner: Any, /, *positional: Any, **keywords: Any) -> None:
+    if method == "log":
+        data, step = _arguments(("data", "step"), positional, keywords)
+        values = dict(_numbers(data, "", 0))
+    else:
+        tag, value, step = _arguments(("tag", "scalar_value", "global_step"), positional, keywords)
+        values = {str(tag): value}
+    if values:
+        with guard.attempt():  # what is no value of telemetry is the tracker's alone
+            log(values, step if type(step) is int else None)
+
+
+def _arguments(names: tuple[str, ...], positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Any]:
+    given = dict(zip(names, positional, strict=False))
+    return [given.get(name, keywords.get(name)) for name in names]
+
+
+def _numbers(data: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Numbers and tensors by name; those of mappings inside have dots in their names, as W&B shows them."""
+    if not isinstance(data, Mapping) or depth > _DEEPEST:
+        return
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}.", depth + 1)
+        elif not isinstance(value, bool) and (isinstance(value, (int, float)) or hasattr(value, "item")):
+            yield f"{prefix}{name}", value
 
 
 @guard.entry

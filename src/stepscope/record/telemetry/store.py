@@ -100,20 +100,21 @@ class TelemetryStore:
 
     def append(self, samples: Iterable[Sample], missing: Iterable[Missing] = ()) -> None:
         """Write all of these rows or, where that fails, none."""
-        known = len(self._numbers)
-        self._connection.execute("BEGIN")
+        known = self._numbers
+        self._numbers = dict(known)
+        is_written = False
         try:
-            self._connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?)", map(self._sample_row, samples))
-            self._connection.executemany(
-                "INSERT INTO missing VALUES (?, ?, 1, ?) ON CONFLICT DO UPDATE SET count = count + 1",
-                [(self._number(each.series), each.reason, each.unix_ns) for each in missing],
-            )
-            self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            self._numbers = dict(list(self._numbers.items())[:known])
-            raise
+            with self._connection as connection:  # commits what was begun, or rolls it back
+                connection.execute("BEGIN")
+                connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?)", map(self._sample_row, samples))
+                connection.executemany(
+                    "INSERT INTO missing VALUES (?, ?, 1, ?) ON CONFLICT DO UPDATE SET count = count + 1",
+                    [(self._number(each.series), each.reason, each.unix_ns) for each in missing],
+                )
+            is_written = True
+        finally:
+            if not is_written:
+                self._numbers = known
 
     def close(self) -> None:
         """Leave one plain file without a log beside it, where nobody reads it just now."""
@@ -126,10 +127,8 @@ class TelemetryStore:
             self._connection.close()
 
     def _sample_row(self, sample: Sample) -> tuple[int, int, int | None, float | str | None]:
-        value: float | str | None = sample.value
-        if sample.value is not None and math.isnan(sample.value):
-            value = NOT_A_NUMBER
-        return self._number(sample.series), sample.unix_ns, sample.step, value
+        is_nan = sample.value is not None and math.isnan(sample.value)
+        return self._number(sample.series), sample.unix_ns, sample.step, NOT_A_NUMBER if is_nan else sample.value
 
     def _number(self, series: Series) -> int:
         if series not in self._numbers:

@@ -4,6 +4,10 @@
     print(unified_diff("train.py", source, rewrites))
 
 Pure text and syntax trees: neither torch nor the program is imported. What cannot be shown to be safe is left alone.
+
+Edits are spans of the text, found by `ast`, not a libcst transformation. Written for libcst, the zero-grad rewrite
+had as many lines, took 235 ms instead of 8 for a script of 149 lines, and 0.4 s to import; and `run --apply`, which
+compiles the rewritten text inside the user's process, needs the spans without another package.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepscope.remedies.rewrites import batched_loss, deferred_logging, training_loops
-from stepscope.remedies.rewrites import training_loops as constructors
 from stepscope.remedies.rewrites.context import (
     Context,
     Criterion,
@@ -62,16 +65,16 @@ REWRITES: Final[tuple[Kind, ...]] = (
     Kind(batched_loss.NAME, ("loop-in-step",), batched_loss.find),
     Kind(deferred_logging.NAME, ("host-synchronisation", "frequent-logging"), deferred_logging.find),
     Kind(
-        constructors.LOADER,
+        training_loops.LOADER,
         ("input-bound", "exposed-copy", "loader-restart", "loader-contention", "step-variance", "device-tail"),
-        constructors.find_loaders,
+        training_loops.find_loaders,
         anywhere=True,
     ),
-    Kind(constructors.OPTIMIZER, ("single-tensor-optimizer",), constructors.find_optimizers, anywhere=True),
+    Kind(training_loops.OPTIMIZER, ("single-tensor-optimizer",), training_loops.find_optimizers, anywhere=True),
     Kind(
-        constructors.DATA_PARALLEL,
+        training_loops.DATA_PARALLEL,
         ("small-buckets", "gradient-copies", "unused-parameters", "exposed-communication"),
-        constructors.find_data_parallel,
+        training_loops.find_data_parallel,
         anywhere=True,
     ),
     Kind(training_loops.NON_BLOCKING, ("exposed-copy", "host-synchronisation"), training_loops.find_copies),

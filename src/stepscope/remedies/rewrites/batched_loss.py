@@ -12,10 +12,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stepscope.remedies.rewrites.context import Context, Criterion, Edit, Expected, Positions, Rewrite
-from stepscope.remedies.rewrites.loss_calls import LossCall, loss_call
-from stepscope.remedies.rewrites.positions import Loop, comes_after_a_change, is_list, loop_of, sliced
+from stepscope.remedies.rewrites.loss_calls import (
+    Loop,
+    LossCall,
+    comes_after_a_change,
+    is_list,
+    loop_of,
+    loss_call,
+    sliced,
+)
 from stepscope.remedies.rewrites.source_text import (
     Place,
+    assigned,
     dotted,
     expressions_of,
     is_pure,
@@ -137,32 +145,27 @@ def _temporaries(statements: Sequence[ast.stmt]) -> dict[str, ast.expr] | None:
     """Names that the loop's body assigns before the loss is added, each once; None where it does anything else."""
     found: dict[str, ast.expr] = {}
     for statement in statements:
-        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-            return None
-        target = statement.targets[0]
-        if not isinstance(target, ast.Name) or target.id in found:
-            return None
-        found[target.id] = statement.value
+        match statement:
+            case ast.Assign([ast.Name(name)], value) if name not in found:
+                found[name] = value
+            case _:
+                return None
     return found
 
 
 def _added(statement: ast.stmt) -> tuple[ast.expr, ast.expr, bool] | None:
     """What is added to, what is added, and whether it is appended to a list."""
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
-        return (statement.target, statement.value, False) if dotted(statement.target) else None
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.value, ast.BinOp):
-        target, value = statement.targets[0], statement.value
-        name = dotted(target)
-        if name is None or not isinstance(value.op, ast.Add):
+    match statement:
+        case ast.AugAssign(target, ast.Add(), value) if dotted(target):
+            return target, value, False
+        case ast.Assign([target], ast.BinOp(left, ast.Add(), right)) if (name := dotted(target)) is not None:
+            if dotted(left) == name:
+                return target, right, False
+            return (target, left, False) if dotted(right) == name else None
+        case ast.Expr(ast.Call(ast.Attribute(target, "append"), [value], [])) if dotted(target):
+            return target, value, True
+        case _:
             return None
-        if dotted(value.left) == name:
-            return target, value.right, False
-        return (target, value.left, False) if dotted(value.right) == name else None
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        call = statement.value
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "append" and dotted(call.func.value):
-            return (call.func.value, call.args[0], True) if len(call.args) == 1 and not call.keywords else None
-    return None
 
 
 def _scaled(value: ast.expr, temporary: dict[str, ast.expr], changing: set[str]) -> tuple[ast.expr, ast.expr]:
@@ -192,7 +195,7 @@ def _batched(
     is_bare = not found.logits.axis and not found.targets.axis
     if (used | needed) & written or not _temporaries_serve(call, temporary):
         return None
-    if any(not part.axis and is_list(context, place.scope, part.base) for part in (found.logits, found.targets)):
+    if any(not part.axis and is_list(place.scope, part.base) for part in (found.logits, found.targets)):
         return None
     expected = _expected(context, found)
     if expected is None:
@@ -210,7 +213,7 @@ def _batched(
         assumptions.append(f"{bases} are equally long: the loop ended with the shorter one.")
     elif not (texts[0][1] and texts[1][1]):
         assumptions.append(f"{bases} have all positions of the loop, which failed where one was missing.")
-    return _Batched(before, each, total, tuple(assumptions), expected, found.criterion)
+    return _Batched(before, each, total, tuple(assumptions), expected, found.callee.criterion)
 
 
 def _temporaries_serve(call: ast.expr, temporary: dict[str, ast.expr]) -> bool:
@@ -253,15 +256,16 @@ def _form(context: Context, found: LossCall, x: str, y: str) -> tuple[tuple[str,
         rows, per_position = f"{y}.transpose(0, 1)", 0 if found.logits.axis else 1
     flat_x = x if found.logits.axis == 2 else f"{x}.flatten(0, {-2 if single else 1})"
     flat_y = rows if found.logits.axis == 2 else f"{rows}.flatten()"
-    if found.reduction == "sum":
+    arguments = [flat_x, flat_y, *found.callee.keywords, 'reduction="none"']
+    if found.callee.reduction == "sum":
         callee, own = found.own
         plain = _called(callee, [flat_x, flat_y, *own])
-        each = [flat_x, flat_y, *found.keywords, 'reduction="none"']
         shaped = f".reshape(len({y}), -1)" if single else "" if found.logits.axis == 2 else f".view_as({rows})"
-        return (), f"{found.callee}({', '.join(each)}){shaped}.sum({per_position})", plain
+        return (), f"{found.spelled}({', '.join(arguments)}){shaped}.sum({per_position})", plain
     losses, counted = context.fresh("token_losses"), context.fresh("counted")
-    call = _called(found.callee, [flat_x, flat_y, *found.keywords, 'reduction="none"'], f"{losses} = ")
-    mask = f"({rows} != {found.ignored}).reshape(len({y}), -1)" if single else f"{rows} != {found.ignored}"
+    call = _called(found.spelled, arguments, f"{losses} = ")
+    ignored = found.callee.ignored
+    mask = f"({rows} != {ignored}).reshape(len({y}), -1)" if single else f"{rows} != {ignored}"
     shaped = losses if found.logits.axis == 2 else f"{losses}.view_as({counted})"
     each_mean = f"({shaped}.sum({per_position}) / {counted}.sum({per_position}))"
     return (f"{losses} = {call}", f"{counted} = {mask}"), each_mean, f"{each_mean}.sum()"
@@ -277,8 +281,9 @@ def _called(callee: str, arguments: Sequence[str], before: str = "") -> str:
 def _assumptions(found: LossCall, expected: Sequence[Expected], is_bare: bool) -> Iterator[str]:
     logits, targets = (each.expression for each in expected)
     yield f"`{targets}` holds class numbers, not a probability for each class."
-    if found.criterion is not None and found.made_at is not None:
-        yield f"`{found.criterion.expression}` is the {found.criterion.kind} that line {found.made_at} makes."
+    criterion = found.callee.criterion
+    if criterion is not None and found.callee.made_at is not None:
+        yield f"`{criterion.expression}` is the {criterion.kind} that line {found.callee.made_at} makes."
     if all(len(each.dimensions) == 1 for each in expected):
         words = {2: "two", 3: "three"}
         shapes = [f"`{each.expression}` has {words[each.dimensions[0]]} dimensions" for each in expected]
@@ -304,13 +309,8 @@ def _are_used_elsewhere(place: Place, loop: ast.For, names: set[str]) -> bool:
                 inside |= {id(each) for each in ast.walk(node)}
         elif isinstance(node, ast.Global | ast.Nonlocal) and names.intersection(node.names):
             return True
-    return any(
-        isinstance(node, ast.Name)
-        and node.id in names
-        and not isinstance(node.ctx, ast.Store)
-        and id(node) not in inside
-        for node in ast.walk(place.scope.node)
-    )
+    uses = (node for node in ast.walk(place.scope.node) if isinstance(node, ast.Name) and node.id in names)
+    return any(not isinstance(node.ctx, ast.Store) and id(node) not in inside for node in uses)
 
 
 def _of_list(
@@ -340,39 +340,38 @@ def _of_list(
 
 def _empty_list(context: Context, place: Place, name: str) -> ast.stmt | None:
     """The statement before the loop, in the same block, that makes the list; with nothing between that uses it."""
-    for statement in reversed(place.block[: place.index]):
-        if name in names_in(statement):
-            targets: list[ast.expr] = [statement.target] if isinstance(statement, ast.AnnAssign) else []
-            targets = list(statement.targets) if isinstance(statement, ast.Assign) else targets
-            value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
-            is_empty = isinstance(value, ast.List) and not value.elts
-            whole = context.source.indent(statement) is not None and context.source.ends_its_line(statement)
-            is_it = len(targets) == 1 and isinstance(targets[0], ast.Name) and is_empty and whole
-            return statement if is_it and place.scope.is_function else None
-    return None
+    statement = next((each for each in reversed(place.block[: place.index]) if name in names_in(each)), None)
+    if statement is None or not place.scope.is_function:
+        return None
+    if context.source.indent(statement) is None or not context.source.ends_its_line(statement):
+        return None
+    match assigned(statement):
+        case [ast.Name()], ast.List(elts=[]):
+            return statement
+        case _:
+            return None
 
 
 def _uses(context: Context, place: Place, loop: ast.For, name: str) -> list[tuple[ast.expr, str]] | None:
     """What else the function does with the list, and how it does that with a tensor; None where it cannot be done."""
     if is_unplaced(place.scope.node, name):
         return None
-    stores, loads, replaced = 0, 0, list[tuple[ast.expr, str]]()
+    replaced: list[tuple[ast.expr, str]] = []
     inside = {id(node) for node in ast.walk(loop)}
-    for node in ast.walk(place.scope.node):
-        if isinstance(node, ast.Name) and node.id == name and id(node) not in inside:
-            loads, stores = loads + isinstance(node.ctx, ast.Load), stores + (not isinstance(node.ctx, ast.Load))
-        if not isinstance(node, ast.Call) or len(node.args) < 1 or dotted(node.args[0]) != name:
+    nodes = list(ast.walk(place.scope.node))
+    uses = [each for each in nodes if isinstance(each, ast.Name) and each.id == name and id(each) not in inside]
+    loads = sum(isinstance(each.ctx, ast.Load) for each in uses)
+    for node in nodes:
+        if not isinstance(node, ast.Call) or node.lineno <= (loop.end_lineno or loop.lineno):
             continue
-        alone = len(node.args) == 1 and not node.keywords
-        if node.lineno <= (loop.end_lineno or loop.lineno):
-            continue
-        if dotted(node.func) == "sum" and alone:
-            replaced.append((node, f"{name}.sum()"))
-        elif dotted(node.func) == "len" and alone:
-            replaced.append((node, context.source.of(node)))
-        elif _is_stack(context, place, node):
-            replaced.append((node, name))
-    return replaced if stores == 1 and loads == len(replaced) else None
+        match node:
+            case ast.Call(ast.Name("sum"), [ast.Name(summed)], []) if summed == name:
+                replaced.append((node, f"{name}.sum()"))
+            case ast.Call(ast.Name("len"), [ast.Name(counted)], []) if counted == name:
+                replaced.append((node, context.source.of(node)))
+            case ast.Call(args=[first, *_]) if dotted(first) == name and _is_stack(context, place, node):
+                replaced.append((node, name))
+    return replaced if len(uses) - loads == 1 and loads == len(replaced) else None
 
 
 def _is_stack(context: Context, place: Place, call: ast.Call) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from stepscope.remedies.rewrites.source_text import Place, Scope, SourceText, dotted, expressions_of
+from stepscope.remedies.rewrites.source_text import Place, Scope, SourceText, assigned, dotted, expressions_of
 
 _SAME: Final = {
     "torch.optim.adam.Adam": "torch.optim.Adam",
@@ -48,27 +49,19 @@ class TorchNames:
 
     def spelling(self, wanted: str, scope: Scope) -> str | None:
         """How something of torch can be called in this scope, in the shortest way; None where it cannot."""
-        found = []
-        for alias, home in self._visible(scope).items():
-            if wanted == home:
-                found.append(alias)
-            elif wanted.startswith(f"{home}."):
-                found.append(f"{alias}{wanted[len(home) :]}")
+        homes = self._visible(scope).items()
+        found = (alias + wanted[len(home) :] for alias, home in homes if f"{wanted}.".startswith(f"{home}."))
         return min(found, key=lambda each: (len(each), each), default=None)
 
     def _visible(self, scope: Scope) -> dict[str, str]:
         """Alias -> full name, of the imports at the top of the module and in the functions around."""
         if id(scope.node) not in self._seen:
-            self._seen[id(scope.node)] = self._imported_around(scope)
+            found: dict[str, str] = {}
+            for each in scope.chain:
+                if each.is_function or each.parent is None:
+                    found = self._imports.get(id(each.node), {}) | found
+            self._seen[id(scope.node)] = {alias: home for alias, home in found.items() if alias not in self._bound}
         return self._seen[id(scope.node)]
-
-    def _imported_around(self, scope: Scope) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for each in scope.chain:
-            if each.is_function or each.parent is None:
-                for alias, home in self._imports.get(id(each.node), {}).items():
-                    found.setdefault(alias, home)
-        return {alias: home for alias, home in found.items() if alias not in self._bound}
 
     @cached_property
     def _imports(self) -> dict[int, dict[str, str]]:
@@ -81,8 +74,8 @@ class TorchNames:
                 inner = names
                 if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                     inner = found.setdefault(id(child), {})
-                elif isinstance(child, ast.Import | ast.ImportFrom):
-                    names.update(_imported(child))
+                homes = imported_by(child).items()
+                names.update((alias, home) for alias, home in homes if home.split(".")[0] == "torch")
                 if not isinstance(child, ast.expr):
                     todo.append((child, inner))
         return found
@@ -94,36 +87,33 @@ class TorchNames:
         homes: dict[str, set[str]] = {}
         for node in ast.walk(self._tree):
             found |= names_bound_by(node)
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                for alias, home in _every_import(node).items():
-                    homes.setdefault(alias, set()).add(home)
+            for alias, home in imported_by(node).items():
+                homes.setdefault(alias, set()).add(home)
         return found | {alias for alias, different in homes.items() if len(different) > 1}
 
 
 def names_bound_by(node: ast.AST) -> set[str]:
     """The names that a node itself gives a meaning, but for those it imports: a target, an argument, a definition."""
-    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        return {node.id}
-    if isinstance(node, ast.arg):
-        return {node.arg}
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {node.name}
-    return set()
+    match node:
+        case ast.Name(name, ast.Store() | ast.Del()) | ast.arg(name):
+            return {name}
+        case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+            return {name}
+        case _:
+            return set()
 
 
-def _imported(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
-    """Of one import statement: alias -> full name, of what is torch's."""
-    return {alias: home for alias, home in _every_import(node).items() if home.split(".")[0] == "torch"}
-
-
-def _every_import(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
-    if isinstance(node, ast.Import):
-        return {
-            each.asname or each.name.split(".")[0]: each.name if each.asname else each.name.split(".")[0]
-            for each in node.names
-        }
-    home = "." * node.level + (node.module or "")
-    return {each.asname or each.name: f"{home}.{each.name}" for each in node.names if each.name != "*"}
+def imported_by(node: ast.AST) -> dict[str, str]:
+    """Alias -> full name of what an import statement binds; empty for any other node."""
+    match node:
+        case ast.Import(names):
+            whole = {each.asname: each.name for each in names if each.asname}
+            return whole | {first: first for each in names if not each.asname for first in each.name.split(".")[:1]}
+        case ast.ImportFrom(module, names, level):
+            home = "." * (level or 0) + (module or "")
+            return {each.asname or each.name: f"{home}.{each.name}" for each in names if each.name != "*"}
+        case _:
+            return {}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -251,15 +241,12 @@ def _quoted(path: str) -> str:
     """As git writes a name: within quotes where it holds what would end the line or the name."""
     if path.isprintable() and not any(each in path for each in '"\\'):
         return path if " " not in path else f"{path}\t"
-    return '"' + "".join(_octal(each) for each in path) + '"'
 
+    def octal(letter: str) -> str:
+        return "".join(f"\\{byte:03o}" for byte in letter.encode("utf-8", "surrogateescape"))
 
-def _octal(letter: str) -> str:
-    if letter in '"\\':
-        return f"\\{letter}"
-    if letter.isprintable():
-        return letter
-    return "".join(f"\\{byte:03o}" for byte in letter.encode("utf-8", "surrogateescape"))
+    escaped = re.sub(r'(["\\])', r"\\\1", path)
+    return '"' + "".join(each if each.isprintable() else octal(each) for each in escaped) + '"'
 
 
 def _overlap(one: Edit, other: Edit) -> bool:
@@ -298,12 +285,14 @@ class Context:
     @cached_property
     def every_name(self) -> frozenset[str]:
         """Every name and argument of the module."""
-        nodes = list(ast.walk(self.source.tree))
-        return frozenset(
-            {node.id for node in nodes if isinstance(node, ast.Name)}
-            | {node.arg for node in nodes if isinstance(node, ast.arg)}
-            | {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
-        )
+        found: set[str] = set()
+        for node in ast.walk(self.source.tree):
+            match node:
+                case ast.Name(name) | ast.arg(name):
+                    found.add(name)
+                case ast.Global(names) | ast.Nonlocal(names):
+                    found.update(names)
+        return frozenset(found)
 
     def binds(self, *names: str) -> bool:
         """Whether the module gives any of the names a meaning of its own somewhere, such as one of a built-in."""
@@ -313,9 +302,7 @@ class Context:
     def _bound(self) -> frozenset[str]:
         found: set[str] = set()
         for node in ast.walk(self.source.tree):
-            found |= names_bound_by(node)
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                found |= {each.asname or each.name.split(".")[0] for each in node.names}
+            found |= names_bound_by(node) | imported_by(node).keys()
         return frozenset(found)
 
     def fresh(self, name: str) -> str:
@@ -363,7 +350,9 @@ def bindings(scope: Scope, name: str) -> list[ast.AST]:
     """What binds a name in a scope itself, not in functions and classes inside it: arguments and statements."""
     found: list[ast.AST] = []
     if isinstance(scope.node, ast.FunctionDef | ast.AsyncFunctionDef):
-        found += [each for each in arguments_of(scope.node) if each.arg == name]
+        of = scope.node.args
+        arguments = [*of.posonlyargs, *of.args, *of.kwonlyargs, *filter(None, [of.vararg, of.kwarg])]
+        found += [each for each in arguments if each.arg == name]
     todo: list[ast.AST] = list(scope.node.body)
     while todo:
         node = todo.pop()
@@ -381,12 +370,6 @@ def bindings(scope: Scope, name: str) -> list[ast.AST]:
     return found
 
 
-def arguments_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
-    """Every argument of a function, the starred ones too."""
-    of = function.args
-    return [*of.posonlyargs, *of.args, *of.kwonlyargs, *filter(None, [of.vararg, of.kwarg])]
-
-
 def assigned_value(context: Context, scope: Scope, name: str) -> tuple[ast.expr, Scope] | None:
     """What a name is assigned where it is bound once, in the innermost scope that binds it; None otherwise."""
     for each in scope.chain:
@@ -400,9 +383,7 @@ def assigned_value(context: Context, scope: Scope, name: str) -> tuple[ast.expr,
     if len(found) != 1 or not isinstance(found[0], ast.Name):
         return None
     for place in context.places:
-        statement = place.statement
-        if place.scope.node is each.node and isinstance(statement, ast.Assign | ast.AnnAssign):
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            if len(targets) == 1 and targets[0] is found[0] and statement.value is not None:
-                return statement.value, each
+        targets, value = assigned(place.statement)
+        if place.scope.node is each.node and targets == [found[0]] and value is not None:
+            return value, each
     return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from stepscope.remedies.rewrites.context import Context, Edit, Rewrite, bindings
-from stepscope.remedies.rewrites.source_text import Place, dotted, is_unplaced, names_in
+from stepscope.remedies.rewrites.source_text import Place, assigned, dotted, is_unplaced, names_in
 
 NAME: Final = "deferred-logging"
 
@@ -27,27 +27,26 @@ def find(context: Context) -> Iterator[Rewrite]:
 def _history(context: Context, place: Place, outermost: ast.stmt) -> Rewrite | None:
     """A list that the loop only appends to, and that is read after it."""
     statement = place.statement
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append"):
-        return None
-    name = call.func.value
-    value = _read(call.args[0]) if len(call.args) == 1 and not call.keywords else None
+    match statement:
+        case ast.Expr(ast.Call(ast.Attribute(ast.Name() as name, "append"), [appended], [])):
+            value = _read(appended)
+        case _:
+            return None
     indent = context.source.indent(outermost)
-    if value is None or indent is None or not isinstance(name, ast.Name) or _leaves(outermost):
+    if value is None or indent is None or _leaves(outermost):
         return None
     if any(hasattr(each, "finalbody") for each in place.around):  # try, and the except* of later Pythons
         return None  # what an exception leaves of the list may be read, too
     if _is_changed_in_place(place, value):
         return None  # all kept numbers would become the last one
-    uses = [node for node in ast.walk(outermost) if isinstance(node, ast.Name) and node.id == name.id]
-    filled = [
-        each.func.value
-        for each in ast.walk(outermost)
-        if isinstance(each, ast.Call)
-        and isinstance(each.func, ast.Attribute)
-        and each.func.attr in ("append", "extend")
-    ]
-    if not all(any(use is each for each in filled) for use in uses) or not _is_own_list(place, name.id, outermost):
+    uses, filled = [], set[int]()
+    for node in ast.walk(outermost):
+        match node:
+            case ast.Name() if node.id == name.id:
+                uses.append(node)
+            case ast.Call(func=ast.Attribute(owner, "append" | "extend")):
+                filled.add(id(owner))
+    if not all(id(use) in filled for use in uses) or not _is_own_list(place, name.id, outermost):
         return None
     end = context.source.whole_lines(outermost)[1]
     line_end = context.source.line_end
@@ -59,7 +58,7 @@ def _history(context: Context, place: Place, outermost: ast.stmt) -> Rewrite | N
             return None
         number = f"number.item() if {is_tensor}(number) else number"
     reading = f"{before}{indent}{name.id} = [{number} for number in {name.id}]{line_end}"
-    edits = [context.replaced(call.args[0], f"{value}.detach()"), Edit(end, end, reading)]
+    edits = [context.replaced(appended, f"{value}.detach()"), Edit(end, end, reading)]
     return context.rewrite(
         NAME,
         statement,
@@ -76,21 +75,22 @@ def _history(context: Context, place: Place, outermost: ast.stmt) -> Rewrite | N
 def _sum(context: Context, place: Place) -> Rewrite | None:
     """A number that every step adds to, and that is read in some of them or after the loop."""
     statement = place.statement
-    if not (isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add)):
-        return None
-    value = _read(statement.value)
-    target = statement.target
-    if value is None or not isinstance(target, ast.Name):
+    match statement:
+        case ast.AugAssign(ast.Name() as target, ast.Add(), added):
+            value = _read(added)
+        case _:
+            return None
+    if value is None:
         return None
     starts = _assignments(place, target.id)
-    if not starts or not all(_is_zero(each.value, may_be_whole="loss" in value) for each in starts):
+    if not starts or not all(_is_zero(start, may_be_whole="loss" in value) for _, start in starts):
         return None  # a sum of whole numbers, such as of right answers, would become one of floating point ones
     if len(bindings(place.scope, target.id)) != len(starts) + 1:
         return None  # something else writes to it
     reads = _reads(place, target.id)
     if reads is None:
         return None
-    edits = [context.replaced(statement.value, f"{value}.detach().float()")]
+    edits = [context.replaced(added, f"{value}.detach().float()")]
     edits += [context.replaced(each, f"float({target.id})") for each in reads]
     return context.rewrite(
         NAME,
@@ -107,26 +107,28 @@ def _is_changed_in_place(place: Place, name: str) -> bool:
     innermost = next(each for each in reversed(place.around) if isinstance(each, ast.For | ast.While))
     made, changed = list[int](), list[int]()
     for node in ast.walk(innermost):
-        if isinstance(node, ast.AugAssign) and dotted(node.target) == name:
-            changed.append(node.lineno)
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            made += [node.lineno for target in targets for each in ast.walk(target) if dotted(each) == name]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and dotted(node.func.value) == name:
-            if node.func.attr.endswith("_") and not node.func.attr.endswith("__"):
+        match node:
+            case ast.AugAssign(target) if dotted(target) == name:
                 changed.append(node.lineno)
-        elif isinstance(node, ast.keyword) and node.arg == "out" and dotted(node.value) == name:
-            changed.append(node.value.lineno)
+            case ast.Assign() | ast.AnnAssign(value=ast.expr()):
+                targets = (each for target in assigned(node)[0] for each in ast.walk(target))
+                made += [node.lineno for each in targets if dotted(each) == name]
+            case ast.Call(func=ast.Attribute(owner, method)) if dotted(owner) == name:
+                if method.endswith("_") and not method.endswith("__"):
+                    changed.append(node.lineno)
+            case ast.keyword("out", value) if dotted(value) == name:
+                changed.append(value.lineno)
     read = place.statement.lineno
     return any(each >= read for each in changed) or (bool(changed) and not any(each < read for each in made))
 
 
 def _read(value: ast.expr) -> str | None:
     """The name whose number is read by .item(); None for anything else."""
-    if isinstance(value, ast.Call) and not value.args and not value.keywords and isinstance(value.func, ast.Attribute):
-        name = dotted(value.func.value)
-        return name if value.func.attr == "item" else None
-    return None
+    match value:
+        case ast.Call(ast.Attribute(read, "item"), [], []):
+            return dotted(read)
+        case _:
+            return None
 
 
 def _is_conditional(place: Place) -> bool:
@@ -134,17 +136,14 @@ def _is_conditional(place: Place) -> bool:
     inside: list[ast.stmt] = []
     for each in reversed(place.around):
         if isinstance(each, ast.For | ast.While):
-            written = {node.id for node in ast.walk(each) if isinstance(node, ast.Name) and _is_written(node)}
+            names = (node for node in ast.walk(each) if isinstance(node, ast.Name))
+            written = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
             return any(
                 not isinstance(one, ast.With) and not (isinstance(one, ast.If) and _is_constant(one.test, written))
                 for one in inside
             )
         inside.append(each)
     return True
-
-
-def _is_written(node: ast.Name) -> bool:
-    return not isinstance(node.ctx, ast.Load)
 
 
 def _is_constant(test: ast.expr, written: set[str]) -> bool:
@@ -160,29 +159,26 @@ def _leaves(loop: ast.stmt) -> bool:
     return any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in ast.walk(loop))
 
 
-def _assignments(place: Place, name: str) -> list[ast.Assign | ast.AnnAssign]:
-    """The plain assignments of a name in the function."""
-    found: list[ast.Assign | ast.AnnAssign] = []
+def _assignments(place: Place, name: str) -> list[tuple[int, ast.expr]]:
+    """The plain assignments of a name in the function: line, and value."""
+    found = []
     for node in ast.walk(place.scope.node):
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if len(targets) == 1 and dotted(targets[0]) == name:
-                found.append(node)
+        targets, value = assigned(node)
+        if value is not None and [dotted(each) for each in targets] == [name]:
+            found.append((targets[0].lineno, value))
     return found
 
 
 def _is_own_list(place: Place, name: str, outermost: ast.stmt) -> bool:
-    """Whether the name is a list that the function makes empty before the loop, and nobody else can see until then."""
+    """Whether the function makes the list empty before the loop, and nobody else can see it until then."""
     made = _assignments(place, name)
     if len(made) != 1 or len(bindings(place.scope, name)) != 1 or _is_seen_elsewhere(place, name):
         return False
-    value = made[0].value
-    if not isinstance(value, ast.List) or value.elts or made[0].lineno >= outermost.lineno:
+    line, value = made[0]
+    if not isinstance(value, ast.List) or value.elts or line >= outermost.lineno:
         return False
-    return not any(
-        isinstance(node, ast.Name) and node.id == name and made[0].lineno < node.lineno < outermost.lineno
-        for node in ast.walk(place.scope.node)
-    )
+    uses = (node for node in ast.walk(place.scope.node) if isinstance(node, ast.Name) and node.id == name)
+    return not any(line < node.lineno < outermost.lineno for node in uses)
 
 
 def _is_seen_elsewhere(place: Place, name: str) -> bool:
@@ -196,7 +192,7 @@ def _is_seen_elsewhere(place: Place, name: str) -> bool:
     return False
 
 
-def _is_zero(value: ast.expr | None, *, may_be_whole: bool) -> bool:
+def _is_zero(value: ast.expr, *, may_be_whole: bool) -> bool:
     types = (int, float) if may_be_whole else (float,)
     return isinstance(value, ast.Constant) and type(value.value) in types and value.value == 0
 
@@ -205,15 +201,12 @@ def _reads(place: Place, name: str) -> list[ast.expr] | None:
     """Where the sum is read; None where that is in every step, or out of the function's own sight."""
     if _is_seen_elsewhere(place, name) or is_unplaced(place.scope.node, name):
         return None
-    found = [
-        node
-        for node in ast.walk(place.scope.node)
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-    ]
+    uses = (node for node in ast.walk(place.scope.node) if isinstance(node, ast.Name) and node.id == name)
+    found: list[ast.expr] = [node for node in uses if isinstance(node.ctx, ast.Load)]
     innermost = next(each for each in reversed(place.around) if isinstance(each, ast.For | ast.While))
     in_step = {id(node) for node in ast.walk(innermost)}
     rarely: set[int] = set()
     for each in ast.walk(innermost):
         if isinstance(each, ast.If):
             rarely |= {id(node) for statement in [*each.body, *each.orelse] for node in ast.walk(statement)}
-    return None if any(id(node) in in_step and id(node) not in rarely for node in found) else list(found)
+    return None if any(id(node) in in_step and id(node) not in rarely for node in found) else found

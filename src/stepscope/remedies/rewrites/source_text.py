@@ -37,12 +37,7 @@ class Scope:
     @property
     def chain(self) -> tuple[Scope, ...]:
         """This scope and those around it, the innermost first."""
-        found: list[Scope] = []
-        each: Scope | None = self
-        while each is not None:
-            found.append(each)
-            each = each.parent
-        return tuple(found)
+        return (self, *(self.parent.chain if self.parent is not None else ()))
 
     @property
     def is_function(self) -> bool:
@@ -202,6 +197,13 @@ def dotted(node: ast.AST | None) -> str | None:
     return ".".join([node.id, *reversed(parts)])
 
 
+def assigned(node: ast.AST) -> tuple[list[ast.expr], ast.expr | None]:
+    """Targets and value of a plain or annotated assignment; no targets for anything else."""
+    if isinstance(node, ast.Assign):
+        return node.targets, node.value
+    return ([node.target], node.value) if isinstance(node, ast.AnnAssign) else ([], None)
+
+
 def is_same(one: ast.AST, other: ast.AST) -> bool:
     """Whether two expressions are the same but for their place."""
     return ast.dump(one) == ast.dump(other)
@@ -209,28 +211,28 @@ def is_same(one: ast.AST, other: ast.AST) -> bool:
 
 def whole_number(node: ast.AST | None) -> int | None:
     """The value of a literal whole number, a negative one too; None for anything else."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = whole_number(node.operand)
-        return None if value is None else -value
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    return None
+    match node:
+        case ast.UnaryOp(op=ast.USub()):
+            value = whole_number(node.operand)
+            return None if value is None else -value
+        case ast.Constant(value=int() as number) if type(number) is int:
+            return number
+        case _:
+            return None
 
 
 def is_pure(node: ast.AST) -> bool:
     """Whether reading the expression twice is as good as once: names, attributes, items, sizes and sums of them."""
     for each in ast.walk(node):
-        if isinstance(each, ast.Call):
-            function = each.func
-            is_size = isinstance(function, ast.Attribute) and function.attr == "size"
-            if not (is_size or dotted(function) in ("len", "int", "min", "max")):
+        match each:
+            case ast.Call(func=ast.Attribute(attr="size")) | ast.Call(func=ast.Name("len" | "int" | "min" | "max")):
+                continue
+            case ast.Name() | ast.Attribute() | ast.Subscript() | ast.Constant() | ast.BinOp() | ast.UnaryOp():
+                continue
+            case ast.operator() | ast.unaryop() | ast.expr_context() | ast.Tuple() | ast.keyword():
+                continue
+            case _:
                 return False
-        elif not isinstance(
-            each,
-            ast.Name | ast.Attribute | ast.Subscript | ast.Constant | ast.BinOp | ast.UnaryOp | ast.operator
-            | ast.unaryop | ast.expr_context | ast.Tuple | ast.keyword,
-        ):  # fmt: skip
-            return False
     return True
 
 

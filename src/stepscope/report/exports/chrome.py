@@ -1,51 +1,61 @@
-"""A trace as Chrome-trace JSON in the PyTorch profiler's (Kineto's) conventions, which reads back to the same tables.
+"""A trace as Chrome-trace JSON in the PyTorch profiler's (Kineto's) conventions, for every tool that reads such traces.
 
-Tools for such traces read it as one of the profiler's own. What Kineto has no word for stands under names that
-begin with "stepscope"; `stepscope.readers.kineto.own` says which.
+What Kineto has no argument for, such as the user's line of an operator, stands under the name of its column. A trace
+that is to be read again without loss is kept by `Trace.save`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 import polars as pl
 
-from stepscope.readers.kineto import own
-from stepscope.readers.kineto.fields import RECORDED
+from stepscope.readers.kineto.arguments import RECORDED
+from stepscope.readers.perfetto.events import ANNOTATIONS, category
 from stepscope.report.exports import json_text
-from stepscope.report.exports.json_text import entries
-from stepscope.report.exports.kineto_arguments import arguments_of, category_of
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import KEY, to_json
 from stepscope.trace.tables import SLICE_TABLES
 
 _OWN_ROWS: Final = ("lines", "modules")
 """Tables whose slices would stand across those of their thread: each gets a row of its own."""
+_WRITTEN_OTHERWISE: Final = {
+    ("launches", "kind"),
+    ("device_work", "kind"),
+    ("annotations", "kind"),
+    ("memory", "device"),
+}
+_JSON: Final = frozenset({"input_shapes", "input_types", "input_values", "grid", "block"})
+_IDENTIFIERS: Final = frozenset({"device", "queue", "waited_queue"})
+_KINETO_ARGUMENTS: Final = {
+    ("device_work", "occupancy"): "est. achieved occupancy %",
+    ("synchronisations", "kind"): "cuda_sync_kind",
+}
+"""Where Kineto's argument holds the column in another form than `ANNOTATIONS` names."""
+_SYNCHRONISATIONS: Final = {
+    "queue_wait": "Stream Wait Event",
+    "event": "Event Sync",
+    "queue": "Stream Sync",
+    "device": "Context Sync",
+    "other": "Other",
+}
+"""Kind of a synchronisation -> Kineto's word for it."""
 
 
 def chrome(trace: Trace) -> Iterator[bytes]:
     """The pieces of the JSON document, in order."""
-    header = {own.HEADER: _own_header(trace), **_header(trace.metadata)}
-    yield b"{" + b"".join(json.dumps(key).encode() + b": " + value + b",\n" for key, value in header.items())
+    header = _header(trace.metadata).items()
+    yield b"{" + b"".join(json.dumps(key).encode() + b": " + value + b",\n" for key, value in header)
     yield b'"traceEvents": [\n'
     lanes = _Lanes(trace)
     yield lanes.events()
     for table in (*SLICE_TABLES, "memory", "counters"):
         yield from _rows(trace, table, lanes)
     yield from _flows(trace, lanes)
-    for arguments in entries(trace):
-        yield json.dumps(_metadata_event(own.EVENT, 0, 0, arguments)).encode() + b",\n"
-    last = {"ph": "M", "name": "stepscope", "pid": 0, "tid": 0, "ts": 0, "args": {"table": ""}}
-    yield json.dumps(last).encode() + b"\n]}\n"
-
-
-def _own_header(trace: Trace) -> bytes:
-    metadata = replace(trace.metadata, path="", program=None)
-    return msgspec.json.encode(own.Header(own.VERSION, metadata, trace.warnings))
+    yield json.dumps(_metadata_event("stepscope", 0, 0, {})).encode() + b"\n]}\n"  # the one without a comma behind it
 
 
 def _header(metadata: Metadata) -> dict[str, bytes]:
@@ -96,11 +106,10 @@ class _Lanes:
                 name = row["process_name"]
                 events += [] if name is None else [_metadata_event("process_name", process, 0, {"name": name})]
                 events.append(_metadata_event("process_labels", process, 0, {"labels": label}))
-            told = {key: value for key, value in row.items() if key != "lane"}
-            events.append(_metadata_event("thread_name", process, thread, {"name": row["name"] or "", own.LANE: told}))
+            events.append(_metadata_event("thread_name", process, thread, {"name": row["name"] or ""}))
         for table, lanes in self._own_rows.items():
             for lane in lanes:
-                name = {"name": f"{self._rows[lane]['name'] or ''}: {table}", own.ROWS_OF: lane}
+                name = {"name": f"{self._rows[lane]['name'] or ''}: {table}"}
                 events.append(_metadata_event("thread_name", self._pairs[lane][0], f"{table} of lane {lane}", name))
         return b"".join(json.dumps(event).encode() + b",\n" for event in events)
 
@@ -134,16 +143,15 @@ def _metadata_event(name: str, process: int | str, thread: int | str, arguments:
 def _rows(trace: Trace, table: str, lanes: _Lanes) -> Iterator[bytes]:
     height = trace.scan(table).select(pl.len()).collect().item()
     for rows in json_text.parts(trace.scan(table), height):
-        kinds = rows["kind"] if "kind" in rows.columns else None
         name = '"[memory]"' if table == "memory" else pl.col("name_text")
-        events = lanes.placed(rows, table).with_columns(args=arguments_of(table, rows))
+        events = lanes.placed(rows, table).with_columns(args=_arguments(table, rows))
         if table != "memory":
             events = events.with_columns(name_text=json_text.quoted(rows["name"].fill_null("")))
         place = (', "name": ', name, ', "pid": ', pl.col("pid"), ', "tid": ', pl.col("tid"))
         start = (', "ts": ', json_text.microseconds(pl.col("start_ns")))
         end: tuple[str | pl.Expr, ...] = (', "args": ', pl.col("args"), "},\n")
         if table in SLICE_TABLES:
-            events = events.with_columns(category=category_of(table, kinds, rows.height))
+            events = events.with_columns(category=_categories(table, rows))
             duration = (', "dur": ', json_text.microseconds(pl.col("duration_ns")))
             yield json_text.lines(
                 events, '{"ph": "X", "cat": "', pl.col("category"), '"', *place, *start, *duration, *end
@@ -151,6 +159,53 @@ def _rows(trace: Trace, table: str, lanes: _Lanes) -> Iterator[bytes]:
         else:
             head = '{"ph": "C"' if table == "counters" else '{"ph": "i", "cat": "cpu_instant_event", "s": "t"'
             yield json_text.lines(events, head, *place, *start, *end)
+
+
+def _categories(table: str, rows: pl.DataFrame) -> pl.Series:
+    plain = category(table, None)
+    if "kind" not in rows.columns:
+        return pl.Series([plain] * rows.height, dtype=pl.String)
+    return json_text.by_value(rows["kind"], lambda kind: category(table, kind), pl.String).fill_null(plain)
+
+
+def _arguments(table: str, rows: pl.DataFrame) -> pl.Series:
+    """The arguments of each row's event, a JSON object."""
+    if table == "counters":
+        columns = {"series": rows["series"].fill_null("value"), "value": json_text.numbers(rows["value"])}
+        frame = pl.DataFrame(columns).with_columns(series=json_text.quoted(columns["series"]))
+        text = pl.concat_str(pl.lit("{"), "series", pl.lit(": "), "value", pl.lit("}")).fill_null("{}")
+        return frame.select(object=text)["object"]
+    columns = {
+        _KINETO_ARGUMENTS.get((table, column), argument): _json(table, column, rows[column])
+        for column, argument in ANNOTATIONS[table].items()
+        if (table, column) not in _WRITTEN_OTHERWISE
+    }
+    if table == "memory":
+        numbered = json_text.by_value(rows["device"], lambda text: text if text.isdecimal() else None, pl.String)
+        columns["Device Type"] = json_text.by_value(numbered, lambda _: "1", pl.String).fill_null("0")
+        columns["Device Id"] = numbered.fill_null("-1")
+    return json_text.members(columns) if columns else pl.Series(["{}"] * rows.height, dtype=pl.String)
+
+
+def _json(table: str, column: str, values: pl.Series) -> pl.Series:
+    """A column as JSON text in the way that Kineto writes it, null where there is nothing to write."""
+    if column == "occupancy":
+        return json_text.numbers(values * 100)
+    if values.dtype != pl.String:
+        return json_text.numbers(values)
+    if column in _JSON:
+        return json_text.by_value(values, _plain_json, pl.String)
+    if (table, column) == ("synchronisations", "kind"):
+        return json_text.quoted(json_text.by_value(values, _SYNCHRONISATIONS.get, pl.String))
+    return (json_text.identifiers if column in _IDENTIFIERS else json_text.quoted)(values)
+
+
+def _plain_json(text: str) -> str | None:
+    """JSON text on one line; sizes such as "4,1,1" as a list, None for what is no JSON."""
+    try:
+        return json.dumps(msgspec.json.decode(f"[{text}]" if text[:1].isdecimal() else text), ensure_ascii=False)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None
 
 
 def _flows(trace: Trace, lanes: _Lanes) -> Iterator[bytes]:

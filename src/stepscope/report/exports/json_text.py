@@ -8,10 +8,6 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope.readers import assembly
-from stepscope.readers.kineto import own
-from stepscope.trace import Trace
-
 PART_ROWS: Final = 100_000
 
 
@@ -54,15 +50,6 @@ def numbers(column: pl.Series) -> pl.Series:
     return by_value(column, lambda value: repr(value) if abs(value) < 1e300 else None, pl.String)
 
 
-def any_json(column: pl.Series) -> pl.Series:
-    """Numbers as JSON, text and what is no finite number as JSON strings."""
-    if column.dtype == pl.String:
-        return quoted(column)
-    if column.dtype.is_integer():
-        return numbers(column)
-    return by_value(column, lambda value: repr(value) if abs(value) < 1e300 else json.dumps(repr(value)), pl.String)
-
-
 def microseconds(ns: pl.Expr) -> pl.Expr:
     """Nanoseconds as microseconds with three decimals, without going through floating point."""
     return pl.concat_str(ns // 1000, pl.lit("."), (ns % 1000).cast(pl.String).str.zfill(3))
@@ -88,48 +75,3 @@ def lines(rows: pl.DataFrame, *pieces: str | pl.Expr) -> bytes:
     """One line of text for each row, from pieces of text and columns without nulls."""
     line = pl.concat_str([pl.lit(piece) if isinstance(piece, str) else piece for piece in pieces])
     return "".join(rows.select(line.alias("line"))["line"]).encode()
-
-
-_ENTRIES: Final = 10_000
-"""Rows that one entry tells of: it is read in one piece."""
-
-
-def entries(trace: Trace) -> Iterator[dict[str, Any]]:
-    """Objects as `stepscope.readers.kineto.own.Rows` describes them."""
-    yield from _links(trace)
-    yield from _references(trace)
-
-
-def _links(trace: Trace) -> Iterator[dict[str, Any]]:
-    for first in range(0, trace.links.height, _ENTRIES):
-        part = trace.links.slice(first, _ENTRIES)
-        columns = {"kinds": part["kind"], "sources": part["source"], "targets": part["target"]}
-        yield {"table": "links", **{key: column.to_list() for key, column in columns.items()}}
-
-
-def _references(trace: Trace) -> Iterator[dict[str, Any]]:
-    slices = ["lane", "start_ns", "duration_ns"]
-    operators = trace.scan("operators").select(*slices, "parent").collect()
-    parents = assembly.parent_rows(operators)
-    yield from _different("operators", operators["parent"], parents)
-    frames = trace.scan("frames").select(*slices, "parent").collect()
-    yield from _different("frames", frames["parent"], assembly.parent_rows(frames))
-    launches = trace.scan("launches").select(*slices, "kind", "correlation", "operator").collect()
-    around = operators.with_columns(parent=parents)
-    found = assembly.operator_rows(launches, around) if operators.height else _nothing(launches)
-    yield from _different("launches", launches["operator"], found)
-    work = trace.scan("device_work").select("correlation", "launch").collect()
-    by_number = assembly.launch_rows(work, launches, pl.DataFrame()) if launches.height else _nothing(work)
-    yield from _different("device_work", work["launch"], by_number)
-
-
-def _nothing(rows: pl.DataFrame) -> pl.Series:
-    return pl.Series([None] * rows.height, dtype=pl.UInt32)
-
-
-def _different(table: str, told: pl.Series, follows: pl.Series) -> Iterator[dict[str, Any]]:
-    rows = told.ne_missing(follows).arg_true()
-    for first in range(0, len(rows), _ENTRIES):
-        part = rows.slice(first, _ENTRIES)
-        targets = told.gather(part).to_list()
-        yield {"table": table, "column": own.REFERENCES[table], "rows": part.to_list(), "targets": targets}

@@ -1,4 +1,4 @@
-"""A trace as a Perfetto trace of track events, exact to the nanosecond, which reads back to the same tables.
+"""A trace as a Perfetto trace of track events, exact to the nanosecond.
 
 docs/formats/perfetto.md describes the file. The numbers of fields are those of Perfetto's own definitions:
 https://github.com/google/perfetto/tree/main/protos/perfetto/trace
@@ -6,26 +6,15 @@ https://github.com/google/perfetto/tree/main/protos/perfetto/trace
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers.perfetto.meaning import (
-    ANNOTATIONS,
-    HEADER_ANNOTATION,
-    HEADER_NAME,
-    HEADER_VERSION,
-    MEMORY_NAME,
-    ROWS_NAME,
-    category,
-)
-from stepscope.report.exports.json_text import entries, identifier, parts
+from stepscope.readers.perfetto.events import ANNOTATIONS, MEMORY_NAME, category
+from stepscope.report.exports.json_text import identifier, parts
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows, parents
 from stepscope.trace.protobuf_fields import double, fixed64, message, text, varint, whole
@@ -43,10 +32,8 @@ class Tracks:
         counters: (lane, name, series) -> the counter's track.
     """
 
-    OWN: Final = 1
-
     def __init__(self, trace: Trace) -> None:
-        self._next = Tracks.OWN + 1
+        self._next = 1
         self._lanes = [self.fresh() for _ in range(trace.lanes.height)]
         self._named: list[tuple[int, int, str]] = []
         self._rows = {table: self._of_table(trace, table) for table in SLICE_TABLES}
@@ -78,10 +65,6 @@ class Tracks:
     def named(self) -> Iterator[tuple[int, int, str]]:
         """Track, lane and name of each track of slices and allocations."""
         yield from self._named
-
-    def lanes(self) -> list[tuple[int, int]]:
-        """Track and lane of each track of slices and allocations."""
-        return [(track, lane) for track, lane, _ in self._named]
 
     def _track(self, lane: int, name: str) -> int:
         track = self.fresh()
@@ -150,14 +133,11 @@ def perfetto(trace: Trace) -> Iterator[bytes]:
     yield _packet(_CLEARED + message(12, b""))
     yield b"".join(_packet(_SEQUENCE + message(60, descriptor)) for descriptor in _descriptors(trace, tracks))
     interned = _Interned()
-    yield _instant(interned, HEADER_NAME, _header(trace, tracks))
     flows = _Flows(trace)
     for table in SLICE_TABLES:
         yield from _in_pieces(_slices(trace, table, tracks, interned, flows))
     yield from _in_pieces(_memory(trace, tracks, interned))
     yield from _in_pieces(_counters(trace, tracks))
-    for entry in entries(trace):
-        yield _instant(interned, ROWS_NAME, json.dumps(entry))
 
 
 def _packet(content: bytes) -> bytes:
@@ -207,26 +187,8 @@ class _Interned:
         return found
 
 
-def _header(trace: Trace, tracks: Tracks) -> str:
-    metadata = replace(trace.metadata, path="")
-    about = {"version": HEADER_VERSION, "metadata": metadata, "warnings": trace.warnings}
-    lanes = {
-        "lanes": trace.lanes.drop("lane").to_dicts(),
-        "tracks": tracks.lanes(),
-        "counters": [(track, *counter) for counter, track in tracks.counters.items()],
-    }
-    return msgspec.json.encode({**about, **lanes}).decode()
-
-
-def _instant(interned: _Interned, name: str, value: str) -> bytes:
-    told = message(4, interned.reference(_ANNOTATIONS, HEADER_ANNOTATION) + text(6, value))
-    event = whole(9, _INSTANT) + whole(11, Tracks.OWN) + interned.reference(_NAMES, name) + told
-    return _packet(_GOES_ON + whole(8, 0) + interned.fresh() + message(11, event))
-
-
 def _descriptors(trace: Trace, tracks: Tracks) -> Iterator[bytes]:
-    """One track for us, each process, each lane below its process, and each table and counter below its lane."""
-    yield whole(1, Tracks.OWN) + text(2, "stepscope")
+    """One track for each process, each lane below its process, and each table and counter below its lane."""
     processes: dict[str, int] = {}
     for row in trace.lanes.iter_rows(named=True):
         process = row["process"] or ""
@@ -236,8 +198,13 @@ def _descriptors(trace: Trace, tracks: Tracks) -> Iterator[bytes]:
             told = identifier(process)
             pid = told if isinstance(told, int) and 0 < told < _LARGEST_PID else _LARGEST_PID - len(processes)
             yield whole(1, processes[process]) + message(3, whole(1, pid) + text(6, f"{name} {process}".strip()))
-        lane = whole(1, tracks.of_lane(row["lane"])) + whole(5, processes[process])
-        yield lane + text(2, row["name"] or row["thread"] or f"lane {row['lane']}")
+        name = row["name"] or row["thread"] or f"lane {row['lane']}"
+        lane = whole(1, tracks.of_lane(row["lane"])) + whole(5, processes[process]) + text(2, name)
+        numbers = identifier(process), identifier(row["thread"] or "")
+        if row["kind"] == "host_thread" and all(isinstance(number, int) for number in numbers):
+            pid, tid = (int(number) % _LARGEST_PID for number in numbers)
+            lane += message(4, whole(1, pid) + whole(2, tid) + text(5, name))
+        yield lane
     for track, number, name in tracks.named():
         yield whole(1, track) + whole(5, tracks.of_lane(number)) + text(2, name)
     for (number, counter, series), track in tracks.counters.items():

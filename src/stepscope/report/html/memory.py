@@ -10,8 +10,8 @@ from typing import Any, Final
 import polars as pl
 from markupsafe import Markup
 
-from stepscope.analysis.memory_blocks import CATEGORIES
-from stepscope.analysis.memory_growth import MemoryPicture
+from stepscope.analysis.blocks import CATEGORIES
+from stepscope.analysis.memory import MemoryPicture
 from stepscope.analysis.telemetry import Plot, PlotLine, TelemetryPicture
 from stepscope.report.document import Block, Drawing, Section, Table, Text
 from stepscope.report.format import cell, clock, count, duration, share, size

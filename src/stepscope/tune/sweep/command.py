@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,16 +45,6 @@ class Command:
     program: str | None = None
     variables: tuple[tuple[str, str], ...] = ()
     left_out: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Command:
-        """The reverse of `to_json`."""
-        variables = tuple((name, value) for name, value in content["variables"])
-        return cls(tuple(content["words"]), content["program"], variables, tuple(content["left_out"]))
 
     @property
     def shown(self) -> str:

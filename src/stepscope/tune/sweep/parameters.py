@@ -13,11 +13,15 @@ import json
 import math
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from stepscope.errors import UsageError
 
@@ -52,28 +56,18 @@ class Parameter:
 
     name: str
     distribution: str
-    low: float | None = None
-    high: float | None = None
+    low: int | float | None = None
+    high: int | float | None = None
     whole: bool = False
     log: bool = False
-    step: float | None = None
-    q: float | None = None
+    step: int | float | None = None
+    q: int | float | None = None
     values: tuple[Any, ...] = ()
     probabilities: tuple[float, ...] = ()
     mu: float = 0.0
     sigma: float = 1.0
-    a: float = 1.0
-    b: float = 1.0
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Parameter:
-        """The reverse of `to_json`."""
-        lists = {name: tuple(content[name]) for name in ("values", "probabilities")}
-        return cls(**{**content, **lists})
+    a: int | float = 1.0
+    b: int | float = 1.0
 
     @property
     def is_constant(self) -> bool:
@@ -189,16 +183,45 @@ _LARGEST_WHOLE: Final = 2**53
 """Whole numbers beyond it are not told apart by the database."""
 _LARGEST_EXPONENT: Final = 700.0
 """Of e; a larger power is no number."""
-_RANGES: Final = (
-    *("uniform", "int_uniform", "q_uniform", "log_uniform", "log_uniform_values", "q_log_uniform"),
-    *("q_log_uniform_values", "inv_log_uniform", "inv_log_uniform_values"),
-)
-_NORMALS: Final = ("normal", "q_normal", "log_normal", "q_log_normal")
-_BETAS: Final = ("beta", "q_beta")
-_CHOICES: Final = ("categorical", "categorical_w_probabilities")
-DISTRIBUTIONS: Final = ("constant", *_CHOICES, *_RANGES, *_NORMALS, *_BETAS)
 _EXPONENTS: Final = ("log_uniform", "q_log_uniform", "inv_log_uniform")
 """Those whose min and max are logarithms."""
+_KEYS: Final = {
+    "constant": ("value",),
+    "categorical": ("values", "probabilities"),
+    "categorical_w_probabilities": ("values", "probabilities"),
+    "range": ("min", "max", "log", "step"),
+    **dict.fromkeys(("uniform", "int_uniform", "log_uniform", "log_uniform_values"), ("min", "max")),
+    **dict.fromkeys(("inv_log_uniform", "inv_log_uniform_values"), ("min", "max")),
+    **dict.fromkeys(("q_uniform", "q_log_uniform", "q_log_uniform_values"), ("min", "max", "q")),
+    **dict.fromkeys(("normal", "log_normal"), ("mu", "sigma")),
+    **dict.fromkeys(("q_normal", "q_log_normal"), ("mu", "sigma", "q")),
+    "beta": ("a", "b"),
+    "q_beta": ("a", "b", "q"),
+}
+"""Distribution -> the keys that a file may give it."""
+_NEEDED: Final = ("value", "min", "max")
+DISTRIBUTIONS: Final = tuple(name for name in _KEYS if name != "range")
+
+Positive: TypeAlias = Annotated[int, Meta(gt=0)] | Annotated[float, Meta(gt=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a file can say of a parameter, of whatever distribution."""
+
+    distribution: str | None = None
+    value: Any = None
+    values: Annotated[list[Any], Meta(min_length=1, max_length=_MOST_VALUES)] | None = None
+    probabilities: list[int | float] | None = None
+    min: int | float = 0
+    max: int | float = 0
+    log: bool = False
+    step: Positive | None = None
+    q: Positive | None = None
+    mu: int | float = 0.0
+    sigma: Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)] = 1.0
+    a: Positive | None = None
+    b: Positive | None = None
 
 
 def parse_parameters(content: object) -> tuple[Parameter, ...]:
@@ -224,7 +247,7 @@ def _parameters(content: object, path: str, prefix: str) -> Iterator[Parameter]:
         raise UsageError(f"{path} must name parameters, each with its values, such as lr: {{min: 0.001, max: 0.1}}")
     for name, given in content.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise UsageError(f"{path}: {name!r} is no name of a parameter: letters, digits and _ . - only")
+            raise UsageError(f"{path}: {name!r} cannot name a parameter: use letters, digits and _ . - only")
         here, whole = f"{path}.{name}", f"{prefix}{name}"
         if isinstance(given, dict) and "parameters" in given:
             check_keys(given, ("parameters",), here)
@@ -233,28 +256,28 @@ def _parameters(content: object, path: str, prefix: str) -> Iterator[Parameter]:
             yield _parameter(whole, given, here)
 
 
-def _parameter(name: str, given: object, path: str) -> Parameter:
-    if isinstance(given, list):
-        return _choice(name, {"values": given}, path)
-    if not isinstance(given, dict):
-        return Parameter(name, "constant", values=(_plain(given, path),))
-    distribution = given.get("distribution")
+def _parameter(name: str, content: object, path: str) -> Parameter:
+    if isinstance(content, list):
+        content = {"values": content}
+    elif not isinstance(content, dict):
+        content = {"value": content}
+    distribution = content.get("distribution")
     if distribution is None:
-        distribution = _meant(given, path)
-    if distribution not in (*DISTRIBUTIONS, "range"):
+        distribution = _meant(content, path)
+    if distribution not in _KEYS:
         guess = difflib.get_close_matches(str(distribution), DISTRIBUTIONS, n=1)
-        told = f"; did you mean {guess[0]}?" if guess else f"; there are {', '.join(DISTRIBUTIONS)}"
-        raise UsageError(f"{path}.distribution: there is no {distribution!r}{told}")
+        hint = f"; did you mean {guess[0]}?" if guess else f"; there are {', '.join(DISTRIBUTIONS)}"
+        raise UsageError(f"{path}.distribution: there is no {distribution!r}{hint}")
+    check_keys(content, (*_KEYS[distribution], "distribution"), path)
+    for key in _NEEDED:
+        if key in _KEYS[distribution] and key not in content:
+            raise UsageError(f"{path}.{key} is missing")
+    given = checked(content, _Given, path)
     if distribution == "constant":
-        check_keys(given, ("value", "distribution"), path)
-        if "value" not in given:
-            raise UsageError(f"{path}.value is missing")
-        return Parameter(name, "constant", values=(_plain(given["value"], f"{path}.value"),))
-    if distribution in _CHOICES:
-        return _choice(name, given, path)
-    if distribution == "range":
-        return _own_range(name, given, path)
-    if distribution in _RANGES:
+        return Parameter(name, distribution, values=(_plain(given.value, f"{path}.value"),))
+    if "values" in _KEYS[distribution]:
+        return _choice(name, distribution, given, path)
+    if "min" in _KEYS[distribution]:
         return _range(name, distribution, given, path)
     return _by_quantile(name, distribution, given, path)
 
@@ -273,131 +296,81 @@ def _meant(given: dict[Any, Any], path: str) -> str:
     if "mu" in given or "sigma" in given:
         raise UsageError(f"{path}.distribution is missing: with mu and sigma it is normal, log_normal or q_normal")
     check_keys(given, ("value", "values", "min", "max", "distribution"), path)
-    missing = "max" if "min" in given else "min" if "max" in given else None
-    if missing:
-        raise UsageError(f"{path}.{missing} is missing")
+    for key, other in (("max", "min"), ("min", "max")):
+        if other in given:
+            raise UsageError(f"{path}.{key} is missing")
     raise UsageError(f"{path} must have values, a value, or min and max")
 
 
-def _choice(name: str, given: dict[Any, Any], path: str) -> Parameter:
-    check_keys(given, ("values", "probabilities", "distribution"), path)
-    values = given.get("values")
-    if not isinstance(values, list) or not values:
+def _choice(name: str, distribution: str, given: _Given, path: str) -> Parameter:
+    if given.values is None:
         raise UsageError(f"{path}.values must be a list with at least one value")
-    if len(values) > _MOST_VALUES:
-        raise UsageError(f"{path}.values has {len(values):,} values; at most {_MOST_VALUES:,} can be searched")
-    kept = tuple(_plain(each, f"{path}.values") for each in values)
+    kept = tuple(_plain(each, f"{path}.values") for each in given.values)
     texts = [json.dumps(each, sort_keys=True) for each in kept]
-    for text in texts:
-        if texts.count(text) > 1:
+    for text, count in Counter(texts).items():
+        if count > 1:
             raise UsageError(f"{path}.values has {text} twice")
-    if given.get("probabilities") is None:
-        if given.get("distribution") == "categorical_w_probabilities":
+    shares = given.probabilities
+    if shares is None:
+        if distribution == "categorical_w_probabilities":
             raise UsageError(f"{path}.probabilities is missing")
         return Parameter(name, "categorical", values=kept)
-    shares = given["probabilities"]
-    if not isinstance(shares, list) or len(shares) != len(kept):
+    if len(shares) != len(kept):
         raise UsageError(f"{path}.probabilities must be a list of {len(kept)} numbers, one for each value")
-    numbers = [_number({"p": each}, "p", f"{path}.probabilities") for each in shares]
-    if min(numbers) < 0 or not math.isclose(sum(numbers), 1, abs_tol=1e-6):
-        raise UsageError(f"{path}.probabilities must be 0 or more and sum to 1, not to {sum(numbers):g}")
-    total = sum(numbers)
-    return Parameter(
-        name, "categorical_w_probabilities", values=kept, probabilities=tuple(each / total for each in numbers)
-    )
+    total = sum(shares)
+    if min(shares) < 0 or not math.isclose(total, 1, abs_tol=1e-6):
+        raise UsageError(f"{path}.probabilities must be 0 or more and sum to 1, not to {total:g}")
+    probabilities = tuple(each / total for each in shares)
+    return Parameter(name, "categorical_w_probabilities", values=kept, probabilities=probabilities)
 
 
-def _range(name: str, distribution: str, given: dict[Any, Any], path: str) -> Parameter:
-    """One of W&B's distributions between two bounds."""
-    quantised = distribution.startswith("q_")
-    check_keys(given, ("min", "max", "distribution", *(["q"] if quantised else [])), path)
-    low, high = _bounds(given, path)
-    q = _positive(given, "q", path, 1) if quantised else None
+def _range(name: str, distribution: str, given: _Given, path: str) -> Parameter:
+    """A distribution between two bounds: stepscope's own "range", and W&B's."""
+    low, high = given.min, given.max
+    if high <= low:
+        raise UsageError(f"{path}.max must be above min: it is {high!r}, and min is {low!r}")
     if distribution == "int_uniform":
         for key, value in (("min", low), ("max", high)):
             if not float(value).is_integer() or abs(value) > _LARGEST_WHOLE:
                 raise UsageError(f"{path}.{key} must be a whole number for int_uniform, not {value!r}")
         return Parameter(name, distribution, int(low), int(high), whole=True)
     if distribution in _EXPONENTS:
-        if max(abs(low), abs(high)) > _LARGEST_EXPONENT:
-            raise UsageError(
-                f"{path}: min and max of {distribution} are natural logarithms, and e to the power of {high:g} is too "
-                "large; log_uniform_values takes the values themselves"
-            )
-        if distribution == "inv_log_uniform":
-            low, high = -high, -low
-        low, high = math.exp(low), math.exp(high)
-    is_log = "log" in distribution
-    if is_log and low <= 0:
-        raise UsageError(f"{path}.min must be above 0 for {distribution}, not {low!r}")
-    return Parameter(name, distribution, low, high, log=is_log, q=q)
-
-
-def _own_range(name: str, given: dict[Any, Any], path: str) -> Parameter:
-    """Stepscope's own form: min and max with log or step."""
-    check_keys(given, ("min", "max", "log", "step", "distribution"), path)
-    low, high = _bounds(given, path)
-    log = given.get("log", False)
-    if not isinstance(log, bool):
-        raise UsageError(f"{path}.log must be true or false, not {log!r}")
-    step = _positive(given, "step", path, None) if given.get("step") is not None else None
-    if log and step is not None:
+        low, high = _values_of_exponents(distribution, low, high, path)
+    is_log = given.log if distribution == "range" else "log" in distribution
+    if given.log and given.step is not None:
         raise UsageError(f"{path}: log and step do not go together")
-    if log and low <= 0:
-        raise UsageError(f"{path}.min must be above 0 where log is true, not {low!r}")
-    whole = type(low) is int and type(high) is int and (step is None or type(step) is int)
-    return Parameter(name, "range", low, high, whole=whole, log=log, step=step)
+    if is_log and low <= 0:
+        kind = "where log is true" if distribution == "range" else f"for {distribution}"
+        raise UsageError(f"{path}.min must be above 0 {kind}, not {low!r}")
+    if distribution == "range":
+        whole = all(type(each) is int for each in (low, high, given.step) if each is not None)
+        return Parameter(name, distribution, low, high, whole=whole, log=is_log, step=given.step)
+    return Parameter(name, distribution, low, high, log=is_log, q=_rounded_to(distribution, given))
 
 
-def _by_quantile(name: str, distribution: str, given: dict[Any, Any], path: str) -> Parameter:
-    keys = ("a", "b") if distribution in _BETAS else ("mu", "sigma")
-    quantised = distribution.startswith("q_")
-    check_keys(given, (*keys, "distribution", *(["q"] if quantised else [])), path)
-    q = _positive(given, "q", path, 1) if quantised else None
-    if distribution in _BETAS:
-        return Parameter(
-            name,
-            distribution,
-            q=q,
-            a=_positive(given, "a", path, 1.0),
-            b=_positive(given, "b", path, 1.0),
+def _values_of_exponents(distribution: str, low: float, high: float, path: str) -> tuple[float, float]:
+    if max(abs(low), abs(high)) > _LARGEST_EXPONENT:
+        raise UsageError(
+            f"{path}: min and max of {distribution} are natural logarithms, and e to the power of {high:g} is too "
+            "large; log_uniform_values takes the values themselves"
         )
-    mu = _number(given, "mu", path) if "mu" in given else 0.0
-    sigma = _number(given, "sigma", path) if "sigma" in given else 1.0
-    if sigma < 0:
-        raise UsageError(f"{path}.sigma must not be below 0, and is {sigma:g}")
-    if "log" in distribution and abs(mu) + 6 * sigma > _LARGEST_EXPONENT:
+    if distribution == "inv_log_uniform":
+        low, high = -high, -low
+    return math.exp(low), math.exp(high)
+
+
+def _rounded_to(distribution: str, given: _Given) -> int | float | None:
+    """What W&B's quantised distributions round to; 1 where the file does not say."""
+    return (given.q or 1) if distribution.startswith("q_") else None
+
+
+def _by_quantile(name: str, distribution: str, given: _Given, path: str) -> Parameter:
+    q = _rounded_to(distribution, given)
+    if "beta" in distribution:
+        return Parameter(name, distribution, q=q, a=given.a or 1.0, b=given.b or 1.0)
+    if "log" in distribution and abs(given.mu) + 6 * given.sigma > _LARGEST_EXPONENT:
         raise UsageError(f"{path}: mu and sigma are of the natural logarithm, and e to the power of them is too large")
-    return Parameter(name, distribution, q=q, mu=float(mu), sigma=float(sigma))
-
-
-def _bounds(given: dict[Any, Any], path: str) -> tuple[float, float]:
-    for key in ("min", "max"):
-        if key not in given:
-            raise UsageError(f"{path}.{key} is missing")
-    low, high = _number(given, "min", path), _number(given, "max", path)
-    if high <= low:
-        raise UsageError(f"{path}.max must be above min: it is {high!r}, and min is {low!r}")
-    return low, high
-
-
-def _number(given: dict[Any, Any], key: str, path: str) -> float:
-    value = given[key]
-    where = path if path.endswith(".probabilities") else f"{path}.{key}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UsageError(f"{where} must be a number, not {_shown(value)}")
-    if not abs(value) <= 1e300:  # a comparison takes whole numbers of any length, and NaN is no less
-        raise UsageError(f"{where} must be a finite number, not {_shown(value)}")
-    return value
-
-
-def _positive(given: dict[Any, Any], key: str, path: str, default: Any) -> Any:
-    if given.get(key) is None:
-        return default
-    value = _number(given, key, path)
-    if value <= 0:
-        raise UsageError(f"{path}.{key} must be above 0, not {value!r}")
-    return value
+    return Parameter(name, distribution, q=q, mu=float(given.mu), sigma=float(given.sigma))
 
 
 def _plain(value: object, path: str) -> Any:
@@ -412,7 +385,7 @@ def _plain(value: object, path: str) -> Any:
 
 
 def check_keys(given: dict[Any, Any], known: Iterable[str], path: str) -> None:
-    """Refuse a mapping with a key that is not known.
+    """Refuse a mapping with an unknown key.
 
     Raises:
         UsageError: there is one; the message guesses what was meant.
@@ -421,8 +394,51 @@ def check_keys(given: dict[Any, Any], known: Iterable[str], path: str) -> None:
     for key in given:
         if key not in names:
             guess = difflib.get_close_matches(str(key), names, n=1)
-            told = f"; did you mean {guess[0]}?" if guess else f" here; there are {', '.join(names)}"
-            raise UsageError(f"{path}.{key} is not known{told}" if path else f"{key} is not known{told}")
+            hint = f"; did you mean {guess[0]}?" if guess else f" here; there are {', '.join(names)}"
+            raise UsageError(f"{path}.{key} is not known{hint}" if path else f"{key} is not known{hint}")
+
+
+_Record = TypeVar("_Record")
+_IN_WORDS: Final = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+}
+
+
+def checked(content: dict[Any, Any], kind: type[_Record], path: str = "", **named: str) -> _Record:
+    """The content of a mapping as a record; a key without a value counts as left out.
+
+    Args:
+        named: the file's key of a field that has another name.
+
+    Raises:
+        UsageError: a value is of another type or out of range; the message begins with the key's path.
+    """
+    fields = {key: field for field, key in named.items()}
+    given = {fields.get(key, key): value for key, value in content.items() if value is not None}
+    for key, value in given.items():
+        if isinstance(value, (int, float)) and not abs(value) <= 1e300:  # NaN is no less, and a comparison is exact
+            raise UsageError(f"{_joined(path, key)} must be a finite number, not {_shown(value)}")
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        expected, _, place = str(error).partition(" - at `$")
+        key = place.strip(".`")
+        value, where = given.get(key.partition("[")[0]), _joined(path, named.get(key, key))
+        if expected.startswith("Invalid enum value"):
+            choices = get_args(get_type_hints(kind)[key])
+            raise UsageError(f"{where}: there is no {value!r}; there are {', '.join(choices)}") from None
+        words = re.sub(r"^Expected | \| null|int \| (?=float)|, got.*", "", expected)
+        words = re.sub(r"`(\w+)`", lambda match: _IN_WORDS.get(match[1], match[1]), words)
+        raise UsageError(f"{where} must be {words}, not {_shown(value)}") from None
+
+
+def _joined(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
 
 
 def _shown(value: object) -> str:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from stepscope.errors import UsageError
-from stepscope.tune.storage import import_optuna, open_study
+from stepscope.tune.study import import_optuna, open_storage, open_study
 from stepscope.tune.sweep.file import Sweep
 from stepscope.tune.sweep.parameters import Parameter
-from stepscope.tune.sweep.study import COUNT, FOLDER, REASON, SWEEP, VALUES, counted
+from stepscope.tune.sweep.study import COUNT, FOLDER, REASON, SWEEP, VALUES, counted, kept_sweep
 
 if TYPE_CHECKING:
     import optuna
@@ -120,12 +120,8 @@ def read_results(place: str | Path, name: str | None = None) -> SweepResults:
     study = open_study(place, name, create=False)
     content = study.user_attrs.get(SWEEP)
     if content is None:
-        raise UsageError(f"the study {name} in {place} is none of stepscope sweep")
-    try:
-        sweep = Sweep.from_json(content)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the study {name} in {place} was written by another stepscope: {error}") from error
-    return results_of(sweep, study)
+        raise UsageError(f"stepscope sweep did not make the study {name} in {place}")
+    return results_of(kept_sweep(content, f"{name} in {place}"), study)
 
 
 def only_study(place: str | Path) -> str:
@@ -134,8 +130,6 @@ def only_study(place: str | Path) -> str:
     Raises:
         UsageError: it has none, or several.
     """
-    from stepscope.tune.storage import open_storage
-
     names = sorted(import_optuna().get_all_study_names(open_storage(place)))
     if len(names) != 1:
         has = f"{len(names)} studies; say which with --name: {', '.join(names[:10])}" if names else "no study"

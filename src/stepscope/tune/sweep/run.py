@@ -18,7 +18,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from stepscope.errors import UsageError
-from stepscope.tune.sweep.study import BEAT_S, FOLDER, VALUES, SweepStudy, iterations_to_compare
+from stepscope.tune.study import BEAT_S
+from stepscope.tune.sweep.study import FOLDER, VALUES, SweepStudy, iterations_to_compare
 from stepscope.tune.sweep.trial import TrialProgram, end_left_over
 
 if TYPE_CHECKING:

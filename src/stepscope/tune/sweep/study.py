@@ -1,22 +1,21 @@
 """The trials of a sweep in a database that several processes share: taking one, telling how it went, repeating.
 
-A trial that a process has begun carries that process's name and, every half minute, the time. Where the process is
-gone (on the same machine at once, from another one after some minutes of silence), another one marks the trial as
-abandoned and puts one with the same values in the queue. What was interrupted is repeated in the same way.
+Where the process that took a trial is gone, another one marks the trial as abandoned and queues one with the same
+values. What was interrupted is repeated in the same way.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from stepscope.errors import UsageError
-from stepscope.tune.storage import held, import_optuna, is_alive, open_study, process_name
+from stepscope.tune.study import OWNER, SILENT_S, SharedStudy, held, import_optuna, open_study, quietly
 from stepscope.tune.sweep.file import EarlyEnd, Metric, Sweep
 
 if TYPE_CHECKING:
@@ -178,20 +177,15 @@ VALUES: Final = "values"
 REASON: Final = "reason"
 FOLDER: Final = "folder"
 COUNT: Final = "iterations"
-_OWNER: Final = "owner"
-_BEAT: Final = "beat"
 _REPEATS: Final = "repeats"
-BEAT_S: Final = 30.0
-SILENT_S: Final = 300.0
-"""A process of another machine that was silent for so long is dead; its clock may differ by a part of that."""
 MOST_REPEATS: Final = 3
 
 
-class SweepStudy:
+class SweepStudy(SharedStudy):
     """The study of a sweep.
 
     Args:
-        place: the database, as of `stepscope.tune.storage`.
+        place: the database, as `stepscope.tune.study` takes it.
         folder: of the sweep, with the lock of the processes that share it.
 
     Raises:
@@ -203,17 +197,11 @@ class SweepStudy:
         self._lock = folder / "sweep.lock"
         self._is_locked_by_all = "://" not in str(place)  # of a database on another machine not all have this lock
         self._grid = make_grid(sweep) if sweep.method == "grid" else None
-        direction: Any = sweep.metric.goal
-        with held(self._lock), _quietly():
-            self.study = open_study(
-                place,
-                sweep.name,
-                direction=direction,
-                sampler=make_sampler(sweep, 0),
-                pruner=make_pruner(sweep),
-            )
+        sampler, pruner = make_sampler(sweep, 0), make_pruner(sweep)
+        with held(self._lock), quietly():
+            study = open_study(place, sweep.name, direction=sweep.metric.goal, sampler=sampler, pruner=pruner)
+            super().__init__(study)
             self.earlier_command = self._agree()
-        self._owner = process_name()
 
     def trials(self) -> list[optuna.trial.FrozenTrial]:
         """All of them."""
@@ -221,7 +209,7 @@ class SweepStudy:
 
     def begin(self) -> optuna.Trial | None:
         """Take the next trial, one to be repeated first; None where as many as were asked for have begun."""
-        with held(self._lock), _quietly():
+        with held(self._lock), quietly():
             trials = self.trials()
             if not self._may_begin(trials):
                 return None
@@ -229,8 +217,7 @@ class SweepStudy:
                 self.study.sampler = make_sampler(self.sweep, len(trials)) if self._grid is None else self._grid
             distributions = {each.name: each.optuna_distribution() for each in self.sweep.searched}
             trial: optuna.Trial = self.study.ask(fixed_distributions=distributions)
-            trial.set_user_attr(_OWNER, self._owner)
-            self.beat(trial)
+            self.take(trial)
             trial.set_user_attr(VALUES, self.values_of(trial.params))
             return trial
 
@@ -241,73 +228,54 @@ class SweepStudy:
             for each in self.sweep.parameters
         }
 
-    def beat(self, trial: optuna.Trial) -> None:
-        """Say that this process is alive."""
-        self.note(trial, _BEAT, time.time())
-
-    def note(self, trial: optuna.Trial, key: str, value: Any) -> None:
-        """Keep something with the trial."""
-        with _quietly():
-            trial.set_user_attr(key, value)
-
     def is_behind(self, trial: optuna.Trial, iteration: int, value: float) -> bool:
         """Tell an intermediate value; whether the trial is to be ended for it."""
-        with _quietly():
+        with quietly():
             trial.report(value, iteration)
             return bool(trial.should_prune())
         return False
 
     def complete(self, trial: optuna.Trial, value: float, iterations: int) -> None:
         """The trial is done; `iterations` values led to this one."""
-        with _quietly():
-            if iterations not in self.study.get_trials(deepcopy=False)[trial.number].intermediate_values:
+        with quietly():
+            if iterations not in self.trials()[trial.number].intermediate_values:
                 trial.report(value, iterations)
             trial.set_user_attr(COUNT, iterations)
             self.study.tell(trial, value, skip_if_finished=True)
 
     def prune(self, trial: optuna.Trial, iterations: int) -> None:
         """The trial was ended because others were better."""
-        package = import_optuna()
-        with _quietly():
-            trial.set_user_attr(COUNT, iterations)
-            self.study.tell(trial, state=package.trial.TrialState.PRUNED, skip_if_finished=True)
+        self.note(trial, COUNT, iterations)
+        self.end(trial, "PRUNED")
 
     def fail(self, trial: optuna.Trial, reason: str) -> None:
         """The trial has no value, for that reason."""
-        package = import_optuna()
-        with _quietly():
-            trial.set_user_attr(REASON, reason[:1000])
-            self.study.tell(trial, state=package.trial.TrialState.FAIL, skip_if_finished=True)
+        self.note(trial, REASON, reason[:1000])
+        self.end(trial, "FAIL")
 
     def give_back(self, trial: optuna.Trial, reason: str) -> None:
         """The trial was interrupted: the next process that looks repeats it."""
-        with held(self._lock), _quietly():
+        with held(self._lock), quietly():
             self._abandon(self.trials()[trial.number], reason, counts=False)
 
     def take_from_the_dead(self) -> list[int]:
         """Have those trials repeated whose process is gone; returns their numbers."""
-        package = import_optuna()
-        with held(self._lock), _quietly():
-            found = []
-            for trial in self.trials():
-                if trial.state is package.trial.TrialState.RUNNING and self._is_dead(trial):
-                    self._abandon(trial, "the process that ran it is gone", counts=True)
-                    found.append(trial.number)
-            return found
+        with held(self._lock), quietly():
+            found = [trial for trial in self.trials() if trial.state.name == "RUNNING" and self.is_lost(trial)]
+            for trial in found:
+                self._abandon(trial, "the process that ran it is gone", counts=True)
+            return [trial.number for trial in found]
 
     def has_reached_target(self) -> bool:
         """Whether a trial's value is as good as the target of the metric."""
         target = self.sweep.metric.target
-        package = import_optuna()
         if target is None:
             return False
-        states = (package.trial.TrialState.COMPLETE,)
-        values = [trial.value for trial in self.study.get_trials(deepcopy=False, states=states)]
+        values = [trial.value for trial in self.trials() if trial.state.name == "COMPLETE"]
         return any(value is not None and not self.sweep.metric.better(target, value) for value in values)
 
     def _may_begin(self, trials: list[optuna.trial.FrozenTrial]) -> bool:
-        package = import_optuna()
-        if any(trial.state is package.trial.TrialState.WAITING for trial in trials):
+        if any(trial.state.name == "WAITING" for trial in trials):
             return True
         if self.sweep.trials is not None and len(counted(trials)) >= self.sweep.trials:
             return False
@@ -321,20 +289,17 @@ class SweepStudy:
         """
         known = self.study.user_attrs.get(SWEEP)
         if known is None:
-            if self.study.get_trials(deepcopy=False):
-                raise UsageError(f"the study {self.sweep.name} is none of stepscope sweep; choose another name")
-            self.study.set_user_attr(SWEEP, self.sweep.to_json())
+            if self.trials():
+                raise UsageError(f"stepscope sweep did not make the study {self.sweep.name}; choose another name")
+            self.study.set_user_attr(SWEEP, msgspec.to_builtins(self.sweep))
             return ""
-        try:
-            before = Sweep.from_json(known)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"the study {self.sweep.name} was written by another stepscope: {error}") from error
+        before = kept_sweep(known, self.sweep.name)
         change = _difference(before, self.sweep)
         if change:
             raise UsageError(
                 f"the study {self.sweep.name} was begun {change}; take another --folder or name for a new one"
             )
-        self.study.set_user_attr(SWEEP, self.sweep.to_json())
+        self.study.set_user_attr(SWEEP, msgspec.to_builtins(self.sweep))
         return before.command.shown if before.command != self.sweep.command else ""
 
     def _abandon(self, trial: optuna.trial.FrozenTrial, reason: str, *, counts: bool) -> None:
@@ -347,12 +312,10 @@ class SweepStudy:
             storage.set_trial_user_attr(trial._trial_id, REASON, f"{reason}; it was repeated {MOST_REPEATS} times")
             storage.set_trial_state_values(trial._trial_id, state=failed)
             return
-        if VALUES in trial.user_attrs and not any(
-            each.user_attrs.get(_REPEATS) == trial.number for each in self.trials()
-        ):
-            kept = {
-                name: trial.system_attrs[name] for name in ("grid_id", "search_space") if name in trial.system_attrs
-            }
+        is_queued = any(each.user_attrs.get(_REPEATS) == trial.number for each in self.trials())
+        if VALUES in trial.user_attrs and not is_queued:
+            names = ("grid_id", "search_space")
+            kept = {name: trial.system_attrs[name] for name in names if name in trial.system_attrs}
             self.study.add_trial(
                 package.create_trial(
                     state=waiting,
@@ -365,17 +328,24 @@ class SweepStudy:
         storage.set_trial_user_attr(trial._trial_id, ABANDONED, reason)
         storage.set_trial_state_values(trial._trial_id, state=failed)
 
-    def _is_dead(self, trial: optuna.trial.FrozenTrial) -> bool:
-        owner = trial.user_attrs.get(_OWNER)
-        if not isinstance(owner, dict):  # its process died while it took it, or is taking it now, under the lock
-            if self._is_locked_by_all:
-                return True
-            begun = trial.datetime_start
-            return begun is None or time.time() - begun.timestamp() > SILENT_S
-        if owner.get("machine") == self._owner["machine"]:
-            return owner != self._owner and not is_alive(owner)
-        beat = trial.user_attrs.get(_BEAT)
-        return not isinstance(beat, (int, float)) or time.time() - beat > SILENT_S
+    def is_lost(self, trial: optuna.trial.FrozenTrial) -> bool:
+        """Whether the process that took the trial is gone; it may have died before it said that it took it."""
+        if isinstance(trial.user_attrs.get(OWNER), dict):
+            return super().is_lost(trial)
+        begun = trial.datetime_start  # without a common lock, its process may be taking it now
+        return self._is_locked_by_all or begun is None or time.time() - begun.timestamp() > SILENT_S
+
+
+def kept_sweep(content: Any, name: str) -> Sweep:
+    """The sweep that a study keeps.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return msgspec.convert(content, Sweep)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the study {name} was written by another version of stepscope: {error}") from error
 
 
 def counted(trials: list[optuna.trial.FrozenTrial]) -> list[optuna.trial.FrozenTrial]:
@@ -395,26 +365,3 @@ def _difference(before: Sweep, now: Sweep) -> str:
     if before.method != now.method and "grid" in (before.method, now.method):
         return f"by method {before.method}, not {now.method}"
     return ""
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Without Optuna's notes that something is experimental, and without its complaint that a trial is over.
-
-    It is over where this process was silent for so long that another one took it for dead: that one's repeat counts.
-
-    Raises:
-        UsageError: the database does not answer.
-    """
-    package = import_optuna()
-    from sqlalchemy.exc import SQLAlchemyError
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        except package.exceptions.UpdateFinishedTrialError:
-            pass
-        except (package.exceptions.StorageInternalError, SQLAlchemyError) as error:
-            told = str(getattr(error, "orig", None) or error.__cause__ or error).splitlines()
-            raise UsageError(f"the study cannot be written: {told[0] if told else type(error).__name__}") from error

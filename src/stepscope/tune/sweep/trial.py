@@ -23,10 +23,10 @@ from typing import Any, Final
 from stepscope.compare.bench_programs import end_programs, last_lines
 from stepscope.errors import UsageError
 from stepscope.files import private_file, whole_file
-from stepscope.record.bootstrap_plan import RunOptions
 from stepscope.record.launch import command_of, environment_of
 from stepscope.record.manifest import RunManifest, without_secrets
 from stepscope.record.run_folder import RunFolder, write_json
+from stepscope.record.run_process import RunOptions
 from stepscope.tune.sweep.command import nested
 from stepscope.tune.sweep.file import Sweep
 from stepscope.tune.sweep.metrics import MetricReader, Values

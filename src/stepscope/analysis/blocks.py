@@ -1,0 +1,403 @@
+"""Blocks of memory: when they lived, what for, which line made them, and what the allocator asked of the driver."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.analysis.attribution import attribute, parse, user_entries
+from stepscope.analysis.host import HostActivity
+from stepscope.analysis.module_paths import BACKWARD_NAME, backward_source
+from stepscope.analysis.rows import conformed, gathered, row_numbers
+from stepscope.trace import Trace, Window
+from stepscope.trace.model import XLA_FORMATS
+from stepscope.trace.nesting import Rows, inherit, innermost_at
+
+LEVEL_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "device": pl.String,
+    "start_ns": pl.Int64,
+    "allocated_bytes": pl.Int64,  # from here on
+    "reserved_bytes": pl.Int64,  # what the allocator holds of the device; null where it was not recorded
+}
+BLOCK_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "device": pl.String,
+    "start_ns": pl.Int64,  # null: before the recording
+    "end_ns": pl.Int64,  # null: not freed while recording
+    "bytes": pl.Int64,
+    "lane": pl.Int32,
+    "row": pl.UInt32,  # of the allocation in `memory`; null: before the recording
+    "operator": pl.Int64,  # row in operators of the innermost around the allocation, -1 for none
+}
+
+
+def memory_devices(trace: Trace) -> list[str]:
+    """The devices with memory events: accelerators before the CPU, and the one that held the most first."""
+    peaks = memory_levels(trace).group_by("device").agg(pl.col("allocated_bytes").max())
+    order = [pl.col("device") == "cpu", pl.col("allocated_bytes"), pl.col("device")]
+    return peaks.sort(order, descending=[False, True, False])["device"].to_list()
+
+
+def memory_levels(trace: Trace) -> pl.DataFrame:
+    """What each device held after every event, in order of time; columns as in LEVEL_SCHEMA.
+
+    Where a trace has no totals they are added up from the events, from the least that makes every level possible.
+    """
+    memory = trace.memory.filter((pl.col("bytes") != 0) & pl.col("device").is_not_null())
+    added = pl.col("bytes").cum_sum().over("device")
+    counted = (added - pl.min_horizontal(added.min().over("device"), 0)).cast(pl.Int64)
+    known = pl.col("total_allocated").is_not_null().all().over("device")
+    reserved = pl.when(pl.col("total_reserved").max().over("device") > 0).then(pl.col("total_reserved"))
+    return memory.select(
+        "device",
+        "start_ns",
+        allocated_bytes=pl.when(known).then(pl.col("total_allocated")).otherwise(counted),
+        reserved_bytes=reserved,
+    )
+
+
+def blocks(trace: Trace) -> pl.DataFrame:
+    """Every block of memory that events tell of, in order of its allocation; columns as in BLOCK_SCHEMA.
+
+    Events are paired by address. A block whose end was not recorded ends where its address is handed out again.
+    Events without addresses are left out: who lived how long cannot be told from them.
+    """
+    memory = trace.memory.with_row_index("row").filter(
+        (pl.col("bytes") != 0) & pl.col("address").is_not_null() & pl.col("device").is_not_null()
+    )
+    if memory.is_empty():
+        return pl.DataFrame(schema=dict(BLOCK_SCHEMA))
+    device = memory["device"].rank("dense").to_numpy()
+    address, size = memory["address"].to_numpy(), memory["bytes"].to_numpy()
+    order = np.lexsort((np.arange(len(size)), address, device))
+    same = (device[order][1:] == device[order][:-1]) & (address[order][1:] == address[order][:-1])
+    following = np.full(len(order), -1, np.int64)
+    following[order[:-1]] = np.where(same, order[1:], -1)
+    previous = np.full(len(order), -1, np.int64)
+    previous[order[1:]] = np.where(same, order[:-1], -1)
+    begins = size > 0
+    # A block that is given back without having been handed out was there before.
+    earlier = ~begins & ((previous < 0) | ~begins[np.maximum(previous, 0)])
+    start = memory["start_ns"].to_numpy()
+    ended = pl.Series(np.where(following >= 0, start[np.maximum(following, 0)], -1))
+    table = memory.select("device", "start_ns", pl.col("bytes").abs(), "lane", "row").with_columns(
+        end_ns=pl.when(ended >= 0).then(ended), operator=pl.Series(_operators_at(trace, memory))
+    )
+    before = table.filter(pl.Series(earlier)).with_columns(
+        start_ns=pl.lit(None, pl.Int64), end_ns=pl.col("start_ns"), row=pl.lit(None, pl.UInt32), operator=pl.lit(-1)
+    )
+    found = pl.concat([before, table.filter(pl.Series(begins))], how="diagonal_relaxed")
+    return conformed(found, BLOCK_SCHEMA)
+
+
+def _operators_at(trace: Trace, memory: pl.DataFrame) -> Rows:
+    operators = trace.operators
+    if operators.is_empty():
+        return np.full(memory.height, -1, np.int64)
+    return innermost_at(
+        memory["lane"].to_numpy(),
+        memory["start_ns"].to_numpy(),
+        operators["lane"].to_numpy(),
+        operators["start_ns"].to_numpy(),
+        operators["duration_ns"].to_numpy(),
+        row_numbers(operators["parent"]),
+    )
+
+
+def outermost_operators(trace: Trace) -> Rows:
+    """For each operator, the row of the outermost around it or itself; shape (operators,)."""
+    parent = row_numbers(trace.operators["parent"])
+    top = np.arange(len(parent))
+    while (active := np.flatnonzero(parent[top] >= 0)).size:
+        top[active] = parent[top[active]]
+    return top
+
+
+CATEGORIES: Final[dict[str, str]] = {
+    "parameter": "parameters and buffers of the model",
+    "optimizer_state": "what the optimizer keeps from step to step",
+    "gradient": "gradients of parameters, from the backward pass until they are cleared",
+    "activation": "results of the forward pass that are kept, most of them for the backward pass",
+    "input": "batches, and tensors made without others",
+    "temporary": "freed by the operator, backward pass or optimizer step that made it",
+    "before": "allocated before the recording began: parameters, optimizer state and whatever else there was",
+    "unknown": "nothing tells what for",
+}
+"""Category -> what it means, in the order reports list them from the bottom of a picture to its top."""
+
+_FACTORIES: Final = re.compile(
+    r"^aten::(?:rand\w*|normal|zeros|ones|empty|full|arange|linspace|eye|tensor|from_numpy|lift_fresh|to|_to_copy)$"
+)
+_FOREVER: Final = np.iinfo(np.int64).max
+
+_BY_FRAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    ("optimizer_state", re.compile(r"torch/optim/\w+\.py\(\d+\): |torch/optim/.*\): _?init_group$")),
+    ("gradient", re.compile(r"torch/autograd/.*: _engine_run_backward$|autograd::Engine|_tensor\.py\(\d+\): backward")),
+    ("input", re.compile(r"torch/utils/data/")),
+    ("parameter", re.compile(r"torch/nn/[\w/]+\.py\(\d+\): (?:__init__|_apply|reset_parameters|to|cuda)$")),
+    ("activation", re.compile(r"torch/nn/modules/module\.py\(\d+\): (?:_call_impl|__call__|_wrapped_call_impl)$")),
+)  # fmt: skip
+
+
+def block_categories(trace: Trace, blocks: pl.DataFrame, first_step_ns: int | None = None) -> pl.Series:
+    """The category of each of `blocks`, one of CATEGORIES.
+
+    Args:
+        blocks: as `stepscope.analysis.blocks.blocks` gives them.
+        first_step_ns: when the first step began, where steps are known.
+    """
+    if blocks.is_empty():
+        return pl.Series("category", [], pl.String)
+    start = blocks["start_ns"].fill_null(-1).to_numpy()
+    end = blocks["end_ns"].fill_null(_FOREVER).to_numpy()
+    lane = blocks["lane"].to_numpy()
+    stacks = _of_stacks(trace, blocks)
+    phase = _Phases(trace, blocks["operator"].to_numpy(), stacks)
+    passes = phase.backward_pass_end(start)
+    optimizer_end = _inside(trace, r"^Optimizer\.step#", lane, start)
+    in_loader = _inside(trace, r"^enumerate\(DataLoader\)|DataLoader\.__next__", lane, start) >= 0
+    first = _first_ns(trace, first_step_ns, phase)
+    in_optimizer = (optimizer_end >= 0) | (stacks == "optimizer_state")
+    lasts = end == _FOREVER
+    in_passes = (
+        trace.metadata.format not in XLA_FORMATS
+    )  # the runtime's own events tell nothing of forward and backward
+    choices: list[tuple[npt.NDArray[np.bool_], str]] = [
+        ((start < 0) | (phase.by_stacks & (start == 0) & (stacks == "")), "before"),
+        (phase.in_backward & (end <= passes), "temporary"),
+        (in_optimizer & (end <= np.where(optimizer_end >= 0, optimizer_end, -1)), "temporary"),
+        (in_optimizer, "optimizer_state"),
+        (phase.in_backward, "gradient"),
+        (end <= phase.operator_end, "temporary"),
+        ((lasts & (start < first)) | (stacks == "parameter"), "parameter"),
+        (in_loader | (stacks == "input") | phase.in_copy | phase.in_factory, "input"),
+        ((phase.in_operator & in_passes) | (stacks == "activation"), "activation"),
+    ]
+    found = np.select([each for each, _ in choices], [name for _, name in choices], "unknown")
+    return pl.Series("category", found, pl.String)
+
+
+class _Phases:
+    """Of each block: which operator made it, and whether that belongs to the backward pass."""
+
+    def __init__(self, trace: Trace, operator: Rows, stacks: npt.NDArray[np.str_]) -> None:
+        operators = trace.operators
+        self._trace = trace
+        self.in_operator = operator >= 0
+        outermost = outermost_operators(trace)
+        top = np.where(self.in_operator, outermost[np.maximum(operator, 0)], -1) if len(outermost) else operator
+        finish = (operators["start_ns"] + operators["duration_ns"]).to_numpy()
+        self.operator_end = np.where(top >= 0, finish[np.maximum(top, 0)], -1) if len(finish) else top
+        is_node = operators["name"].str.contains(BACKWARD_NAME).fill_null(False).to_numpy()
+        parent = row_numbers(operators["parent"])
+        backward = inherit(np.where(is_node, 1, -1), parent) > 0
+        self._outer = np.unique(outermost)
+        self._outer_backward = backward[self._outer] if len(self._outer) else np.zeros(0, np.bool_)
+        self._finish = finish
+        self.in_backward = self._any_of(operator, backward) | (stacks == "gradient")
+        self.in_copy = self._any_of(top, self._copying(outermost))
+        names = operators["name"].str.contains(_FACTORIES.pattern).fill_null(False).to_numpy()
+        self.in_factory = self._any_of(top, names)
+        self.by_stacks = not operators.height
+        self._stacks = stacks
+
+    @staticmethod
+    def _any_of(rows: Rows, flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        return (rows >= 0) & flags[np.maximum(rows, 0)] if len(flags) else np.zeros(len(rows), np.bool_)
+
+    def _copying(self, outermost: Rows) -> npt.NDArray[np.bool_]:
+        """Which operators copy from the host to a device, themselves or by operators inside."""
+        trace = self._trace
+        copies = trace.device_work.filter((pl.col("kind") == "copy_in") & pl.col("launch").is_not_null())["launch"]
+        launching = trace.launches["operator"].gather(copies).drop_nulls().cast(pl.Int64).to_numpy()
+        flags = np.zeros(len(outermost), np.bool_)
+        flags[outermost[launching]] = True
+        return flags
+
+    def backward_pass_end(self, start: Rows) -> Rows:
+        """When the backward pass that each block was allocated in ended; shape (n,), of no meaning for other blocks.
+
+        A pass goes on until an operator, or where only stacks are known an allocation, that is not of the backward pass
+        begins on the thread that trains.
+        """
+        if self.by_stacks:
+            others = np.sort(start[(self._stacks != "gradient") & (start >= 0)])
+            following = np.searchsorted(others, start, side="right")
+            return np.append(others, _FOREVER - 1)[following]
+        if not len(self._outer):
+            return np.full(len(start), -1, np.int64)
+        operators = self._trace.operators
+        begin = operators["start_ns"].to_numpy()[self._outer]
+        lane = operators["lane"].to_numpy()[self._outer]
+        forward = ~self._outer_backward
+        # The thread that trains has the most operators outside the backward pass.
+        main = np.bincount(lane[forward]).argmax() if forward.any() else -1
+        bounds = np.sort(begin[forward & (lane == main)])
+        ends = np.full(len(bounds) + 1, -1, np.int64)
+        mine = self._outer[self._outer_backward]
+        np.maximum.at(ends, np.searchsorted(bounds, begin[self._outer_backward], side="right"), self._finish[mine])
+        result: Rows = ends[np.searchsorted(bounds, start, side="right")]
+        return result
+
+
+def _first_ns(trace: Trace, first_step_ns: int | None, phase: _Phases) -> int:
+    """Before this moment nothing but the model, and what belongs to it, was made."""
+    source = backward_source(trace)
+    forward = source[source >= 0]
+    first = [int(trace.operators["start_ns"].to_numpy()[forward].min())] if forward.size else []
+    return min([*first, *([first_step_ns] if first_step_ns is not None else [])], default=0)
+
+
+def _inside(trace: Trace, pattern: str, lane: npt.NDArray[np.int32], times: Rows) -> Rows:
+    """The end of the annotation of such a name around each time on its lane, -1 for none; shape (n,)."""
+    marks = trace.annotations.filter((pl.col("kind") == "host") & pl.col("name").str.contains(pattern))
+    result = np.full(len(times), -1, np.int64)
+    for number in marks["lane"].unique().to_list():
+        mine = marks.filter(pl.col("lane") == number).sort("start_ns")
+        begin = mine["start_ns"].to_numpy()
+        end = np.maximum.accumulate((mine["start_ns"] + mine["duration_ns"]).to_numpy())
+        asked = lane == number
+        at = np.searchsorted(begin, times[asked], side="right") - 1
+        closes = end[np.maximum(at, 0)]
+        result[asked] = np.where((at >= 0) & (closes > times[asked]), closes, -1)
+    return result
+
+
+def _of_stacks(trace: Trace, blocks: pl.DataFrame) -> npt.NDArray[np.str_]:
+    """The category that the call stack of each block's allocation gives away, "" for none."""
+    stacks = trace.memory["call_stack"]
+    if stacks.null_count() == len(stacks):
+        return np.full(blocks.height, "", np.str_)
+    own = stacks.gather(blocks["row"])
+    known = {stack: category_of_stack(stack) for stack in own.unique().drop_nulls()}
+    return np.array([known.get(stack, "") if stack is not None else "" for stack in own], np.str_)
+
+
+@lru_cache(maxsize=65536)
+def category_of_stack(call_stack: str) -> str:
+    """What the frames of an allocation say, "" where they say nothing."""
+    frames = call_stack.split(";")
+    return next((name for name, pattern in _BY_FRAME if any(pattern.search(frame) for frame in frames)), "")
+
+
+PLACE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "file": pl.String,
+    "line": pl.Int32,  # of the statement, or of the function's definition where the trace knows no more
+    "function": pl.String,
+    "module": pl.String,
+    "exact_line": pl.Boolean,
+}
+
+_PRIMITIVES: Final = (
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::resize_",
+)
+"""Operators that only hand out memory for the one around them."""
+
+
+def allocating_operators(trace: Trace, operator: Rows) -> Rows:
+    """For each of these rows of `operators`, the nearest around it or itself that does more than ask for memory.
+
+    What has no operator, -1, stays -1.
+    """
+    parent = row_numbers(trace.operators["parent"])
+    if not len(parent):
+        return operator
+    primitive = trace.operators["name"].is_in(_PRIMITIVES).fill_null(False).to_numpy()
+    own = np.where(primitive & (parent >= 0), -1, np.arange(len(parent)))
+    return np.where(operator >= 0, inherit(own, parent)[np.maximum(operator, 0)], -1)
+
+
+def block_places(trace: Trace, blocks: pl.DataFrame, operator: Rows, activity: HostActivity | None) -> pl.DataFrame:
+    """Where in the user's code each block was asked for; columns as in PLACE_SCHEMA, null where unknown.
+
+    Args:
+        blocks: as `stepscope.analysis.blocks.blocks` gives them.
+        operator: row in operators of each, -1 for none.
+        activity: as `host_activity` gives it, if it was computed already.
+    """
+    places = attribute(trace, activity).operators()
+    found = gathered(places.select(list(PLACE_SCHEMA)), operator)
+    stacks = trace.memory["call_stack"]
+    if stacks.null_count() == len(stacks) or blocks.is_empty():
+        return found
+    own = stacks.gather(blocks["row"])
+    known = own.unique().drop_nulls().to_list()
+    rows = [(stack, *user_place(stack), None, True) for stack in known]
+    table = pl.DataFrame(rows, schema={"stack": pl.String, **PLACE_SCHEMA}, orient="row")
+    by_stack = pl.DataFrame({"stack": own}).join(table, on="stack", how="left", maintain_order="left")
+    return pl.DataFrame([by_stack[name].fill_null(found[name]) for name in PLACE_SCHEMA])
+
+
+def user_place(call_stack: str) -> tuple[str | None, int | None, str | None]:
+    """File, line and function of the user's innermost entry of a call stack; None where there is none."""
+    entries = user_entries(call_stack)
+    place = parse(entries[0]) if entries else None
+    return place if place is not None else (None, None, None)
+
+
+OUT_OF_MEMORY: Final = "out of memory"
+"""Name of the launches and annotations by which a trace tells that memory could not be had."""
+DEVICE_FREE: Final = "device free"
+"""Name of the counter of bytes that the driver could still have given then."""
+
+OUT_OF_MEMORY_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "device": pl.String,
+    "start_ns": pl.Int64,
+    "asked_bytes": pl.Int64,
+    "free_bytes": pl.Int64,  # what the driver had left; null where not recorded
+    "file": pl.String,
+    "line": pl.Int32,
+    "function": pl.String,
+}
+
+
+def allocator_table(trace: Trace, window: Window | None = None, steps: int = 1) -> pl.DataFrame:
+    """Calls by which memory was asked of the driver and given back to it, the costliest first.
+
+    Args:
+        window: only calls that start in this stretch of time.
+        steps: how many steps it holds.
+
+    Returns:
+        Columns name, calls, calls_per_step, total_ns, ns_per_step, bytes (0 where not recorded).
+    """
+    calls = trace.launches.filter((pl.col("kind") == "allocate") & (pl.col("name") != OUT_OF_MEMORY))
+    if window is not None:
+        calls = calls.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
+    count = max(steps, 1)
+    return (
+        calls.group_by("name")
+        .agg(calls=pl.len(), total_ns=pl.col("duration_ns").sum(), bytes=pl.col("bytes").sum())
+        .with_columns(calls_per_step=pl.col("calls") / count, ns_per_step=pl.col("total_ns") // count)
+        .select("name", "calls", "calls_per_step", "total_ns", "ns_per_step", "bytes")
+        .sort("total_ns", "calls", "name", descending=[True, True, False])
+    )
+
+
+def out_of_memory(trace: Trace) -> pl.DataFrame:
+    """When memory could not be had, in order of time; columns as in OUT_OF_MEMORY_SCHEMA."""
+    calls = trace.launches.filter((pl.col("kind") == "allocate") & (pl.col("name") == OUT_OF_MEMORY))
+    if calls.is_empty():
+        return pl.DataFrame(schema=dict(OUT_OF_MEMORY_SCHEMA))
+    key = ["lane", "start_ns"]
+    stacks = trace.annotations.filter(pl.col("name") == OUT_OF_MEMORY).select(*key, "call_stack").unique(key)
+    free = trace.counters.filter(pl.col("name") == DEVICE_FREE).select(*key, free_bytes="value").unique(key)
+    rows = (
+        calls.select(*key, asked_bytes="bytes")
+        .join(trace.lanes.select("lane", "device"), on="lane", how="left", maintain_order="left")
+        .join(stacks, on=key, how="left", maintain_order="left")
+        .join(free, on=key, how="left", maintain_order="left")
+    )
+    places = [user_place(stack) if stack else (None, None, None) for stack in rows["call_stack"]]
+    columns = {name: [place[at] for place in places] for at, name in enumerate(("file", "line", "function"))}
+    rows = rows.with_columns(pl.Series(name, values) for name, values in columns.items())
+    return conformed(rows, OUT_OF_MEMORY_SCHEMA)

@@ -1,0 +1,281 @@
+"""What an agent and its clients say to each other: JSON over HTTP, or the same in files of a run folder.
+
+    GET    /status                    who the process is, which step it is at, what it records
+    GET    /captures                  the captures that the agent remembers, oldest first
+    POST   /captures                  begin one: {"steps": 5}, {"seconds": 2.5}, or {} for one that lasts until stopped
+    GET    /captures/ID               its state; with ?wait=20 the answer comes at its end, after 20 s at most
+    POST   /captures/ID/stop          end it now and keep what was recorded
+    DELETE /captures/ID               end it now and throw away what was recorded
+    GET    /captures/ID/trace         the trace file
+    GET    /captures/ID/files/NAME    the trace file, or one that lies beside it and belongs to it
+    POST   /shutdown                  end the agent; the program goes on
+
+An answer is a JSON object, or a file. A refusal is {"error": "one sentence"} with an HTTP status from 400 on.
+Clients find an agent by its `AgentFile`, in a folder of the user's or of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import sys
+import warnings
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import platformdirs
+
+from stepscope.errors import AgentError, UsageError
+from stepscope.files import private_folder
+from stepscope.record.run_folder import write_json
+from stepscope.record.schedule import RecordOptions
+
+VERSION: Final = 1
+"""Of the protocol; an agent names it in its status."""
+MAX_BODY_BYTES: Final = 64 * 1024
+"""The largest body a request may have."""
+MAX_WAIT_S: Final = 30.0
+"""The longest that one request may wait for the end of a capture."""
+TOO_LATE: Final = 412
+"""The status of a refusal because the first step to record has begun already."""
+
+WAITING: Final = "waiting"
+RECORDING: Final = "recording"
+DONE: Final = "done"
+FAILED: Final = "failed"
+CANCELLED: Final = "cancelled"
+ENDED: Final = frozenset({DONE, FAILED, CANCELLED})
+"""The states of a capture that nothing follows."""
+
+_OPTIONS: Final = frozenset(option.name for option in fields(RecordOptions))
+_LONGEST_REASON: Final = 120
+_MAX_FILE_BYTES: Final = 64 * 1024
+
+_StepCount = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+_StepNumber = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+
+
+class Refusal(Exception):
+    """A request that an agent does not carry out.
+
+    Attributes:
+        status: the HTTP status, from 400 on.
+        sentence: what is wrong, for the user.
+    """
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What an agent answers: a JSON object, or a file instead of it."""
+
+    status: int
+    body: dict[str, Any] = field(default_factory=dict)
+    file: Path | None = None
+
+
+class CaptureOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to record; with neither steps nor seconds, until somebody stops it.
+
+    Attributes:
+        seconds: the last step is recorded whole.
+        first_step: the number of the first step to record, which has not begun yet; None for the next one.
+        timeout_s: seconds without the end of a step after which it is given up.
+    """
+
+    steps: _StepCount | None = None
+    seconds: _Seconds | None = None
+    first_step: _StepNumber | None = None
+    timeout_s: _Seconds = 60.0
+    options: RecordOptions = msgspec.field(default_factory=RecordOptions)
+
+    def to_json(self) -> dict[str, Any]:
+        """The body of POST /captures."""
+        return {name: value for name, value in msgspec.to_builtins(self).items() if value is not None}
+
+    @classmethod
+    def from_json(cls, body: object) -> CaptureOrder:
+        """Read the body of POST /captures, which may come from anybody.
+
+        Raises:
+            Refusal: it asks for nothing that can be done; the sentence says why.
+        """
+        if not isinstance(body, dict):
+            raise Refusal(400, 'a capture is asked for with a JSON object, such as {"steps": 5}')
+        given = {name: value for name, value in body.items() if value is not None}
+        if "steps" in given and "seconds" in given:
+            raise Refusal(400, "a capture lasts either some steps or some seconds, not both")
+        options = given.get("options")
+        unknown = sorted(set(options) - _OPTIONS) if isinstance(options, dict) else []
+        if unknown:
+            raise Refusal(400, f"there is no option {unknown[0]!r:.40}; there are {', '.join(sorted(_OPTIONS))}")
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            raise Refusal(400, f"the capture is not valid: {error!s:.{_LONGEST_REASON}}") from None
+
+
+def decoded(data: bytes) -> object:
+    """The JSON value in `data`; nothing is an empty object.
+
+    Raises:
+        Refusal: it is too long, or no JSON.
+    """
+    if len(data) > MAX_BODY_BYTES:
+        raise Refusal(413, f"a request has at most {MAX_BODY_BYTES} bytes")
+    if not data.strip():
+        return {}
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):  # the latter for a thousand brackets
+        raise Refusal(400, "the request is not JSON") from None
+
+
+class AgentFile(msgspec.Struct, frozen=True):
+    """How to reach an agent.
+
+    Attributes:
+        address: "host:port", or "unix:" and the path of a socket.
+        token: what a client must show.
+        host: the machine it is on.
+        rank, world_size: of the process in its job.
+        run: the run folder, or None.
+        namespace: of process numbers, which differ between containers of one machine; empty where there are none.
+    """
+
+    address: str
+    token: str
+    pid: int
+    host: str
+    rank: int = 0
+    world_size: int = 1
+    run: str | None = None
+    namespace: str = ""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the process is on this machine, and its number means the same there as here."""
+        return self.host == socket.gethostname() and self.namespace == own_namespace()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process was on this machine and has ended."""
+        return self.is_here and not _is_alive(self.pid)
+
+
+def own_namespace() -> str:
+    """The namespace of this process's number, such as "pid:[4026531836]"."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def user_agents() -> Path:
+    """The folder of this user's agents: in STEPSCOPE_DATA_DIR, or where files of running programs lie."""
+    with warnings.catch_warnings():  # where no XDG_RUNTIME_DIR is set, a folder for temporary files serves
+        warnings.simplefilter("ignore")
+        parent = os.environ.get("STEPSCOPE_DATA_DIR") or platformdirs.user_runtime_dir("stepscope", appauthor=False)
+    return Path(parent) / "agents"
+
+
+def write_user_file(content: AgentFile) -> Path:
+    """Make the process findable by its number.
+
+    Raises:
+        AgentError: the folder belongs to somebody else or is open to others, or cannot be written.
+    """
+    folder = user_agents()
+    try:
+        private_folder(folder)
+        if hasattr(os, "getuid"):
+            state = folder.stat()
+            if state.st_uid != os.getuid():
+                raise AgentError(f"{folder} belongs to another user; set STEPSCOPE_DATA_DIR to a folder of your own")
+            if state.st_mode & 0o077:
+                folder.chmod(0o700)
+    except OSError as error:
+        raise AgentError(f"{folder} cannot be made: {error.strerror}") from error
+    return write_agent_file(folder / f"{content.host}-{content.pid}.json", content)
+
+
+def write_agent_file(path: Path, content: AgentFile) -> Path:
+    """Write the file whole, with mode 0600 from the first moment.
+
+    Raises:
+        AgentError: it cannot be written.
+    """
+    try:
+        private_folder(path.parent)
+        write_json(path, msgspec.structs.asdict(content))
+    except OSError as error:
+        raise AgentError(f"{path} cannot be written: {error.strerror}") from error
+    except UsageError as error:
+        raise AgentError(str(error)) from error
+    return path
+
+
+def read_agent_file(path: Path) -> AgentFile | None:
+    """What the file says; None where there is none, or it is no file of an agent, or not its owner's."""
+    try:
+        with path.open("rb") as file:
+            state = os.fstat(file.fileno())
+            foreign = hasattr(os, "getuid") and state.st_uid not in (os.getuid(), 0)
+            if foreign or not stat.S_ISREG(state.st_mode):  # somebody else's file would send us to their address
+                return None
+            return msgspec.json.decode(file.read(_MAX_FILE_BYTES), type=AgentFile)
+    except (OSError, msgspec.DecodeError, ValueError, RecursionError):
+        return None
+
+
+def agents_in(folder: Path) -> list[AgentFile]:
+    """The agents whose files lie in a folder, by rank and process; those of ended processes are taken away."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.glob("*.json")):
+            agent = read_agent_file(path)
+            if agent is None:
+                continue
+            if agent.is_gone:
+                remove(path)
+            else:
+                found.append(agent)
+    return sorted(found, key=lambda agent: (agent.rank, agent.pid))
+
+
+def agent_of_process(pid: int) -> AgentFile | None:
+    """The agent in the process of this number on this machine, or None."""
+    return next((agent for agent in agents_in(user_agents()) if agent.pid == pid and agent.is_here), None)
+
+
+def agent_at(address: str) -> AgentFile | None:
+    """This user's agent on this machine that listens at an address, or None."""
+    return next((agent for agent in agents_in(user_agents()) if agent.address == address and agent.is_here), None)
+
+
+def remove(path: Path) -> None:
+    """Take a file away, if it is there."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _is_alive(pid: int) -> bool:
+    if sys.platform == "win32":  # where signal 0 is Ctrl+C; who does not answer is found out by asking
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it exists and is somebody else's
+        return True
+    return True

@@ -1,0 +1,221 @@
+"""Requests as files in a run folder, for where no connection to the process is possible.
+
+    requests/rank<R>-<NAME>.json      a request: {"method": "GET", "target": "/status", "body": {}}
+    requests/rank<R>-<NAME>.claimed   the same while the process works on it: whoever could rename it has it
+    requests/rank<R>-<NAME>.reply     the answer: {"status": 200, "body": {...}}
+
+A request without a method asks for a capture, `{"steps": 5}`; its answer comes when the capture has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope import guard
+from stepscope.errors import AgentError
+from stepscope.files import private_folder, whole_file
+from stepscope.record.agent.protocol import ENDED, MAX_BODY_BYTES, Refusal, Reply, decoded
+
+Handle = Callable[[str, str, bytes], Reply]
+"""Carries a request out without waiting: method, target, body."""
+
+_IDLE_S: Final = 0.5
+_BUSY_S: Final = 0.05
+_BUSY_FOR_S: Final = 30.0
+"""After a request more will follow; so long the folder is looked at more often."""
+_SETTLED_NS: Final = 2_000_000_000
+"""Some file systems count time in seconds: a folder that changed this lately may have changed again since."""
+_ANYWAY_S: Final = 10.0
+_MAX_REPLY_BYTES: Final = 16 * 2**20
+_CLIENT_LOOKS_S: Final = (0.02, 0.25)
+
+
+class RequestFolder:
+    """The process's side: a thread that looks into the folder now and then, which costs a step nothing.
+
+    Args:
+        folder: `requests` of a run folder.
+        rank: whose requests are answered.
+    """
+
+    def __init__(self, folder: Path, rank: int, handle: Handle) -> None:
+        self._folder = folder
+        self._handle = handle
+        self._name = re.compile(rf"rank{rank}-([0-9A-Za-z_]{{1,60}})\.json", re.ASCII)
+        self._seen_ns = -1
+        self._looked_s = float("-inf")
+        self._captures: dict[Path, str] = {}
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Begin to look; the folder is made, so that clients can write into it."""
+        with contextlib.suppress(OSError):
+            private_folder(self._folder)
+        threading.Thread(target=self._look, name="stepscope-requests", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def poll(self) -> bool:
+        """Answer the requests that are there; whether there were any."""
+        claims = self._claims() if self._may_have_changed() else []
+        for claimed in claims:
+            self._answer(claimed)
+        self._answer_ended()
+        return bool(claims)
+
+    @guard.entry(in_background=True)
+    def _look(self) -> None:
+        busy_until = 0.0
+        while not self._stopped.wait(_BUSY_S if time.monotonic() < busy_until else _IDLE_S):
+            with guard.attempt():  # whatever lies in the folder
+                if self.poll():
+                    busy_until = time.monotonic() + _BUSY_FOR_S
+
+    def _may_have_changed(self) -> bool:
+        """Ask only for the folder's time; look inside where that has changed, or every ten seconds."""
+        try:
+            changed_ns = self._folder.stat().st_mtime_ns
+        except OSError:
+            return False
+        now_s = time.monotonic()
+        settled = changed_ns == self._seen_ns and abs(time.time_ns() - changed_ns) > _SETTLED_NS
+        if settled and now_s - self._looked_s < _ANYWAY_S:
+            return False
+        self._seen_ns, self._looked_s = changed_ns, now_s
+        return True
+
+    def _claims(self) -> list[Path]:
+        """The requests that this process, and no other, has taken."""
+        claimed = []
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+            for name in sorted(entry.name for entry in entries if self._name.fullmatch(entry.name)):
+                claim = (self._folder / name).with_suffix(".claimed")
+                with contextlib.suppress(OSError):  # another was first, or the client has taken it back
+                    os.rename(self._folder / name, claim)
+                    claimed.append(claim)
+        return claimed
+
+    def _answer(self, claimed: Path) -> None:
+        try:
+            request = decoded(_content(claimed))
+            if not isinstance(request, dict):
+                raise Refusal(400, "a request is a JSON object")
+            if "method" in request:
+                reply = self._handle(*_call(request))
+            else:
+                reply = self._handle("POST", "/captures", json.dumps(request).encode())
+                if reply.status == 201:
+                    self._captures[claimed] = reply.body["id"]
+                    return
+        except Refusal as refusal:
+            reply = Reply(refusal.status, {"error": refusal.sentence})
+        _reply(claimed, reply)
+
+    def _answer_ended(self) -> None:
+        """Answer those who only asked for a capture, once it has ended."""
+        for claimed, id in list(self._captures.items()):
+            reply = self._handle("GET", f"/captures/{id}", b"")
+            if reply.status != 200 or reply.body["state"] in ENDED:
+                del self._captures[claimed]
+                _reply(claimed, reply)
+
+
+class FileTransport:
+    """The client's side of one rank's requests.
+
+    Args:
+        folder: `requests` of a run folder.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder = folder
+        self._rank = rank
+
+    def call(self, method: str, target: str, body: dict[str, Any] | None, timeout_s: float) -> Reply:
+        """Ask, and wait for the answer.
+
+        Raises:
+            AgentError: the folder cannot be written, or no answer came in time.
+        """
+        stem = f"rank{self._rank}-{secrets.token_hex(8)}"
+        request, reply = self._folder / f"{stem}.json", self._folder / f"{stem}.reply"
+        try:
+            _write_whole(request, {"method": method, "target": target, "body": body or {}})
+        except OSError as error:
+            raise AgentError(f"{self._folder} cannot be written: {error.strerror}") from error
+        try:
+            return self._awaited(reply, timeout_s)
+        finally:
+            for leftover in (request, reply):
+                with contextlib.suppress(OSError):
+                    leftover.unlink()
+
+    def download(self, target: str, destination: Path, timeout_s: float) -> None:
+        """Raise: files do not travel through files; a trace is read where it lies in the run folder."""
+        raise AgentError(f"the trace of rank {self._rank} is not in the run folder, or is still being written there")
+
+    def _awaited(self, reply: Path, timeout_s: float) -> Reply:
+        until, pause_s = time.monotonic() + timeout_s, _CLIENT_LOOKS_S[0]
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return _reply_in(reply)
+            if time.monotonic() >= until:
+                raise AgentError(
+                    f"rank {self._rank} has not answered the request in {self._folder} within {timeout_s:.0f} s: "
+                    "either it has ended, or it was not started with --serve"
+                )
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _CLIENT_LOOKS_S[1])
+
+
+def _call(request: dict[str, Any]) -> tuple[str, str, bytes]:
+    method, target = request.get("method"), request.get("target")
+    if not isinstance(method, str) or not isinstance(target, str):
+        raise Refusal(400, "a request has a method and a target, such as GET and /status")
+    return method, target, json.dumps(request.get("body", {})).encode()
+
+
+def _content(path: Path) -> bytes:
+    """What a file holds, as far as one may be: a pipe or a link would stop or mislead the process."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise Refusal(400, "a request is a file")
+            return file.read(MAX_BODY_BYTES + 1)
+    except OSError as error:
+        raise Refusal(400, f"the request cannot be read: {error.strerror}") from None
+
+
+def _reply(claimed: Path, reply: Reply) -> None:
+    """Write the answer and take the request away; where the folder has gone, nobody waits for it either."""
+    with contextlib.suppress(OSError):
+        body = reply.body if reply.file is None else {"file": str(reply.file)}
+        _write_whole(claimed.with_suffix(".reply"), {"status": reply.status, "body": body})
+        claimed.unlink(missing_ok=True)
+
+
+def _write_whole(path: Path, content: dict[str, Any]) -> None:
+    with whole_file(path, private=True) as file:
+        file.write(json.dumps(content).encode())
+
+
+def _reply_in(path: Path) -> Reply:
+    with path.open("rb") as file:
+        content = file.read(_MAX_REPLY_BYTES)
+    try:
+        answer = json.loads(content)
+        return Reply(int(answer["status"]), dict(answer["body"]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise AgentError(f"{path} is no answer of an agent") from error

@@ -1,0 +1,487 @@
+"""How the model's calls are computed: compiled, channels last, convolutions by cuDNN, in lower precision."""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from stepscope.record.apply.flags import Flag, Value
+from stepscope.record.apply.patching import Applying, Around, OutermostCalls, in_a_line, users_place
+
+_MODES: Final = ("default", "reduce-overhead", "max-autotune")
+COMPILE_FLAGS: Final = (
+    Flag(
+        "compile",
+        "compiles the model when it is first called in training (torch.compile in place: state_dict stays as it is)",
+        "no module was called with gradients",
+        "Where compiling fails, the model goes on uncompiled. Not where the program compiles it itself. "
+        "reduce-overhead and max-autotune record CUDA graphs, whose outputs the next call overwrites.",
+        Value("|".join(_MODES), choices=_MODES, default="default"),
+    ),
+    Flag(
+        "channels-last",
+        "keeps the weights and inputs of 2-d convolutions with their channels last",
+        "no module with 2-d convolutions was called",
+        "Only models with 2-d convolutions. Results differ by rounding.",
+    ),
+    Flag(
+        "cudnn-benchmark",
+        "has cuDNN try its convolutions on each new shape and keep the fastest",
+        "the program ended before anything was computed",
+        "Only on CUDA, and of use only where shapes repeat.",
+    ),
+)
+
+
+def install_compilation(applying: Applying, chosen: Mapping[str, str]) -> None:
+    """Have the model run as the flags say."""
+    if "channels-last" in chosen:
+        _install_channels_last(applying)
+    if "compile" in chosen:
+        OutermostCalls.of(applying).on_new("compile", _Compiling(applying, chosen["compile"]).on_new)
+    if "cudnn-benchmark" in chosen:
+        _install_cudnn_benchmark(applying)
+
+
+class _Compiling:
+    """Compiles models in place at their first call."""
+
+    def __init__(self, applying: Applying, mode: str) -> None:
+        self._applying = applying
+        self._mode = mode
+
+    def on_new(self, module: Any) -> Around | None:
+        """Compile a module that is trained; around its calls stands what goes on without where that fails."""
+        import torch
+
+        name = type(module).__name__
+        if not torch.is_grad_enabled() or not any(each.requires_grad for each in module.parameters()):
+            return None
+        if not hasattr(module, "compile"):
+            self._applying.could_not("compile", f"{name} cannot be compiled in place by torch {torch.__version__}")
+        elif any(type(each).__name__ == "OptimizedModule" or is_compiled(each) for each in module.modules()):
+            self._applying.could_not("compile", f"the program compiles {name} itself")
+        else:
+            place = users_place()
+            with self._applying.guarded("compile"):
+                module.compile(**({} if self._mode == "default" else {"mode": self._mode}))
+                called = f"{name} called at {place}" if place else name
+                self._applying.did("compile", f"{called} is compiled (mode {self._mode})")
+                return self._around
+        return None
+
+    def _around(self, call: Callable[..., Any], module: Any, *positional: Any, **named: Any) -> Any:
+        if not is_compiled(module):
+            return call(*positional, **named)
+        try:
+            return call(*positional, **named)
+        except Exception as error:  # of the model's or the compiler's
+            if not _is_the_compilers(error):
+                raise
+            module._compiled_call_impl = None
+            self._applying.could_not("compile", f"{type(module).__name__} goes on uncompiled: {in_a_line(error)}")
+            return call(*positional, **named)
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether a module was compiled in place."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _is_the_compilers(error: Exception) -> bool:
+    """Whether an exception comes from compiling, and not from what the model computes."""
+    return any(
+        kind.__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
+        for kind in type(error).__mro__
+    )
+
+
+def _install_channels_last(applying: Applying) -> None:
+    import torch
+
+    def convert(module: Any) -> bool:
+        kinds = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
+        count = sum(isinstance(each, kinds) for each in module.modules())
+        if count:
+            module.to(memory_format=torch.channels_last)
+            applying.did(
+                "channels-last",
+                f"{type(module).__name__} keeps the channels of its {count} convolution{'s' if count > 1 else ''} last",
+            )
+        return bool(count)
+
+    def on_new(module: Any) -> Around | None:
+        with applying.guarded("channels-last"):
+            if _is_distributed(module) or convert(module):  # that was converted before its buckets were made
+                return around
+        return None
+
+    def around(call: Callable[..., Any], module: Any, *positional: Any, **named: Any) -> Any:
+        changed = {name: channels_last(each) for name, each in named.items()}
+        return call(*map(channels_last, positional), **changed)
+
+    def made(original: Any, self: Any, module: Any, *positional: Any, **named: Any) -> None:
+        with applying.guarded("channels-last"):
+            convert(module)
+        original(self, module, *positional, **named)
+
+    OutermostCalls.of(applying).on_new("channels-last", on_new)
+    applying.wrap(torch.nn.parallel.DistributedDataParallel, "__init__", made)
+
+
+def channels_last(value: Any) -> Any:
+    """A tensor of four dimensions with its channels last; anything else as it is."""
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.dim() == 4:
+        return value.contiguous(memory_format=torch.channels_last)
+    return value
+
+
+def _is_distributed(module: Any) -> bool:
+    import torch
+
+    return isinstance(module, torch.nn.parallel.DistributedDataParallel)
+
+
+def _install_cudnn_benchmark(applying: Applying) -> None:
+    import torch
+
+    def allow(module: Any = None, benchmark: bool = True) -> None:
+        torch.backends.cudnn.benchmark = benchmark
+
+    def judge() -> None:
+        if uses_cuda():
+            applying.did("cudnn-benchmark", "cuDNN tries its convolutions on each new shape")
+        else:
+            applying.could_not("cudnn-benchmark", "the program uses no CUDA device")
+
+    before = torch.backends.cudnn.benchmark
+    applying.on_remove(lambda: allow(None, before))
+    allow()
+    OutermostCalls.of(applying).on_new("cudnn-benchmark", allow)
+    applying.at_end(judge)
+
+
+_FIRST_SCALE: Final = 2.0**16
+_GOOD_STEPS: Final = 2000
+"""Without an overflow, after which the scale is doubled."""
+_PASSES_SEARCHED: Final = 2
+"""Backward passes in which parameters are looked for that no optimizer has."""
+
+
+class LossScaling:
+    """Scales the backward passes of one process, from `start` on.
+
+    Attributes:
+        scale: of the next backward pass.
+        left_out, steps: how many optimizers' steps were left out, of how many.
+    """
+
+    def __init__(self, applying: Applying) -> None:
+        import torch
+
+        self.scale = _FIRST_SCALE
+        self.left_out = self.steps = 0
+        self._applying = applying
+        self._is_on = False
+        self._is_scaled = False
+        self._passes = 0
+        self._good = 0
+        self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._kinds: set[type] = set()
+        self._hooked: dict[int, weakref.ref[Any]] = {}
+        applying.wrap(torch.optim.Optimizer, "__init__", self._made)
+
+    def start(self) -> None:
+        """The program trains in float16: scale its backward passes from now on."""
+        import torch
+
+        if not self._is_on:
+            self._is_on = True
+            self._applying.wrap(torch.autograd, "backward", self._backward)
+
+    def _made(self, original: Any, optimizer: Any, *positional: Any, **named: Any) -> None:
+        original(optimizer, *positional, **named)
+        self._optimizers[optimizer] = 0
+        self._guard(type(optimizer))  # at once: a schedule keeps the step that it finds
+
+    def _backward(self, original: Any, tensors: Any, grad_tensors: Any = None, *positional: Any, **named: Any) -> None:
+        import torch
+
+        later = bool(positional[1:2] and positional[1]) or bool(named.get("create_graph"))
+        roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+        given = (grad_tensors,) if isinstance(grad_tensors, torch.Tensor) else grad_tensors or (None,) * len(roots)
+        is_whole = len(roots) == len(given)
+        is_plain = is_whole and not (
+            positional[2:] or named.get("inputs") is not None or named.get("grad_variables") is not None
+        )
+        if self._is_scaled or later or not is_plain or any(map(_is_missing, roots, given)):
+            original(tensors, grad_tensors, *positional, **named)  # inside another one, or not into .grad of all
+            return
+        self._passes += 1
+        self._hook(
+            each for optimizer in self._optimizers for group in optimizer.param_groups for each in group["params"]
+        )
+        if self._passes <= _PASSES_SEARCHED:
+            self._hook(leaves(roots))
+        scaled = [
+            torch.full_like(root, self.scale) if gradient is None else gradient * self.scale
+            for root, gradient in zip(roots, given, strict=True)
+        ]
+        self._is_scaled = True
+        try:
+            original(roots, scaled, *positional, **named)
+        finally:
+            self._is_scaled = False
+
+    def _hook(self, parameters: Iterable[Any]) -> None:
+        """Have the gradient of each divided before it is added up."""
+        for parameter in parameters:
+            known = self._hooked.get(id(parameter))
+            if parameter.requires_grad and parameter.is_leaf and (known is None or known() is not parameter):
+                self._hooked[id(parameter)] = weakref.ref(parameter)
+                self._applying.on_remove(functools.partial(self._unhook, parameter.register_hook(self._divided)))
+
+    def _unhook(self, handle: Any) -> None:
+        if not self._is_scaled:  # else a pass is under way, whose gradients must still be divided
+            handle.remove()
+
+    def _divided(self, gradient: Any) -> Any:
+        return gradient * (1.0 / self.scale) if self._is_scaled else gradient
+
+    def _guard(self, kind: Any) -> None:
+        """Leave out the steps of a class's optimizers whose gradients overflowed."""
+        if kind in self._kinds or any(
+            each in self._kinds for each in kind.__mro__ if getattr(each, "step", None) is kind.step
+        ):
+            return
+        self._kinds.add(kind)
+
+        def guarded(step: Any, optimizer: Any, *positional: Any, **named: Any) -> Any:
+            if (
+                self._optimizers.get(optimizer, 0) == self._passes
+            ):  # no scaled pass since, or a class's step in another's
+                return step(optimizer, *positional, **named)
+            self._optimizers[optimizer] = self._passes
+            self.steps += 1
+            if not _are_finite(optimizer):
+                self.left_out += 1
+                self.scale, self._good = self.scale / 2, 0
+                return None
+            self._good += 1
+            if self._good % _GOOD_STEPS == 0:
+                self.scale *= 2
+            return step(optimizer, *positional, **named)
+
+        self._applying.wrap(kind, "step", guarded)
+
+
+def leaves(roots: Iterable[Any]) -> Iterator[Any]:
+    """The tensors into whose `.grad` a backward pass from the roots writes."""
+    waiting = [root.grad_fn for root in roots]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting.extend(following for following, _ in node.next_functions)
+
+
+def _is_missing(root: Any, gradient: Any) -> bool:
+    """Whether torch itself is to say that a gradient must be given."""
+    return gradient is None and root.numel() != 1
+
+
+def _are_finite(optimizer: Any) -> bool:
+    """Whether all gradients that an optimizer is about to use are finite; waits for the device."""
+    import torch
+
+    found = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    dense = [each.coalesce().values() if each.is_sparse else each for each in found]
+    largest = [torch.linalg.vector_norm(each.detach(), math.inf) for each in dense if each.numel()]
+    return not largest or bool(torch.stack([each.to(largest[0].device) for each in largest]).isfinite().all())
+
+
+_NO_MODULE: Final = "no module with parameters was called"
+PRECISION_FLAGS: Final = (
+    Flag(
+        "bf16",
+        "computes the calls of the model under autocast to bfloat16; what they return is float32 again",
+        _NO_MODULE,
+        "Parameters, gradients and the loss stay float32. Not where the program uses autocast itself, or where the "
+        "parameters are of lower precision already. Losses differ by rounding.",
+        against=("fp16",),
+    ),
+    Flag(
+        "fp16",
+        "computes the calls of the model under autocast to float16; what they return is float32 again",
+        _NO_MODULE,
+        "As bf16. Where the program made no GradScaler, backward passes are scaled as one would: a step whose "
+        "gradients overflow is left out, and finding out waits for the device in every step. Hooks on activations see "
+        "scaled gradients.",
+        against=("bf16",),
+    ),
+    Flag(
+        "tf32",
+        "lets matrix products and convolutions of float32 round their inputs to TF32",
+        "the program ended before anything was computed",
+        "Only NVIDIA GPUs from Ampere on.",
+    ),
+)
+_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def install_precision(applying: Applying, chosen: Mapping[str, str]) -> None:
+    """Have the model computed as the flags say."""
+    for flag, name in _DTYPES.items():
+        if flag in chosen:
+            OutermostCalls.of(applying).on_new(flag, _Autocast(applying, flag, name).on_new)
+    if "tf32" in chosen:
+        _allow_tf32(applying)
+
+
+class _Autocast:
+    """Autocast around the calls of one process's models.
+
+    Only the calls themselves stand under it, and return float32: a loss computed from them is as precise as autocast
+    would have it, wherever the program computes it, and nothing stays switched on afterwards.
+    """
+
+    def __init__(self, applying: Applying, flag: str, dtype: str) -> None:
+        import torch
+
+        self._applying = applying
+        self._flag = flag
+        self._dtype: Any = getattr(torch, dtype)
+        self._name = dtype
+        self._told: set[str] = set()
+        self._has_scaler = False
+        self._scaling = LossScaling(applying) if flag == "fp16" else None
+        if self._scaling is not None:
+            self._watch_scalers()
+            applying.at_end(self._say_left_out)
+
+    def on_new(self, module: Any) -> Around | None:
+        """Stand around a module's calls, if it computes in float32."""
+        import torch
+
+        name = type(module).__name__
+        kinds = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+        if torch.float32 not in kinds:
+            shown = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds)) or "whole numbers"
+            self._applying.could_not(self._flag, f"the parameters of {name} are {shown} already")
+            return None
+        return self._around
+
+    def _around(self, call: Callable[..., Any], module: Any, *positional: Any, **named: Any) -> Any:
+        context = None
+        with self._applying.guarded(self._flag):
+            context = self._context(module)
+        if context is None:
+            return call(*positional, **named)
+        with context:
+            result = call(*positional, **named)
+        with self._applying.guarded(self._flag):
+            return in_float32(result, self._dtype)
+        return result
+
+    def _context(self, module: Any) -> Any:
+        """Autocast for a call of the module; None where it is to run as it is."""
+        import torch
+
+        device = next(module.parameters()).device.type
+        name = type(module).__name__
+        if _autocast_dtype(device) == self._dtype:
+            self._applying.could_not(self._flag, f"the program calls {name} under autocast to {self._name} itself")
+            return None
+        context = torch.autocast(device, dtype=self._dtype)
+        if name not in self._told:
+            self._told.add(name)
+            place = users_place()
+            called = f"{name} called at {place}" if place else name
+            self._applying.did(self._flag, f"{called} computes under autocast to {self._name}")
+        if self._scaling is not None and not self._has_scaler and torch.is_grad_enabled():
+            self._scaling.start()
+        return context
+
+    def _say_left_out(self) -> None:
+        if self._scaling is not None and self._scaling.left_out:
+            left_out, steps = self._scaling.left_out, self._scaling.steps
+            self._applying.did(self._flag, f"{left_out} of {steps} steps were left out: their gradients overflowed")
+
+    def _watch_scalers(self) -> None:
+        import torch
+
+        def made(original: Any, scaler: Any, *positional: Any, **named: Any) -> None:
+            original(scaler, *positional, **named)
+            self._has_scaler = self._has_scaler or bool(scaler.is_enabled())
+
+        scaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # from torch 2.3 on
+        self._applying.wrap(scaler, "__init__", made)
+
+
+def in_float32(value: Any, dtype: Any) -> Any:
+    """The same, tensors of that dtype in it as float32; lists, tuples and dicts keep their types."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.dtype == dtype else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(in_float32(each, dtype) for each in value))
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(in_float32(each, dtype) for each in value)
+    if isinstance(value, dict):
+        for key, each in list(value.items()):
+            changed = in_float32(each, dtype)
+            if changed is not each:
+                value[key] = changed
+    return value
+
+
+def _autocast_dtype(device: str) -> Any:
+    """What the program's own autocast computes in on a kind of device; None where it is off."""
+    import torch
+
+    try:
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    except (AttributeError, TypeError):  # before torch 2.4
+        if device == "cpu":
+            return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+
+
+def uses_cuda() -> bool:
+    """Whether the process computes on a GPU through CUDA or ROCm."""
+    import torch
+
+    cuda: Any = torch.cuda
+    return bool(cuda.is_initialized())
+
+
+def _allow_tf32(applying: Applying) -> None:
+    """Allow it now, and again at the first call of a module, whatever the program set in between."""
+    import torch
+
+    from stepscope.remedies import allow_tf32
+
+    def allow_again(module: Any) -> None:
+        allow_tf32()
+
+    def judge() -> None:
+        if not uses_cuda() or torch.version.hip:
+            applying.could_not("tf32", "the program uses no NVIDIA GPU")
+        elif torch.cuda.get_device_capability() < (8, 0):
+            applying.could_not("tf32", f"{torch.cuda.get_device_name()} has no TF32")
+        else:
+            applying.did("tf32", "float32 matrix products and convolutions may use TF32")
+
+    applying.on_remove(allow_tf32().restore)
+    OutermostCalls.of(applying).on_new("tf32", allow_again)
+    applying.at_end(judge)

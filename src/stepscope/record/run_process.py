@@ -1,0 +1,156 @@
+"""What a process of `stepscope run`, `bench` or `sweep` was told to do, and what it starts beside its steps."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from stepscope.record.manifest import rank_and_world_size
+from stepscope.record.schedule import RecordOptions
+
+RUN: Final = "STEPSCOPE_RUN"
+"""The environment variable with the run folder of a program that stepscope started."""
+RUN_OPTIONS: Final = "STEPSCOPE_RUN_OPTIONS"
+OPTIMIZER_PATIENCE_S: Final = 30.0
+"""How long a program that has an optimizer is given to step it, before other signs count as its steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What `stepscope run` was told, for the processes of the program.
+
+    Attributes:
+        steps: how many to record.
+        warmup: how many steps to let pass before; None for the defaults of `FirstRecording`.
+        exit_after: end the program when they are recorded.
+        redact: leave names of folders and of the machine out of what is kept beside the traces.
+        serve: start an agent, through which more can be recorded at any time.
+        telemetry: keep what the program logs and how busy the machine is.
+        quiet: pin the process, and collect no garbage while steps are recorded.
+        seed: for the random generators of a quiet machine; None leaves them alone.
+        energy: measure the energy of the steps after the recording.
+        record: what is recorded besides times.
+        measure: only note when steps end, and record nothing (`stepscope bench`); `steps` are timed, and then the
+            program is ended.
+        apply: remedies to apply to the program as it starts, such as "fuse-optimizer" or "workers=4".
+        losses: with `measure`, also keep the value that each backward pass begins with.
+        trackers: record nothing, and keep what the program hands to W&B and TensorBoard (`stepscope sweep`).
+    """
+
+    steps: int = 5
+    warmup: int | None = None
+    exit_after: bool = False
+    redact: bool = False
+    serve: bool = False
+    telemetry: bool = True
+    quiet: bool = False
+    seed: int | None = None
+    energy: bool = False
+    record: RecordOptions = field(default_factory=RecordOptions)
+    measure: bool = False
+    apply: tuple[str, ...] = ()
+    losses: bool = False
+    trackers: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """For STEPSCOPE_RUN_OPTIONS and `run.json`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> RunOptions:
+        """The reverse of `to_json`; unknown names are passed over."""
+        values = {item.name: content[item.name] for item in fields(cls) if item.name in content}
+        known = {item.name for item in fields(RecordOptions)}
+        record = {name: bool(value) for name, value in (values.pop("record", None) or {}).items() if name in known}
+        values["apply"] = tuple(map(str, values.get("apply") or ()))
+        return cls(**values, record=RecordOptions(**record))
+
+    @classmethod
+    def parse(cls, text: str) -> RunOptions:
+        """From STEPSCOPE_RUN_OPTIONS."""
+        return cls.from_json(json.loads(text or "{}"))
+
+
+class BackgroundHelpers:
+    """Telemetry and a quiet machine, from a rank's first step on, when its rank is known.
+
+    Attributes:
+        said: sentences for the end of the run, about what was done and what could not be.
+    """
+
+    def __init__(self, folder: Path, options: RunOptions, *, telemetry: bool) -> None:
+        self.said: list[str] = []
+        self._folder = folder
+        self._options = options
+        self._telemetry = telemetry
+        self._begun = False
+        self._undo = contextlib.ExitStack()
+
+    def begin(self) -> None:
+        """Start telemetry and pin the process; only the first call does anything."""
+        if self._begun:
+            return
+        self._begun = True
+        rank, world_size = rank_and_world_size()
+        if self._telemetry:
+            from stepscope.record.telemetry.log import telemetry
+
+            problem = telemetry(self._folder, rank=rank).problem
+            self.said.extend([problem] if problem else [])
+        if self._options.quiet:
+            from stepscope.machine.quiet import prepare_quiet
+
+            local = os.environ.get("LOCAL_WORLD_SIZE", "")
+            report = prepare_quiet(rank, int(local) if local.isdecimal() else world_size, seed=self._options.seed)
+            self._undo.callback(report.undo)
+            self.said.extend(report.sentences())
+
+    def recording_begins(self) -> None:
+        """Stop garbage collection for the steps that are recorded."""
+        if self._options.quiet and self._begun:
+            from stepscope.machine.quiet import quiet_steps
+
+            steps = self._undo.enter_context(quiet_steps())
+            self.said.extend(f"Quiet machine: {phrase}." for phrase in [*steps.done, *steps.noise])
+
+    def recording_ends(self) -> None:
+        """Leave the process as it was."""
+        self._undo.close()
+
+
+def is_helper() -> bool:
+    """Whether this is a process that another one of the program started by multiprocessing, and no rank of its own."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None and not is_distributed()
+
+
+def is_distributed() -> bool:
+    """Whether torch.distributed has a process group here."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
+
+
+def end_program() -> None:
+    """End the program as if it had called sys.exit(0); on another thread than the main one, that one too."""
+    if threading.current_thread() is not threading.main_thread():
+        main = ctypes.c_ulong(threading.main_thread().ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(SystemExit))
+    raise SystemExit(0)
+
+
+def optimizer_exists() -> bool:
+    """Whether the program has made an optimizer of torch."""
+    module: Any = sys.modules.get("torch.optim.optimizer")
+    if module is None:
+        return False
+    optimizer: Any = module.Optimizer
+    return any(issubclass(type(each), optimizer) for each in gc.get_objects())

@@ -1,0 +1,345 @@
+"""Optuna's study in a database that many processes write to: opening it, and telling which of them are alive.
+
+A place is a file, which becomes an SQLite database, or a URL of any database that Optuna's RDBStorage takes, such as
+`postgresql://...`. SQLite is told to begin every transaction as a writer: one that reads first and writes then is
+refused at once when another process wrote in between, however long it would wait, and two processes could take the same
+trial. On file systems of this machine readers do not wait for writers (a write-ahead log, which does not work over a
+network).
+
+A process that takes a trial leaves its name there and, every half minute, the time. Where it is gone (known at once on
+this machine, after some minutes of silence on another one), what it was doing is done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sqlite3
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from stepscope.errors import UsageError
+from stepscope.files import private_file, private_folder
+
+if TYPE_CHECKING:
+    import optuna
+
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+_LOOK_S: Final = 0.1
+OWNER: Final = "owner"
+BEAT: Final = "beat"
+BEAT_S: Final = 30.0
+SILENT_S: Final = 300.0
+"""A process of another machine that was silent for so long is dead; its clock may differ by a part of that."""
+
+
+@contextlib.contextmanager
+def held(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock that is the file at `path`, which is made where it is missing and stays.
+
+    Where the system has no such locks, nothing is held.
+
+    Args:
+        waiting: called once where another process holds it.
+
+    Raises:
+        UsageError: the file cannot be made.
+    """
+    try:
+        private_folder(path.parent, tighten=False)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be locked: {error.strerror}") from error
+    try:
+        told = False
+        while not _take(handle):
+            if not told:
+                told = True
+                waiting()
+            time.sleep(_LOOK_S)
+        yield
+    finally:
+        os.close(handle)  # which gives the lock back
+
+
+def _take(handle: int) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+_SQLITE: Final = "sqlite:///"
+_WAIT_S: Final = 120.0
+"""How long a process waits for others that write."""
+_LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "f2fs", "apfs"})
+"""File systems on which a write-ahead log works."""
+
+
+def import_optuna() -> Any:
+    """The package optuna, which says nothing but warnings.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import optuna
+        import sqlalchemy  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"the search is Optuna's, which is not installed: pip install 'stepscope[tune]' ({error})"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def open_study(
+    place: str | Path,
+    name: str,
+    *,
+    direction: Literal["minimize", "maximize"] = "minimize",
+    sampler: optuna.samplers.BaseSampler | None = None,
+    pruner: optuna.pruners.BasePruner | None = None,
+    create: bool = True,
+) -> optuna.Study:
+    """The study of that name, made where it is missing.
+
+    Args:
+        place: a file, or the URL of a database.
+        create: False where it must be there already.
+
+    Raises:
+        UsageError: Optuna is missing, the database cannot be opened or holds something else, or there is no such study.
+    """
+    package = import_optuna()
+    storage = open_storage(place)
+    make = package.load_study
+    if create:
+        make = partial(package.create_study, direction=direction, load_if_exists=True)
+    with _explained(place):
+        try:
+            study = make(study_name=name, storage=storage, sampler=sampler, pruner=pruner)
+        except KeyError:
+            known = ", ".join(sorted(package.get_all_study_names(storage))[:10])
+            has = f"it has {known}" if known else "it has none"
+            raise UsageError(f"{_shown(place)} has no study {name!r}; {has}") from None
+        try:  # Optuna decodes what it kept where it is asked for, and raises whatever that gives
+            _ = study.user_attrs, study.get_trials(deepcopy=False)
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+            raise UsageError(f"the study {name} in {_shown(place)} is damaged: {error}") from error
+        return study  # type: ignore[no-any-return]
+
+
+def open_storage(place: str | Path) -> optuna.storages.RDBStorage:
+    """The storage at that place, made where it is missing.
+
+    Raises:
+        UsageError: Optuna is missing, or the database cannot be opened or holds something else.
+    """
+    package = import_optuna()
+    file = _file_of(place)
+    if file is None:
+        with _explained(place):
+            return package.storages.RDBStorage(str(place))  # type: ignore[no-any-return]
+    with held(file.with_name(file.name + ".lock")), _explained(place):  # two processes cannot make the tables at once
+        _check(file)
+        private_file(file)
+        storage = package.storages.RDBStorage(f"{_SQLITE}{file}", engine_kwargs={"connect_args": {"timeout": _WAIT_S}})
+        _write_in_turn(storage.engine, with_log=_is_local(file))
+    return storage  # type: ignore[no-any-return]
+
+
+def _file_of(place: str | Path) -> Path | None:
+    """The file of an SQLite database; None for the URL of another one."""
+    text = str(place)
+    if text.startswith(_SQLITE):
+        return Path(os.path.abspath(text.removeprefix(_SQLITE)))
+    return None if "://" in text else Path(os.path.abspath(text))
+
+
+def _check(file: Path) -> None:
+    """Refuse a file that is no study, before Optuna writes its tables into it."""
+    if not file.exists() or (file.is_file() and file.stat().st_size == 0):
+        return
+    if not file.is_file():
+        raise UsageError(f"{file} is no file; name the SQLite database of a study")
+    with contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=_WAIT_S)) as database:
+        if database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            raise UsageError(f"the study in {file} is damaged: its pages contradict each other")
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if tables and not {"studies", "trials"} <= tables:
+        raise UsageError(
+            f"{file} is an SQLite database, but not of Optuna: it has the tables {', '.join(sorted(tables)[:5])}"
+        )
+
+
+def _write_in_turn(engine: Any, *, with_log: bool) -> None:
+    """Have every transaction of the engine begin as a writer, also its reads."""
+    from sqlalchemy import event
+
+    def connected(connection: sqlite3.Connection, record: object) -> None:
+        connection.isolation_level = None  # Python's sqlite3 begins no transaction of its own
+        if with_log:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+
+    def begins(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    engine.dispose()  # the connections that made the tables
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", begins)
+
+
+def _is_local(file: Path) -> bool:
+    """Whether the file's folder is on a file system of this machine; False where the system does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        device = os.stat(file.parent).st_dev
+        number = f"{os.major(device)}:{os.minor(device)}"
+        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            before, _, after = line.partition(" - ")
+            if before.split()[2] == number:
+                return after.split()[0] in _LOCAL
+    return False
+
+
+@contextlib.contextmanager
+def _explained(place: str | Path) -> Iterator[None]:
+    """Turn a failure to open the database into one sentence."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    package = import_optuna()
+    try:
+        yield
+    except (SQLAlchemyError, sqlite3.Error, ImportError, RuntimeError, package.exceptions.OptunaError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"the study in {_shown(place)} cannot be opened: {_reason(error)}") from error
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without Optuna's notes that something is experimental, and without its complaint that a trial is over.
+
+    It is over where this process was silent for so long that another one took it for dead: that one's repeat counts.
+
+    Raises:
+        UsageError: the database does not answer.
+    """
+    package = import_optuna()
+    from sqlalchemy.exc import SQLAlchemyError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except package.exceptions.UpdateFinishedTrialError:
+            pass
+        except (package.exceptions.StorageInternalError, SQLAlchemyError) as error:
+            raise UsageError(f"the study cannot be written: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    lines = str(getattr(error, "orig", None) or error.__cause__ or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _shown(place: str | Path) -> str:
+    """The place without a password."""
+    text = str(place)
+    if "://" not in text:
+        return text
+    kind, rest = text.split("://", 1)
+    return f"{kind}://{rest.rsplit('@', 1)[-1]}"
+
+
+class SharedStudy:
+    """A study whose trials several processes take.
+
+    Attributes:
+        study: Optuna's.
+    """
+
+    def __init__(self, study: optuna.Study) -> None:
+        self.study = study
+        self.owner = process_name()
+
+    def take(self, trial: optuna.Trial) -> None:
+        """Say that this process runs the trial."""
+        self.note(trial, OWNER, self.owner)
+        self.beat(trial)
+
+    def beat(self, trial: optuna.Trial) -> None:
+        """Say that this process is alive."""
+        self.note(trial, BEAT, time.time())
+
+    def note(self, trial: optuna.Trial, key: str, value: Any) -> None:
+        """Keep something with the trial."""
+        with quietly():
+            trial.set_user_attr(key, value)
+
+    def end(self, trial: optuna.Trial, state: str) -> None:
+        """The trial has no value: "FAIL" or "PRUNED"."""
+        with quietly():
+            self.study.tell(trial, state=import_optuna().trial.TrialState[state], skip_if_finished=True)
+
+    def is_lost(self, trial: optuna.trial.FrozenTrial) -> bool:
+        """Whether the process that took the trial is gone; False where nobody has said that he took it."""
+        owner, beat = trial.user_attrs.get(OWNER), trial.user_attrs.get(BEAT)
+        if not isinstance(owner, dict):
+            return False
+        if owner.get("machine") == self.owner["machine"]:
+            return not is_alive(owner)
+        return not isinstance(beat, (int, float)) or time.time() - beat > SILENT_S
+
+
+def process_name() -> dict[str, Any]:
+    """What tells this process from every other one of every machine."""
+    parts = [platform.node()]
+    with contextlib.suppress(OSError, ValueError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))  # in a container, its space of process numbers
+    return {"machine": " ".join(parts), "process": os.getpid(), "started": _started(os.getpid())}
+
+
+def is_alive(owner: Mapping[str, Any]) -> bool:
+    """Whether that process of this machine still runs."""
+    process = owner.get("process")
+    if type(process) is not int or process <= 0:
+        return False
+    if os.path.isdir("/proc/self"):
+        return _started(process) == owner.get("started") is not None
+    if sys.platform == "win32":  # where signal 0 is Ctrl+C
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it exists and is somebody else's
+        return True
+    return True
+
+
+def _started(process: int) -> str | None:
+    """When it was started, in the system's own count; None where it is gone or the system does not say."""
+    with contextlib.suppress(OSError, IndexError):
+        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+        words = text.rpartition(")")[2].split()
+        return None if words[0] in ("Z", "X") else words[19]  # ended, and only not yet taken note of
+    return None
