@@ -58,31 +58,20 @@ _ANNOTATION, _FRAME, _OPERATOR, _LAUNCH = range(4)
 
 @dataclass(frozen=True)
 class HostActivity:
-    """The slices of all host threads as arrays of shape (n,), and the lanes' time lines.
+    """The slices of all host threads as arrays of shape (n,), and the lanes' time lines."""
 
-    Attributes:
-        lane: lane of each slice.
-        start, end: nanoseconds.
-        table: index into TABLES.
-        row: row in that table.
-        parent: index of the innermost slice that is open when this one starts, -1 for none.
-        around: index of the nearest slice around that covers most of this one, -1 for none.
-        cause: index into CAUSES, of the slice as innermost of its thread.
-        main_lanes: process -> lane of its main thread, where that is known.
-        user_code: which files are the user's.
-    """
-
-    lane: npt.NDArray[np.int32]
-    start: Times
-    end: Times
-    table: npt.NDArray[np.int8]
-    row: Rows
-    parent: Rows
-    around: Rows
-    cause: npt.NDArray[np.int16]
-    main_lanes: dict[str, int]
+    lane: npt.NDArray[np.int32]  # lane of each slice
+    start: Times  # nanoseconds
+    end: Times  # nanoseconds
+    name: pl.Series
+    table: npt.NDArray[np.int8]  # index into TABLES
+    row: Rows  # row in that table
+    parent: Rows  # index of the innermost slice that is open when this one starts, -1 for none
+    around: Rows  # index of the nearest slice around that covers most of this one, -1 for none
+    cause: npt.NDArray[np.int16]  # index into CAUSES, of the slice as innermost of its thread
+    main_lanes: dict[str, int]  # process -> lane of its main thread, where that is known
     _trace: Trace
-    user_code: UserCode = DEFAULT_USER_CODE
+    user_code: UserCode = DEFAULT_USER_CODE  # which files are the user's
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
@@ -284,6 +273,7 @@ def host_activity(trace: Trace, user_code: UserCode = DEFAULT_USER_CODE) -> Host
         lane=lane,
         start=start,
         end=start + duration,
+        name=slices["name"],
         table=table_codes,
         row=slices["row"].to_numpy(),
         parent=parent,

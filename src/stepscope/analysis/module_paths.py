@@ -222,7 +222,8 @@ def phases(trace: Trace, activity: HostActivity, sources: Rows, own_module: Rows
     parent = row_numbers(trace.operators["parent"])
     if (sources >= 0).any():
         makes_nodes = np.full(len(parent), -1, np.int64)
-        makes_nodes[_outermost(sources[sources >= 0], parent)] = FORWARD
+        top = inherit(np.where(parent < 0, np.arange(len(parent)), -1), parent)
+        makes_nodes[top[sources[sources >= 0]]] = FORWARD
         loose = inherit(activity.spread("operators", makes_nodes), activity.around)
     elif (backward >= 0).any():
         loose = np.full(len(nearest), -1, np.int64)
@@ -261,12 +262,6 @@ def _phase_of_name(name: str, table: str) -> int:
     if cause == "input" or (table == "frames" and _INPUT_FRAME.search(name)):
         return INPUT
     return OPTIMIZER if cause == "optimizer" else -1
-
-
-def _outermost(rows: Rows, parent: Rows) -> Rows:
-    """The outermost operators around these rows."""
-    top = inherit(np.where(parent < 0, np.arange(len(parent)), -1), parent)
-    return np.unique(top[rows])
 
 
 def engine_lanes(trace: Trace, activity: HostActivity) -> list[int]:

@@ -185,21 +185,14 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class TelemetryPicture:
-    """What a report shows of one rank's telemetry.
+    """What a report shows of one rank's telemetry."""
 
-    Attributes:
-        duration_s: from the first sample to the last.
-        recorded_s: when the trace was recorded, on the same clock; None where there is none or its time is not known.
-        plots: in the order to draw them.
-        plots_left_out: how many more there would be.
-        notes: sentences: how devices were slowed down, and what could not be measured.
-    """
-
-    duration_s: float
+    duration_s: float  # from the first sample to the last
+    # when the trace was recorded, on the same clock; None where there is none or its time is not known
     recorded_s: tuple[float, float] | None
-    plots: tuple[Plot, ...]
-    plots_left_out: int
-    notes: tuple[str, ...]
+    plots: tuple[Plot, ...]  # in the order to draw them
+    plots_left_out: int  # how many more there would be
+    notes: tuple[str, ...]  # sentences: how devices were slowed down, and what could not be measured
 
 
 def telemetry_picture(telemetry: Telemetry, recorded_unix_ns: tuple[int, int] | None = None) -> TelemetryPicture | None:

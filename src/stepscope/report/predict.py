@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope.predict.answer import PredictedSteps
 from stepscope.predict.links import Link
-from stepscope.predict.prediction import StepPrediction
+from stepscope.predict.prediction import PredictedSteps, StepPrediction
 from stepscope.predict.scaling import ScaledStep
 from stepscope.report.document import Block, Document, Items, Section, Table, section_if, texts
 from stepscope.report.format import count, duration, share, size

@@ -29,19 +29,12 @@ MOST_UNEXPLAINED: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a replay gives.
+    """What a replay gives."""
 
-    Attributes:
-        step_ns: the mean step's length with the change.
-        measured_step_ns: and without it.
-        step_count: number of steps; 1 where the trace has none and the whole stretch counts as one.
-        replay: when everything happens.
-    """
-
-    step_ns: float
-    measured_step_ns: float
-    step_count: int
-    replay: Replay
+    step_ns: float  # the mean step's length with the change
+    measured_step_ns: float  # and without it
+    step_count: int  # number of steps; 1 where the trace has none and the whole stretch counts as one
+    replay: Replay  # when everything happens
 
     @property
     def saving_ns(self) -> float:
@@ -224,19 +217,12 @@ _MATCH = ("step", "kind", "group", "order")
 
 @dataclass(frozen=True, slots=True)
 class RankProspect:
-    """What a step of one rank would take.
+    """What a step of one rank would take."""
 
-    Attributes:
-        name: of the rank, such as "rank 3", or its file.
-        measured_step_ns: as recorded.
-        step_ns: with the changes on every rank, each waiting for the others in their collectives.
-        alone_step_ns: with the changes on this rank alone, the others as recorded.
-    """
-
-    name: str
-    measured_step_ns: float
-    step_ns: float
-    alone_step_ns: float
+    name: str  # of the rank, such as "rank 3", or its file
+    measured_step_ns: float  # as recorded
+    step_ns: float  # with the changes on every rank, each waiting for the others in their collectives
+    alone_step_ns: float  # with the changes on this rank alone, the others as recorded
 
 
 @dataclass(frozen=True)
@@ -246,13 +232,9 @@ class Ranks:
     Collectives match by step, kind, group and order in the step. Ranks' clocks differ: each is shifted by the median of
     what its collectives end later than the first rank's. A collective then has two parts: until the last rank of those
     that were recorded has come, and from there to its end on each rank, which is the transfer and waiting for ranks
-    that were not recorded. Where no device has any, collectives that the host runs, as gloo's, are matched.
+    that were not recorded. Where no device has any, collectives that the host runs, as gloo's, are matched."""
 
-    Attributes:
-        experiments: one a rank.
-    """
-
-    experiments: tuple[Experiment, ...]
+    experiments: tuple[Experiment, ...]  # one a rank
 
     @classmethod
     def of(cls, experiments: Sequence[Experiment]) -> Ranks:

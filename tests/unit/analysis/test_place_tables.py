@@ -83,7 +83,8 @@ def test_without_a_device_lines_cost_the_operators_own_time_in_the_complete_step
 
 
 def test_a_window_chooses_other_operators() -> None:
-    table = line_table(on_host().trace(), window=Window(0, 150))
+    trace = on_host().trace()
+    table = line_table(trace, costs=place_costs(trace, window=Window(0, 150)))
 
     assert table.select("file", "total_ns").rows() == [("/srv/ada/model.py", 30), ("/srv/ada/train.py", 10)]
 
@@ -140,7 +141,7 @@ def test_the_text_tells_one_step_and_what_was_cut() -> None:
     )
     tree = text_of(places_document(costs, module_table(trace), "modules", top=20), width=100)
     assert tree.splitlines()[-1] == "Net.body.0  70 ns  70 ns  100.0 %    30 ns     40 ns      1    4.0 KiB"
-    several = line_table(trace, window=Window(0, 400))
+    several = line_table(trace, costs=place_costs(trace, window=Window(0, 400)))
     assert text_of(places_document(costs, several, "lines", top=1), width=100).splitlines()[-1] == (
         "showing 1 of 2 lines, --top 0 for all"
     )
