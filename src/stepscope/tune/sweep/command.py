@@ -111,7 +111,7 @@ def parse_command(given: object, program: object, names: Sequence[str]) -> Comma
         names: of the parameters.
 
     Raises:
-        UsageError: there is none, or it names what there is not.
+        UsageError: there is no command, or it names an unknown parameter or macro.
     """
     if program is not None and (not isinstance(program, str) or not program):
         raise UsageError(f"program must be the name of a script, not {program!r}")
@@ -151,7 +151,7 @@ def _words(given: object) -> list[str]:
 
 
 def _named(command: Command, names: Sequence[str]) -> set[str]:
-    """The parameters that stand in the command; macros and names that are none are refused."""
+    """The parameters that stand in the command; unknown macros and names are refused."""
     named: set[str] = set()
     for word in (*command.words, *(value for _, value in command.variables)):
         macro = _MACRO.fullmatch(word)
@@ -167,8 +167,8 @@ def _named(command: Command, names: Sequence[str]) -> set[str]:
         for each in _PLACE.findall(word):
             if each not in names:
                 guess = difflib.get_close_matches(each, names, n=1)
-                told = f"did you mean {{{guess[0]}}}?" if guess else f"there are {', '.join(names)}"
-                raise UsageError(f"command: {{{each}}} is no parameter; {told}")
+                hint = f"did you mean {{{guess[0]}}}?" if guess else f"there are {', '.join(names)}"
+                raise UsageError(f"command: {{{each}}} is no parameter; {hint}")
             named.add(each)
     return named
 
