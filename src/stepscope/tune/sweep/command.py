@@ -28,6 +28,8 @@ _VARIABLE: Final = re.compile(r"\$\{envvar:([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII
 _PLACE: Final = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_.-]*)\}", re.ASCII)
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 _MOST_WORDS: Final = 1000
+_PREFIXES: Final = {"args": "--", "args_no_hyphens": "", "args_append_hydra": "+", "args_override_hydra": "++"}
+"""Macro -> what stands before each name=value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class Command:
         return words, {name: _put_in(value, values) for name, value in self.variables}
 
     def _macro(self, name: str, values: Mapping[str, Any], json_file: Path) -> list[str]:
-        plain = [f"{each}={value}" for each, value in values.items()]
+        if name in _PREFIXES:
+            return [f"{_PREFIXES[name]}{each}={value}" for each, value in values.items()]
         match name:
             case "env":
                 return ["/usr/bin/env"] if os.name == "posix" else []
@@ -68,14 +71,6 @@ class Command:
                 return ["python" if shutil.which("python") else sys.executable]
             case "program":
                 return [str(self.program)]
-            case "args":
-                return [f"--{each}" for each in plain]
-            case "args_no_hyphens":
-                return plain
-            case "args_append_hydra":
-                return [f"+{each}" for each in plain]
-            case "args_override_hydra":
-                return [f"++{each}" for each in plain]
             case "args_no_equals":
                 return [word for each, value in values.items() for word in (f"--{each}", str(value))]
             case "args_no_boolean_flags":
