@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.prediction import StepPrediction, StepPredictor
 from stepscope.trace import Trace
 from stepscope.whatif.experiment import Experiment

@@ -24,12 +24,11 @@ from stepscope.analysis.steps import StepSummary, are_of_a_device, step_summary
 from stepscope.diagnosis.finding import Figure, Interval, Location
 from stepscope.diagnosis.recorded_faults import without_recorded_faults
 from stepscope.trace import Trace, Window
-from stepscope.trace.evidence import Evidence as RunEvidence
-from stepscope.trace.evidence import Tally, Trigger
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.program_facts import ProgramFacts
+from stepscope.trace.run_counts import RunCounts, Tally, Trigger
 from stepscope.trace.window import Times
 from stepscope.whatif import Change, Experiment, Graph
 
@@ -73,9 +72,9 @@ class View(StepView):
         return self.trace.metadata.program or ProgramFacts()
 
     @cached_property
-    def evidence(self) -> RunEvidence:
+    def evidence(self) -> RunCounts:
         """What other files of the run say where some were given; otherwise nothing."""
-        return self.trace.metadata.evidence or RunEvidence()
+        return self.trace.metadata.evidence or RunCounts()
 
     @cached_property
     def experiment(self) -> Experiment:

@@ -26,7 +26,7 @@ from stepscope.analysis.batch_size import batch_size_of
 from stepscope.analysis.work import Shape, base_name, call_of
 from stepscope.analysis.work_formulas import CONVOLUTIONS, SIZES_FROM_PARENT
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.operation_times import operation_times
 from stepscope.predict.operations import Numbers, Operations, in_precision, types_on
 from stepscope.predict.trace_operations import CalledOperations, in_optimizer, launching_operators

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees, shipped_arrays
 from stepscope.predict.matrix_times import matrix_times, rates_of, unit_of
 from stepscope.predict.operations import BYTES, Numbers, Operations, OperationTimes, by_type, roofline_times

@@ -17,7 +17,7 @@ import polars as pl
 
 from stepscope.analysis.communication import bus_bytes, collectives, kind_of
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.buckets import Buckets, gradients_of, place_of_step
 from stepscope.predict.links import TABLE_ERROR, Link, fitted_link, link_of
 from stepscope.predict.work_times import WorkTimes

@@ -24,7 +24,7 @@ import numpy as np
 
 from stepscope.analysis.communication import bus_bytes
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 
 TABLE_ERROR: Final = 0.25
 """Band of a transfer over a link of the table, as a share: `benchmarks/scaling_accuracy.py` shows how far from measured

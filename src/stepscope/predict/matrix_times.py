@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees, shipped_arrays
 from stepscope.predict.operations import BYTES, Numbers, Operations, OperationTimes, roofline_times
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.boosted_trees import shipped_arrays
 from stepscope.predict.operations import BYTES, WIDEST, Numbers, Operations, OperationTimes, by_type
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.kernels import arithmetic
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.convolution_times import CONVOLUTION_KINDS, convolution_times
 from stepscope.predict.matrix_times import matrix_times
 from stepscope.predict.memory_times import MEMORY_KINDS, bandwidth_of, memory_times, shipped_model

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.trace import Trace
 
 Numbers = npt.NDArray[np.float64]
@@ -42,7 +42,7 @@ class Operations:
 
     name: Names  # the operator, without namespace and in-place mark, such as "gelu"
     kind: Names  # one of KINDS
-    number_type: Names  # of the arithmetic, one of `stepscope.machine.own_devices.NUMBER_TYPES`, or ""
+    number_type: Names  # of the arithmetic, one of `stepscope.machine.devices.NUMBER_TYPES`, or ""
     flops: Numbers  # floating-point operations of matrix products, convolutions and attention; 0 for the other kinds
     bytes: Numbers  # the least memory traffic
     batch: Numbers

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stepscope.analysis.roofline import device_peaks
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.batch import BatchGrowth, batch_change, passes_of_a_step, with_batch
 from stepscope.predict.batch import recorded_batch as recorded_batch_of
 from stepscope.predict.cpu_operations import step_from_shapes
@@ -91,7 +91,7 @@ class StepPredictor:
     """Predicts the mean step of one trace for any device.
 
     Args:
-        precision: number type of the arithmetic there, one of `stepscope.machine.own_devices.NUMBER_TYPES`;
+        precision: number type of the arithmetic there, one of `stepscope.machine.devices.NUMBER_TYPES`;
             None for the recorded one.
         batch: samples of a step there; None for the recorded.
         recorded_batch: those of the recorded step, where the trace does not have them.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from stepscope.analysis.batch_size import batch_size_of
 from stepscope.analysis.roofline import device_peaks
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.buckets import BUCKET_BYTES, CutExperiment, buckets_of, gradients_of
 from stepscope.predict.exchanges import AddedExchange, Exchange, RecordedExchange, recorded_exchange
 from stepscope.predict.links import MOST_DEVICES, TABLE_ERROR, Link, named_link

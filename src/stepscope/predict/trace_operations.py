@@ -20,7 +20,7 @@ from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.roofline import roofline_calls
 from stepscope.analysis.work import Call, Shape, base_name
 from stepscope.analysis.work_formulas import distinct_calls, work_of
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.dimensions import Dimensions, dimensions, further_work
 from stepscope.predict.operations import Cast, Operations, by_type, in_precision
 from stepscope.trace import Trace, Window

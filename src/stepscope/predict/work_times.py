@@ -29,7 +29,7 @@ import polars as pl
 
 from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.roofline import device_peaks
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.operation_times import operation_times, scaled_ns, sustained_bandwidth, wave_factors
 from stepscope.predict.operations import (
     NO_TF32,

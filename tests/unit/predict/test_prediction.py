@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.machine.devices import device_table, named_device
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, device_table, named_device
 from stepscope.predict.prediction import StepPredictor
 from stepscope.predict.step_replay import COMMON, StepReplays, joint_band
 from stepscope.predict.work_times import work_times

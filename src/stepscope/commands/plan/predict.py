@@ -23,7 +23,7 @@ from stepscope.commands.shared.values import number, whole, whole_list
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepscope.machine.own_devices import DevicePeaks
+    from stepscope.machine.devices import DevicePeaks
     from stepscope.predict.links import Link
     from stepscope.predict.prediction import PredictedSteps, StepPrediction, StepPredictor
     from stepscope.predict.scaling import ScaledStep

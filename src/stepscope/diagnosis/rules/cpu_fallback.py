@@ -48,8 +48,8 @@ from stepscope.diagnosis.rule import (
     rows_of,
 )
 from stepscope.diagnosis.rules._copies import RoundTrip, cost_ns, round_trips, without_trips
-from stepscope.trace.evidence import Fallback
 from stepscope.trace.nesting import Rows
+from stepscope.trace.run_counts import Fallback
 from stepscope.whatif.changes import scaled_operators
 
 _MOST_COUNTED: Final = 10

@@ -46,7 +46,7 @@ from stepscope.diagnosis.finding import NotAnswered
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._kernels import alone_share, blocks, decides, multiprocessors
-from stepscope.machine.own_devices import USUAL_BEST_SHARE
+from stepscope.machine.devices import USUAL_BEST_SHARE
 from stepscope.whatif.changes import scaled_work_of
 
 _MOST: Final = 5

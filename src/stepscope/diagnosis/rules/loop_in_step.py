@@ -39,8 +39,7 @@ from typing import Final
 
 import numpy as np
 
-from stepscope.analysis.loops import SHORT_BODY, Loop, LoopEvidence, loops
-from stepscope.analysis.loops import Evidence as Seen
+from stepscope.analysis.loops import SHORT_BODY, Loop, LoopSigns, SignsOfLoops, loops
 from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.work import base_name
 from stepscope.diagnosis.finding import Interval
@@ -64,7 +63,7 @@ _RECURRENT: Final = frozenset({"tanh", "sigmoid"})
 
 def check(view: View, limits: Limits) -> Answers:
     """Find loops and sum each kind's cost over the span."""
-    kinds: defaultdict[tuple[str, ...], list[tuple[Loop, Seen]]] = defaultdict(list)
+    kinds: defaultdict[tuple[str, ...], list[tuple[Loop, LoopSigns]]] = defaultdict(list)
     for loop, seen in _loops(view, limits)[0]:
         kinds[_kind(loop)].append((loop, seen))
     for same in kinds.values():
@@ -78,12 +77,12 @@ def rows_of_loops(view: View) -> Rows:
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, Seen]], list[Loop]]:
+def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, LoopSigns]], list[Loop]]:
     """The loops that this rule tells, and those that others do."""
     many = max(int(limits["repetitions"]), 2)
     few = max(min(int(limits["clear_repetitions"]), many), 2)
     parameters = view.program.model.parameters if view.program.model else None
-    evidence = LoopEvidence(view.trace, view.activity, view.step_count, parameters)
+    evidence = SignsOfLoops(view.trace, view.activity, view.step_count, parameters)
     found = loops(view.trace, view.activity, view.span, few, view.steps["start_ns"].to_numpy())
     elsewhere = told_elsewhere(found)
     mine = []
@@ -107,7 +106,7 @@ def _kind(loop: Loop) -> tuple[str, ...]:
     return min(turns)
 
 
-def _weighed(view: View, limits: Limits, same: list[tuple[Loop, Seen]]) -> Answers:
+def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> Answers:
     runs = [loop for loop, _ in same]
     forward = np.concatenate([loop.operators for loop in runs])
     backward = view.backward_of(forward)
@@ -193,7 +192,7 @@ def _interval(view: View, loop: Loop) -> Interval:
     return Interval(begin, end - begin, f"{loop.repetitions} repetitions")
 
 
-def _remedy(body: tuple[str, ...], seen: Seen) -> Remedy:
+def _remedy(body: tuple[str, ...], seen: LoopSigns) -> Remedy:
     names = [base_name(name) for name in body]
     if any("cross_entropy" in name or "nll_loss" in name for name in names):
         return Remedy(

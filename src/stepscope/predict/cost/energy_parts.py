@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.cost.carbon import Equivalence, Grid, emitted_kg, equivalences
 from stepscope.trace import TraceWarning
 from stepscope.trace.energy_records import MissingCounter

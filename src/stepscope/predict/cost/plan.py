@@ -19,8 +19,7 @@ import polars as pl
 
 from stepscope.analysis.roofline import device_peaks
 from stepscope.errors import UsageError
-from stepscope.machine.devices import device_table
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, device_table
 from stepscope.predict.batch import recorded_batch
 from stepscope.predict.cost.carbon import J_PER_KWH, emitted_kg, grid_of
 from stepscope.predict.cost.energy_parts import step_energy
