@@ -98,8 +98,8 @@ class HostActivity:
     def cut(self, lane: int, starts: Times, ends: Times) -> pl.DataFrame:
         """Cut intervals where what the thread does changes, in order of interval and time.
 
-        Where nothing open tells what the thread does, it waits for a collective that the host runs meanwhile; else, if
-        a line of the user's code is known, that is Python.
+        While no slice is open, the thread waits for a collective that the host runs; otherwise it runs Python if a line
+        of the user's code is known.
 
         Returns:
             Columns interval (which one the piece is part of), start, end, slice (the innermost open one, -1 for none),
@@ -325,7 +325,7 @@ def _traces_graphs(slices: pl.DataFrame, table: npt.NDArray[np.int8], around: Ro
 
 
 def _launch_causes(trace: Trace) -> Rows:
-    """The cause each row of `launches` gives away, -1 for none.
+    """The cause that each row of `launches` implies, -1 for none.
 
     A wait inside the operator that copies to the device belongs to that copy.
     """
@@ -447,7 +447,7 @@ def host_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
 
 
 def _profiler_end_ns(trace: Trace) -> int:
-    """When PyTorch's profiler ended, by its own span; later than everything where there is none."""
+    """When PyTorch's profiler ended, by its own span; 2**62 without one."""
     names = pl.col("name").str.starts_with(_PROFILER)
     end = trace.annotations.filter(names).select((pl.col("start_ns") + pl.col("duration_ns")).max()).item()
     return 2**62 if end is None else int(end)
