@@ -22,11 +22,10 @@ from stepscope.report.redaction import Redactor
 from stepscope.report.sweep import sweep_document, sweep_json
 from stepscope.report.text import text_of
 from stepscope.tune.sweep.file import Metric, Sweep, parse_sweep
-from stepscope.tune.sweep.metrics import MetricReader, Value, Values
 from stepscope.tune.sweep.results import SweepResults, SweepTrial, results_of, spearman
 from stepscope.tune.sweep.run import SweepRun, TrialEnd, devices_of
 from stepscope.tune.sweep.study import SILENT_S, SweepStudy, is_behind, iterations_to_compare
-from stepscope.tune.sweep.trial import TrialProgram
+from stepscope.tune.sweep.trial import MetricReader, TrialProgram, Value, Values
 from tests.unit.rendered import written
 
 PRINTING = """
