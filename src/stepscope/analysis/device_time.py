@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import DEVICE_CAUSES, HostActivity, covered_by, host_activity, host_time
+from stepscope.analysis.host import DEVICE_CAUSES, HostActivity, covered_by, host_time
 from stepscope.analysis.idle import device_window
-from stepscope.analysis.kernels import arithmetic
-from stepscope.analysis.roofline import is_eligible
+from stepscope.analysis.roofline import described_work
 from stepscope.analysis.work import NUMBER_TYPES, call_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.window import IntervalSet
@@ -84,8 +82,7 @@ def step_busy_shares(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     starts, ends = steps["start_ns"].to_numpy(), (steps["start_ns"] + steps["duration_ns"]).to_numpy()
     columns = []
     for device in trace.working_devices:
-        work = trace.device_work.filter(pl.col("device") == device)
-        busy = covered_by(work)
+        busy = covered_by(trace.device_work.filter(pl.col("device") == device))
         share = np.divide(busy.overlap_of(starts, ends), ends - starts, out=np.zeros(len(starts)), where=ends > starts)
         columns.append(pl.Series(f"device_{device}_busy_share", share))
     return pl.DataFrame(columns)
@@ -96,11 +93,11 @@ def busy_intervals(work: pl.DataFrame, window: Window) -> IntervalSet:
     return covered_by(work).clip(window.start_ns, window.end_ns)
 
 
-def queue_time(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
+def queue_time(trace: Trace) -> pl.DataFrame:
     """One row a queue, each device's busiest first; columns as in QUEUE_TIME_SCHEMA."""
     rows = []
     for (device, queue), work in trace.device_work.group_by("device", "queue"):
-        span = device_window(trace, str(device), window)
+        span = device_window(trace, str(device))
         busy_ns = busy_intervals(work, span).total_ns
         rows.append((device, queue, work.height, busy_ns, busy_ns / span.duration_ns if span.duration_ns else 0.0))
     table = pl.DataFrame(rows, schema=dict(QUEUE_TIME_SCHEMA), orient="row")
@@ -139,13 +136,8 @@ class EngineUse:
     engines: tuple[EngineTime, ...]  # those that worked at all, in the order of ENGINES
 
 
-def engine_of(queue: str | None) -> str | None:
-    """The engine that a queue of this name is; None for queues of other kinds."""
-    return _BY_QUEUE.get(queue or "")
-
-
 def engine_uses(trace: Trace) -> tuple[EngineUse, ...]:
-    """Of every device whose queues are engines, in order of its name."""
+    """The use of every device whose queues are engines, by device name."""
     queues = trace.device_work.select("device", "queue").unique()
     devices = queues.filter(pl.col("queue").is_in(_COMPUTING))["device"].unique().sort().to_list()
     return tuple(_engine_use(trace, device) for device in devices)
@@ -195,7 +187,7 @@ class DeviceUse:
     other_ns: int  # the rest of the busy time: sets of memory and what has no kind
     idle_ns: int  # window_ns - busy_ns
     matrix_work_ns: int  # sum of the matrix kernels' durations whose number type is known
-    low_precision_ns: int  # of it, in 16 or 8 bits
+    low_precision_ns: int  # the part of matrix_work_ns in 16 or 8 bits
 
     @property
     def device_ratio(self) -> float:
@@ -233,7 +225,7 @@ class HostUse:
 
 
 def host_use(pieces: pl.DataFrame) -> HostUse | None:
-    """Of the pieces that `host_time` gives; None where there are none."""
+    """Sum up the pieces of `host_time`; None if there are none."""
     if pieces.is_empty():
         return None
     by_cause = dict(pieces.group_by("cause").agg(pl.col("duration_ns").sum()).iter_rows())
@@ -249,20 +241,17 @@ def host_use(pieces: pl.DataFrame) -> HostUse | None:
 
 
 def device_uses(trace: Trace, *, activity: HostActivity | None = None) -> tuple[DeviceUse, ...]:
-    """Of every device in the trace, in order of its name."""
+    """How every device of the trace was used, by device name."""
     names = trace.working_devices
     if not names:
         return ()
-    activity = activity or host_activity(trace)
-    pieces = host_time(trace, activity=activity).filter(~pl.col("cause").is_in(WAITING))
-    working = covered_by(pieces)
+    working = covered_by(host_time(trace, activity=activity).filter(~pl.col("cause").is_in(WAITING)))
     work = _with_engine(trace)
-    return tuple(
-        _device_use(name, work.filter(pl.col("device") == name), device_window(trace, name), working) for name in names
-    )
+    return tuple(_device_use(trace, name, work.filter(pl.col("device") == name), working) for name in names)
 
 
-def _device_use(name: str, work: pl.DataFrame, window: Window, working: IntervalSet) -> DeviceUse:
+def _device_use(trace: Trace, name: str, work: pl.DataFrame, working: IntervalSet) -> DeviceUse:
+    window = device_window(trace, name)
     busy = busy_intervals(work, window)
     compute = work.filter(pl.col("kind") == "compute")
     matrix = busy_intervals(compute.filter("is_matrix"), window)
@@ -293,28 +282,20 @@ def _device_use(name: str, work: pl.DataFrame, window: Window, working: Interval
 
 def _with_engine(trace: Trace) -> pl.DataFrame:
     """`device_work` with is_matrix and precision: as the kernel's name tells, or else its operator's name and types."""
-    operators = trace.operators.select(operator_name="name", input_types="input_types").with_row_index("operator")
-    launching = trace.launches.select(operator="operator").with_row_index("launch")
-    work = trace.device_work.select("name", "device", "queue", "kind", "launch", "start_ns", "duration_ns")
-    work = work.join(launching, on="launch", how="left", maintain_order="left")
-    work = work.join(operators, on="operator", how="left", maintain_order="left")
-    told = {name: arithmetic(name) for name in work["name"].unique().to_list()}
-    eligible = {name for name in work["operator_name"].unique().to_list() if name is not None and is_eligible(name)}
-    types = {types: _number_type(types) for types in work["input_types"].unique().to_list()}
-    is_matrix: npt.NDArray[np.bool_] = np.array(
-        [
-            engine_of(queue) == "MME" or (engine_of(queue) is None and (told[name].is_matrix or of in eligible))
-            for name, of, queue in work.select("name", "operator_name", "queue").iter_rows()
-        ],
-        np.bool_,
+    work = described_work(trace)
+    types = work["input_types"].drop_nulls().unique().to_list()
+    of_operator = pl.col("input_types").replace_strict(
+        types, [_number_type(each) for each in types], default=None, return_dtype=pl.String
     )
-    precision = [told[name].precision or types[of] for name, of in work.select("name", "input_types").iter_rows()]
+    engine = pl.col("queue").replace_strict(_BY_QUEUE, default=None, return_dtype=pl.String)
+    by_name = pl.col("is_matrix") | pl.col("is_eligible").fill_null(False)
     return work.with_columns(
-        is_matrix=pl.Series(is_matrix, dtype=pl.Boolean), precision=pl.Series(precision, dtype=pl.String)
+        is_matrix=pl.when(engine.is_null()).then(by_name).otherwise(engine == "MME"),
+        precision=pl.coalesce("precision", of_operator),
     )
 
 
 def _number_type(input_types: str | None) -> str | None:
-    """Of the first input that holds floating-point numbers."""
+    """The number type of the first floating-point input."""
     call = call_of("[]", input_types, None)
     return None if call is None else next((NUMBER_TYPES[one] for one in call.types if one in NUMBER_TYPES), None)

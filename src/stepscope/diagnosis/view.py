@@ -108,7 +108,7 @@ class View(StepView):
 
     @cached_property
     def torch_device(self) -> str:
-        """PyTorch's module for the device: torch.cuda for NVIDIA, AMD and where nothing tells, else torch.accelerator.
+        """PyTorch's module for the device: torch.cuda for NVIDIA, AMD and where nothing shows, else torch.accelerator.
 
         The latter has the same functions for every accelerator (PyTorch 2.9 and later).
         """
@@ -127,7 +127,7 @@ class View(StepView):
 
     @cached_property
     def framework(self) -> Framework | None:
-        """What the program uses, by what only it records; None for PyTorch on a GPU or CPU and where nothing tells."""
+        """What the program uses, by what only it records; None for PyTorch on a GPU or CPU and where nothing shows."""
         return framework_of(self.trace)
 
     @property
@@ -372,9 +372,10 @@ class View(StepView):
         return self.activity.slices_of("operators")[rows]
 
     def slices_of_launches(self, launches: pl.Series) -> Rows:
-        """Indices of the slices of these rows of `launches`."""
-        slices: Rows = self.activity.slices_of("launches")[launches.to_numpy().astype(np.int64)]
-        return slices
+        """Indices of the slices of these rows of `launches`, -1 for null."""
+        slices = np.append(self.activity.slices_of("launches"), -1)
+        found: Rows = slices[launches.cast(pl.Int64).fill_null(-1).to_numpy()]
+        return found
 
     def longest(self, pieces: pl.DataFrame, what: str, count: int = 3) -> tuple[Interval, ...]:
         """The longest gaps among idle pieces, as examples."""
