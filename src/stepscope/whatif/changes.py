@@ -213,7 +213,7 @@ def scaled_operators(rows: Rows, factor: float) -> Change:
 
 
 def _outermost_and_inside(chosen: npt.NDArray[np.bool_], parent: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    """Of the chosen operators those in no other; and which operators are chosen or inside of one."""
+    """The chosen operators that are inside no other; and which operators are chosen or inside a chosen one."""
     inside = inherit(np.where(chosen, 0, -1), parent) >= 0
     around = np.append(inside, False)[parent]
     return np.flatnonzero(chosen & ~around), inside
@@ -442,7 +442,7 @@ def scaled_stretches(lanes: Lanes, starts: Times, ends: Times, factor: float) ->
 
 
 def overlapped(rows: Rows) -> Change:
-    """Of these rows of `device_work` only what runs beside a computation of their device still takes time."""
+    """These rows of `device_work` take time only while their device computes beside them."""
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         table = experiment.trace.device_work
