@@ -20,11 +20,10 @@ from stepscope.report.html.sweep import html_sweep
 from stepscope.report.json import Redactor, json_bytes
 from stepscope.report.sweep import sweep_json, sweep_text
 from stepscope.tune.sweep.file import Metric, Sweep, parse_sweep
-from stepscope.tune.sweep.metrics import MetricReader, Value, Values
 from stepscope.tune.sweep.results import SweepResults, SweepTrial, results_of, spearman
 from stepscope.tune.sweep.run import SweepRun, TrialEnd, devices_of
 from stepscope.tune.sweep.study import SILENT_S, SweepStudy, is_behind, iterations_to_compare
-from stepscope.tune.sweep.trial import TrialProgram
+from stepscope.tune.sweep.trial import MetricReader, TrialProgram, Value, Values
 
 PRINTING = """
 import sys, time
