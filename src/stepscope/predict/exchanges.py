@@ -28,11 +28,9 @@ from stepscope.whatif.graph import Edges, Graph, Works, concatenated, nothing
 
 Numbers = npt.NDArray[np.float64]
 BESIDE: Final = 0.9
-ALONE: Final = 0.01
-"""Shares of a kernel's time from which on it ran beside messages, and up to which it ran alone."""
+ALONE: Final = 0.01  # shares of a kernel's time from which on it ran beside messages, and up to which it ran alone
 LEAST_CALLS: Final = 2
-LEAST_KINDS: Final = 10
-"""Calls of a kernel either way, and kernels, that a comparison needs."""
+LEAST_KINDS: Final = 10  # calls of a kernel either way, and kernels, that a comparison needs
 
 
 def slowdown_beside_messages(experiment: Experiment) -> float | None:
@@ -46,7 +44,8 @@ def slowdown_beside_messages(experiment: Experiment) -> float | None:
         return None
     table = experiment.trace.device_work.filter(pl.col("device") == experiment.device)
     works = table.filter((pl.col("kind") == "compute") & pl.col("grid").is_not_null() & (pl.col("duration_ns") > 0))
-    messages = _spans(table.filter(kind="communication"))
+    sent = table.filter(kind="communication")
+    messages = union(sent["start_ns"].to_numpy(), (sent["start_ns"] + sent["duration_ns"]).to_numpy())
     if works.is_empty() or not len(messages.starts):
         return None
     share = share_beside(works["start_ns"].to_numpy(), works["duration_ns"].to_numpy(), messages)
@@ -68,10 +67,6 @@ def share_beside(starts: Rows, lengths: Rows, messages: IntervalSet) -> Numbers:
     """The share of each interval in which there are messages, 0 to 1; shape (n,)."""
     shares: Numbers = messages.overlap_of(starts, starts + lengths) / np.maximum(lengths, 1)
     return shares
-
-
-def _spans(table: pl.DataFrame) -> IntervalSet:
-    return union(table["start_ns"].to_numpy(), (table["start_ns"] + table["duration_ns"]).to_numpy())
 
 
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
@@ -135,7 +130,7 @@ class RecordedExchange:
         sized = self.table["bytes"].null_count() == 0
         if link is not None and not sized:
             raise UsageError(
-                "the trace does not tell how large its messages are, so that nothing says what they take over another "
+                "the trace does not have the size of its messages, so that their time is unknown over another "
                 "link: record shapes"
             )
         known = list(self.table.select("kind", "bytes", "transfer_ns").iter_rows())
@@ -251,7 +246,6 @@ def recorded_exchange(experiment: Experiment, others: Sequence[Experiment] = ())
 
 
 def _without_waiting(experiment: Experiment, others: Sequence[Experiment], found: pl.DataFrame) -> pl.DataFrame:
-    """The collectives with the transfers that the ranks' traces together show."""
     if not others:
         return found
     rows, transfer = Ranks.of([experiment, *others]).meetings
@@ -273,16 +267,18 @@ def _with_sizes(experiment: Experiment, found: pl.DataFrame, ranks: int) -> pl.D
         gradients = gradients_of(experiment)
     except UsageError:
         return found
-    mine = np.flatnonzero((found["kind"] == "all_reduce").to_numpy() & (found["step"] >= 0).to_numpy())
+    selected = np.flatnonzero((found["kind"] == "all_reduce").to_numpy() & (found["step"] >= 0).to_numpy())
     given = found["given"].to_numpy()
-    mine = mine[np.argsort(given[mine], kind="stable")]
-    if not len(mine):
+    selected = selected[np.argsort(given[selected], kind="stable")]
+    if not len(selected):
         return found
-    place = np.searchsorted(given[mine], gradients.begin, side="left")
-    same = (place < len(mine)) & (found["step"].to_numpy()[mine[np.minimum(place, len(mine) - 1)]] == gradients.step)
-    size = np.bincount(place[same], weights=gradients.bytes[same], minlength=len(mine))
+    place = np.searchsorted(given[selected], gradients.begin, side="left")
+    same = (place < len(selected)) & (
+        found["step"].to_numpy()[selected[np.minimum(place, len(selected) - 1)]] == gradients.step
+    )
+    size = np.bincount(place[same], weights=gradients.bytes[same], minlength=len(selected))
     bytes_ = np.full(found.height, -1, np.int64)
-    bytes_[mine] = np.where(size > 0, size, -1).astype(np.int64)
+    bytes_[selected] = np.where(size > 0, size, -1).astype(np.int64)
     sizes = pl.Series(bytes_)
     return found.with_columns(bytes=pl.coalesce("bytes", pl.when(sizes > 0).then(sizes)))
 
@@ -369,9 +365,9 @@ def _neighbours(graph: Graph, experiment: Experiment, buckets: Buckets) -> tuple
             return none, none
         return none, np.where(following < len(main), main[np.minimum(following, len(main) - 1)], -1)
     table = experiment.trace.device_work
-    mine = ((table["device"] == experiment.device) & (table["kind"] != "communication")).fill_null(False).to_numpy()
-    mine &= graph.works.launched[: table.height] != _NONE
-    rows = np.flatnonzero(mine)
+    selected = ((table["device"] == experiment.device) & (table["kind"] != "communication")).fill_null(False).to_numpy()
+    selected &= graph.works.launched[: table.height] != _NONE
+    rows = np.flatnonzero(selected)
     if not len(rows):
         return none, none
     queue = graph.works.queue[rows]
@@ -409,7 +405,6 @@ def with_transfers(times: WorkTimes, exchange: RecordedExchange, source: DeviceP
 
 
 def _transfers(exchange: RecordedExchange, source: DevicePeaks, target: DevicePeaks) -> tuple[Numbers, Numbers]:
-    """How long each collective's data take over the source's link and over the target's."""
     links = link_of(source), link_of(target)
     slower = (source.peer_link_bytes_s or 1.0) / (target.peer_link_bytes_s or 1.0)
     factors = [

@@ -42,8 +42,7 @@ _AT_ONCE: Final = (
 SLOWEST_BESIDE: Final = 1.6
 """Computation beside messages takes at most this many times as long: recordings of ranks on V100 and A100 show 1.25 and
 1.58."""
-NOTICEABLE: Final = 1.005
-"""A slowdown below this is not worth a note."""
+NOTICEABLE: Final = 1.005  # A slowdown below this is not worth a note
 _ONE: Final = (
     "one device was recorded: the host's own time for messages is not counted, and copies of gradients into buckets "
     "and computation that slows down beside messages only at the upper end of the range"
@@ -108,7 +107,7 @@ def data_parallel(
         if not 1 <= count <= MOST_DEVICES:
             raise UsageError(f"{count} devices are not possible; take 1 to {MOST_DEVICES:,}")
     if target is not None and target.step_ns is None:
-        raise UsageError(f"a step on the {target.device.name} could not be told, so neither on several of them")
+        raise UsageError(f"a step on the {target.device.name} could not be predicted, so neither on several of them")
     exchange = exchange_of(experiment, others, bucket_bytes)
     scaling = _Scaling(exchange, named_link(link) if isinstance(link, str) else link, target)
     return tuple(scaling.step(count) for count in devices)
@@ -186,7 +185,6 @@ class _Scaling:
 
     @cached_property
     def _recorded(self) -> DevicePeaks | None:
-        """The recorded device; None where its figures are unknown."""
         if self.target is not None and self.target.predictor is not None:
             return self.target.predictor.recorded_device
         device = self.exchange.experiment.device
@@ -276,7 +274,6 @@ class _Scaling:
 
     @cached_property
     def _band(self) -> tuple[float, float]:
-        """The target's own band, as factors on the step."""
         target = self.target
         if target is None or not target.step_ns:
             return 1.0, 1.0
@@ -288,15 +285,14 @@ class _Scaling:
         table, device = self.experiment.trace.device_work, self.experiment.device
         if device is None:
             return np.zeros(0, np.int64)
-        mine = ((table["kind"] == "communication") & (table["device"] == device)).fill_null(False).to_numpy().copy()
+        chosen = ((table["kind"] == "communication") & (table["device"] == device)).fill_null(False).to_numpy().copy()
         if isinstance(self.exchange, RecordedExchange):
             rows = self.exchange.table["row"].to_numpy()
-            mine[rows[rows < len(mine)]] = False
-        return np.flatnonzero(mine)
+            chosen[rows[rows < len(chosen)]] = False
+        return np.flatnonzero(chosen)
 
     @cached_property
     def _others_ns(self) -> float:
-        """How long these take in a step, including waiting."""
         rows, graph = np.intersect1d(self._others, self.experiment.works), self.graphs.expected
         took = graph.works.duration[rows] * graph.work_scale[rows]
         return float(took.sum()) * self._others_factor / self.experiment.step_count
@@ -328,7 +324,7 @@ class _Scaling:
         if devices < 2 or self.exchange.ranks > 1:
             return 0.0, ()
         if self.target is not None and self.experiment.device is None:
-            return 0.0, ("steps on a processor do not tell how much those on a device vary: no waiting is counted",)
+            return 0.0, ("steps on a processor do not show how much those on a device vary: no waiting is counted",)
         lengths = self.experiment.steps.sort("start_ns")["duration_ns"].to_numpy()
         if len(lengths) < LEAST_STEPS:
             return 0.0, (
