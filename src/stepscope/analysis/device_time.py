@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import DEVICE_CAUSES, HostActivity, covered_by, host_activity, host_time
+from stepscope.analysis.host import DEVICE_CAUSES, HostActivity, covered_by, host_time
 from stepscope.analysis.idle import device_window
-from stepscope.analysis.kernels import arithmetic
-from stepscope.analysis.roofline import is_eligible
+from stepscope.analysis.roofline import described_work
 from stepscope.analysis.work import NUMBER_TYPES, call_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.window import IntervalSet
@@ -84,8 +82,7 @@ def step_busy_shares(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     starts, ends = steps["start_ns"].to_numpy(), (steps["start_ns"] + steps["duration_ns"]).to_numpy()
     columns = []
     for device in trace.working_devices:
-        work = trace.device_work.filter(pl.col("device") == device)
-        busy = covered_by(work)
+        busy = covered_by(trace.device_work.filter(pl.col("device") == device))
         share = np.divide(busy.overlap_of(starts, ends), ends - starts, out=np.zeros(len(starts)), where=ends > starts)
         columns.append(pl.Series(f"device_{device}_busy_share", share))
     return pl.DataFrame(columns)
@@ -96,11 +93,11 @@ def busy_intervals(work: pl.DataFrame, window: Window) -> IntervalSet:
     return covered_by(work).clip(window.start_ns, window.end_ns)
 
 
-def queue_time(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
+def queue_time(trace: Trace) -> pl.DataFrame:
     """One row a queue, each device's busiest first; columns as in QUEUE_TIME_SCHEMA."""
     rows = []
     for (device, queue), work in trace.device_work.group_by("device", "queue"):
-        span = device_window(trace, str(device), window)
+        span = device_window(trace, str(device))
         busy_ns = busy_intervals(work, span).total_ns
         rows.append((device, queue, work.height, busy_ns, busy_ns / span.duration_ns if span.duration_ns else 0.0))
     table = pl.DataFrame(rows, schema=dict(QUEUE_TIME_SCHEMA), orient="row")
@@ -137,11 +134,6 @@ class EngineUse:
     idle_ns: int
     computing_together_ns: int  # when both MME and TPC worked
     engines: tuple[EngineTime, ...]  # those that worked at all, in the order of ENGINES
-
-
-def engine_of(queue: str | None) -> str | None:
-    """The engine that a queue of this name is; None for queues of other kinds."""
-    return _BY_QUEUE.get(queue or "")
 
 
 def engine_uses(trace: Trace) -> tuple[EngineUse, ...]:
@@ -253,16 +245,13 @@ def device_uses(trace: Trace, *, activity: HostActivity | None = None) -> tuple[
     names = trace.working_devices
     if not names:
         return ()
-    activity = activity or host_activity(trace)
-    pieces = host_time(trace, activity=activity).filter(~pl.col("cause").is_in(WAITING))
-    working = covered_by(pieces)
+    working = covered_by(host_time(trace, activity=activity).filter(~pl.col("cause").is_in(WAITING)))
     work = _with_engine(trace)
-    return tuple(
-        _device_use(name, work.filter(pl.col("device") == name), device_window(trace, name), working) for name in names
-    )
+    return tuple(_device_use(trace, name, work.filter(pl.col("device") == name), working) for name in names)
 
 
-def _device_use(name: str, work: pl.DataFrame, window: Window, working: IntervalSet) -> DeviceUse:
+def _device_use(trace: Trace, name: str, work: pl.DataFrame, working: IntervalSet) -> DeviceUse:
+    window = device_window(trace, name)
     busy = busy_intervals(work, window)
     compute = work.filter(pl.col("kind") == "compute")
     matrix = busy_intervals(compute.filter("is_matrix"), window)
@@ -293,24 +282,16 @@ def _device_use(name: str, work: pl.DataFrame, window: Window, working: Interval
 
 def _with_engine(trace: Trace) -> pl.DataFrame:
     """`device_work` with is_matrix and precision: as the kernel's name tells, or else its operator's name and types."""
-    operators = trace.operators.select(operator_name="name", input_types="input_types").with_row_index("operator")
-    launching = trace.launches.select(operator="operator").with_row_index("launch")
-    work = trace.device_work.select("name", "device", "queue", "kind", "launch", "start_ns", "duration_ns")
-    work = work.join(launching, on="launch", how="left", maintain_order="left")
-    work = work.join(operators, on="operator", how="left", maintain_order="left")
-    told = {name: arithmetic(name) for name in work["name"].unique().to_list()}
-    eligible = {name for name in work["operator_name"].unique().to_list() if name is not None and is_eligible(name)}
-    types = {types: _number_type(types) for types in work["input_types"].unique().to_list()}
-    is_matrix: npt.NDArray[np.bool_] = np.array(
-        [
-            engine_of(queue) == "MME" or (engine_of(queue) is None and (told[name].is_matrix or of in eligible))
-            for name, of, queue in work.select("name", "operator_name", "queue").iter_rows()
-        ],
-        np.bool_,
+    work = described_work(trace)
+    types = work["input_types"].drop_nulls().unique().to_list()
+    of_operator = pl.col("input_types").replace_strict(
+        types, [_number_type(each) for each in types], default=None, return_dtype=pl.String
     )
-    precision = [told[name].precision or types[of] for name, of in work.select("name", "input_types").iter_rows()]
+    engine = pl.col("queue").replace_strict(_BY_QUEUE, default=None, return_dtype=pl.String)
+    by_name = pl.col("is_matrix") | pl.col("is_eligible").fill_null(False)
     return work.with_columns(
-        is_matrix=pl.Series(is_matrix, dtype=pl.Boolean), precision=pl.Series(precision, dtype=pl.String)
+        is_matrix=pl.when(engine.is_null()).then(by_name).otherwise(engine == "MME"),
+        precision=pl.coalesce("precision", of_operator),
     )
 
 

@@ -34,6 +34,7 @@ DEEPEST: Final = 200
 MAXIMUM_FRAMES: Final = 3000
 """Frames of a flame graph that is drawn."""
 _NOWHERE: Final = "(no line of yours)"
+_AROUND: Final = [() if phase == FORWARD else (name,) for phase, name in enumerate(PHASES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def user_stacks(trace: Trace, attribution: Attribution | None = None) -> list[Fl
         leaves = [""] * trace.operators.height
         costs = operator_costs(trace)["host_self_ns"].to_list()
         slices, operators = attribution.operator_slices, np.arange(trace.operators.height)
-        phase = np.where(slices >= 0, at(attribution.phase.astype(np.int64), slices), len(PHASES) - 1)
+        phase = np.where(slices >= 0, at(attribution.phase, slices), len(PHASES) - 1)
         keys = zip(slices.tolist(), operators.tolist(), phase.tolist(), strict=True)
         written = [None] * len(leaves)
     for (row, operator, phase_number), origin, leaf, ns in zip(keys, written, leaves, costs, strict=True):
@@ -176,15 +177,13 @@ class _Stacks:
 
     def frames(self, row: int, operator: int, phase: int) -> tuple[str, ...]:
         """The frames of what stands under a slice and an operator, -1 for none."""
-        within = () if phase == FORWARD else (PHASES[phase],)
-        return (*self._user(row), *within, *self._chain(operator))
+        return (*self._user(row), *_AROUND[phase], *self._chain(operator))
 
     def written(self, call_stack: str | None, phase: int) -> tuple[str, ...]:
         """The frames of compiled work by where it was written; none where that is not known, or not the user's."""
         if call_stack is None:
             return ()
-        within = () if phase == FORWARD else (PHASES[phase],)
-        return (*_written(call_stack, self._attribution.activity.user_code), *within)
+        return (*_written(call_stack, self._attribution.activity.user_code), *_AROUND[phase])
 
     def _user(self, row: int) -> tuple[str, ...]:
         """The user's functions or the modules, then the line; the same for slices of one place, module and frame."""
@@ -215,11 +214,9 @@ class _Stacks:
         while current not in self._chains:
             missing.append(current)
             current = self._parent[current]
-        chain = self._chains[current]
         for number in reversed(missing):
-            chain = (*chain, self._names[number])[:DEEPEST]
-            self._chains[number] = chain
-        return chain
+            self._chains[number] = (*self._chains[self._parent[number]], self._names[number])[:DEEPEST]
+        return self._chains[operator]
 
 
 @lru_cache(maxsize=4096)

@@ -63,6 +63,7 @@ class HostActivity:
     lane: npt.NDArray[np.int32]  # lane of each slice
     start: Times  # nanoseconds
     end: Times  # nanoseconds
+    name: pl.Series
     table: npt.NDArray[np.int8]  # index into TABLES
     row: Rows  # row in that table
     parent: Rows  # index of the innermost slice that is open when this one starts, -1 for none
@@ -272,6 +273,7 @@ def host_activity(trace: Trace, user_code: UserCode = DEFAULT_USER_CODE) -> Host
         lane=lane,
         start=start,
         end=start + duration,
+        name=slices["name"],
         table=table_codes,
         row=slices["row"].to_numpy(),
         parent=parent,

@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.attribution import parse
-from stepscope.analysis.host import TABLES, HostActivity, host_activity
-from stepscope.analysis.rows import row_numbers
+from stepscope.analysis.host import HostActivity, host_activity
+from stepscope.analysis.rows import at, beginning_in, by_value, conformed, row_numbers
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import cause_of_name
 from stepscope.trace.nesting import Rows, by_level, depths, inherit
@@ -91,9 +91,8 @@ def _from_frames(trace: Trace, activity: HostActivity, window: Window | None) ->
     if frames.is_empty():
         return pl.DataFrame(schema=dict(INPUT_SCHEMA))
     rows = _frames_in_loader(frames, trace.annotations, activity)
-    if window is not None:
-        start = frames["start_ns"].to_numpy()[rows]
-        rows = rows[(start >= window.start_ns) & (start < window.end_ns)]
+    begun = beginning_in(frames.select("start_ns").with_row_index("row"), window)["row"].to_numpy()
+    rows = rows[np.isin(rows, begun)]
     if not rows.size:
         return pl.DataFrame(schema=dict(INPUT_SCHEMA))
     parent = row_numbers(frames["parent"])
@@ -114,39 +113,30 @@ def _from_frames(trace: Trace, activity: HostActivity, window: Window | None) ->
         calls=pl.len().cast(pl.Int64), total_ns=pl.col("total_ns").sum(), self_ns=pl.col("self_ns").sum()
     )
     places = [parse(name) or (None, None, name) for name in table["name"]]
-    return _finished(
-        table.with_columns(
-            file=pl.Series([place[0] for place in places], dtype=pl.String),
-            line=pl.Series([place[1] for place in places], dtype=pl.Int64),
-            function=pl.Series([place[2] for place in places], dtype=pl.String),
-            runs_in=pl.lit("main process"),
-            processor_ns=pl.lit(None, pl.Int64),
-        )
-    )
+    columns = pl.DataFrame(places, {"file": pl.String, "line": pl.Int64, "function": pl.String}, orient="row")
+    found = pl.concat([table, columns], how="horizontal")
+    return _finished(found.with_columns(runs_in=pl.lit("main process"), processor_ns=pl.lit(None, pl.Int64)))
 
 
 def _finished(table: pl.DataFrame) -> pl.DataFrame:
     total = table["self_ns"].sum()
-    return (
-        table.with_columns(
-            mean_ns=pl.when(pl.col("calls") > 0).then(pl.col("total_ns") // pl.col("calls")).otherwise(0),
-            share=pl.col("self_ns") / total if total else pl.lit(0.0),
-        )
-        .select([pl.col(name).cast(dtype) for name, dtype in INPUT_SCHEMA.items()])
-        .sort(["self_ns", "total_ns", "function"], descending=[True, True, False])
+    table = table.with_columns(
+        mean_ns=pl.when(pl.col("calls") > 0).then(pl.col("total_ns") // pl.col("calls")).otherwise(0),
+        share=pl.col("self_ns") / total if total else pl.lit(0.0),
     )
+    return conformed(table, INPUT_SCHEMA).sort(["self_ns", "total_ns", "function"], descending=[True, True, False])
 
 
 def _frames_in_loader(frames: pl.DataFrame, annotations: pl.DataFrame, activity: HostActivity) -> Rows:
     """Rows of the frames that stand inside a data loader's `__next__`, and of those that make its iterators."""
-    own = np.full(len(activity.row), -1, np.int64)
-    for table, names in (("frames", frames["name"]), ("annotations", annotations["name"])):
-        loading = [name for name in names.unique() if cause_of_name(name) == "input" or _START.search(name)]
-        mine = np.flatnonzero(activity.table == TABLES.index(table))
-        own[mine[names.is_in(loading).to_numpy()[activity.row[mine]]]] = 1
-    inside = inherit(own, activity.around) > 0
-    slices = activity.slices_of("frames")
-    return np.flatnonzero((slices >= 0) & inside[np.maximum(slices, 0)])
+
+    def loads(name: str) -> int:
+        return 1 if cause_of_name(name) == "input" or _START.search(name) else -1
+
+    own = [activity.spread(table, by_value(rows["name"], loads)) for table, rows in
+           (("frames", frames), ("annotations", annotations))]  # fmt: skip
+    inside = inherit(np.maximum(*own), activity.around)
+    return np.flatnonzero(at(inside, activity.slices_of("frames")) > 0)
 
 
 def _stages_of_frames(names: list[str], parent: Rows) -> Rows:

@@ -20,6 +20,7 @@ from stepscope.analysis.work import (
     Traffic,
     base_name,
     elements,
+    first_shape,
     shapes_of,
     traffic,
     types_of,
@@ -122,8 +123,16 @@ def _around(calls: _Calls, softmax: int, products: Rows) -> WrittenOutAttention 
     if len(scores) < 2 or scores[-1] < _FEWEST_KEYS:
         return None
     position = int(np.searchsorted(calls.start[products], calls.start[softmax]))
-    before = [row for row in products[max(position - _NEAREST, 0) : position].tolist() if _makes(calls, row, scores)]
-    after = [row for row in products[position : position + _NEAREST].tolist() if _takes(calls, row, scores)]
+    before = [
+        row
+        for row in products[max(position - _NEAREST, 0) : position].tolist()
+        if (pair := _matrices(calls, row)) and pair[0][-2:-1] + pair[1][-1:] == scores[-2:]
+    ]
+    after = [
+        row
+        for row in products[position : position + _NEAREST].tolist()
+        if (pair := _matrices(calls, row)) and pair[0][-2:] == scores[-2:]
+    ]
     if not before or not after:
         return None
     first, second = calls.wrapped(before[-1]), calls.wrapped(after[0])
@@ -154,16 +163,6 @@ def _matrices(calls: _Calls, row: int) -> tuple[Shape, Shape] | None:
     shapes = [shape for shape in calls.shapes(row) if len(shape) >= 2]
     wanted = shapes[-2:]
     return (wanted[0], wanted[1]) if len(wanted) == 2 and wanted[0][-1] == wanted[1][-2] else None
-
-
-def _makes(calls: _Calls, row: int, scores: Shape) -> bool:
-    factors = _matrices(calls, row)
-    return factors is not None and (factors[0][-2], factors[1][-1]) == scores[-2:]
-
-
-def _takes(calls: _Calls, row: int, scores: Shape) -> bool:
-    factors = _matrices(calls, row)
-    return factors is not None and factors[0][-2:] == scores[-2:]
 
 
 def _on_scores(calls: _Calls, first: int, second: int, scores: Shape) -> Rows:
@@ -211,7 +210,7 @@ def logits_losses(trace: Trace, rows: Rows, fewest_classes: int) -> list[LogitsL
     for _, mine in calls.group_by("lane", maintain_order=True):
         names, shapes = mine["name"].to_list(), mine["input_shapes"].to_list()
         for place in np.flatnonzero((mine["name"] == _LOG_SOFTMAX).to_numpy()).tolist():
-            scores = next(iter(shapes_of(shapes[place])), ())
+            scores = first_shape(shapes[place])
             if len(scores) < 2 or scores[-1] < fewest_classes:
                 continue
             loss = _loss(mine, names, shapes, place, scores)
@@ -279,12 +278,12 @@ def dense_tables(trace: Trace, rows: Rows, fewest_rows: int) -> list[DenseTable]
     names, texts, numbers = calls["name"].to_list(), calls["input_shapes"].to_list(), calls["row"].to_numpy()
     lookups: dict[Shape, list[int]] = {}
     for place, name in enumerate(names):
-        table = next(iter(shapes_of(texts[place])), ()) if name in _TABLES else ()
+        table = first_shape(texts[place]) if name in _TABLES else ()
         if len(table) == 2 and table[0] >= fewest_rows:
             lookups.setdefault(table, []).append(place)
     if not lookups:
         return []
-    firsts = [next(iter(shapes_of(text)), ()) for text in texts]
+    firsts = [first_shape(text) for text in texts]
     found = []
     for table, places in lookups.items():
         multiplied = any(

@@ -15,8 +15,7 @@ import polars as pl
 from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.rows import beginning_in, conformed
 from stepscope.analysis.work_formulas import work_of_operators
-from stepscope.machine.devices import find_device
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, find_device
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import Device
 
@@ -61,7 +60,7 @@ TABLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "kernel": pl.String,  # the costliest
 }
 
-_FEWER_OPERATIONS: Final = re.compile(r"winograd|_fft|fft_|fft2d", re.IGNORECASE)
+_FEWER_OPERATIONS: Final = r"(?i)winograd|_fft|fft_|fft2d"
 """Algorithms that need fewer operations than the count says: no share of a peak can be told."""
 
 
@@ -111,7 +110,8 @@ def roofline_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFram
     operators = trace.operators.select(
         "start_ns", operator="name", input_shapes="input_shapes", input_types="input_types"
     ).with_columns(work_of_operators(trace))
-    calls = calls.join(operators.with_row_index("row"), on="row", how="left", maintain_order="left")
+    operators = operators.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    calls = calls.join(operators, on="row", how="left", maintain_order="left")
     calls = beginning_in(calls, window)
     is_fp32 = (pl.col("number_type") == "fp32") & (pl.col("flops") > 0)
     calls = calls.with_columns(
@@ -145,40 +145,44 @@ def roofline_table(trace: Trace, *, window: Window | None = None) -> pl.DataFram
     return conformed(table, TABLE_SCHEMA)
 
 
-def _measured(trace: Trace) -> pl.DataFrame:
-    """For each operator and device the time of the work that it launched itself, and what its kernels' names tell."""
+def described_work(trace: Trace) -> pl.DataFrame:
+    """The work of devices, with the operator that launched each and what the kernel's name tells.
+
+    Returns:
+        Columns work (row in device_work), name, device, queue, kind, launch, start_ns, duration_ns; row (in operators),
+        operator, input_shapes, input_types, is_eligible (as `is_eligible`), null without one; those of `Arithmetic`.
+    """
+    operators = trace.operators.select(operator="name", input_shapes="input_shapes", input_types="input_types")
     launching = trace.launches.select(row="operator").with_row_index("launch")
     work = (
-        trace.device_work.filter(pl.col("kind").is_in(WORK_KINDS))
-        .select("name", "device", "launch", "duration_ns")
-        .join(launching, on="launch", how="inner", maintain_order="left")
-        .filter(pl.col("row").is_not_null())
+        trace.device_work.select("name", "device", "queue", "kind", "launch", "start_ns", "duration_ns")
+        .with_row_index("work")
+        .join(launching, on="launch", how="left", maintain_order="left")
+        .join(operators.with_row_index("row"), on="row", how="left", maintain_order="left")
+        .with_columns(pl.col("row").cast(pl.Int64))
     )
-    names = work["name"].unique().to_list()
     told = pl.DataFrame(
-        [(name, _is_tf32(name), _FEWER_OPERATIONS.search(name) is not None) for name in names],
-        schema={"name": pl.String, "is_tf32": pl.Boolean, "fewer": pl.Boolean},
+        [(name, *arithmetic(name)) for name in work["name"].unique().to_list()],
+        schema={"name": pl.String, "precision": pl.String, "tensor_cores": pl.Boolean, "is_matrix": pl.Boolean},
         orient="row",
     )
-    calls = (
-        work.join(told, on="name", how="left", maintain_order="left")
-        .group_by("row", "device", maintain_order=True)
-        .agg(
-            device_ns=pl.col("duration_ns").sum(),
-            works=pl.len().cast(pl.Int64),
-            kernel=pl.col("name").sort_by("duration_ns", "name", descending=[True, False]).first(),
-            is_tf32=pl.col("is_tf32").any(),
-            fewer=pl.col("fewer").any(),
-        )
+    eligible = [name for name in work["operator"].drop_nulls().unique().to_list() if is_eligible(name)]
+    return work.join(told, on="name", how="left", maintain_order="left").with_columns(
+        is_eligible=pl.col("operator").is_in(eligible)
+    )
+
+
+def _measured(trace: Trace) -> pl.DataFrame:
+    """For each operator and device the time of the work that it launched itself, and what its kernels' names tell."""
+    work = described_work(trace).filter(pl.col("kind").is_in(WORK_KINDS) & pl.col("row").is_not_null())
+    calls = work.group_by("row", "device", maintain_order=True).agg(
+        device_ns=pl.col("duration_ns").sum(),
+        works=pl.len().cast(pl.Int64),
+        kernel=pl.col("name").sort_by("duration_ns", "name", descending=[True, False]).first(),
+        is_tf32=(pl.col("is_matrix") & (pl.col("precision") == "tf32").fill_null(False)).any(),
+        fewer=pl.col("name").str.contains(_FEWER_OPERATIONS).any(),
     )
     return calls.sort("row", "device")
-
-
-@lru_cache(maxsize=65536)
-def _is_tf32(kernel: str) -> bool:
-    """Whether a kernel multiplies 32-bit numbers as TF32, by its name."""
-    told = arithmetic(kernel)
-    return told.is_matrix and told.precision == "tf32"
 
 
 def _limits(calls: pl.DataFrame, peaks: dict[str, DevicePeaks | None]) -> pl.DataFrame:
@@ -275,19 +279,17 @@ def eligible_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFram
     Returns:
         Columns as in CALL_SCHEMA, in order of time.
     """
-    calls = (
-        _matrix_work(trace)
-        .group_by("call")
-        .agg(
-            *(pl.col(name).first() for name in ("row", "operator", "input_shapes", "input_types", "device")),
-            start_ns=pl.col("start_ns").min(),
-            device_ns=pl.col("duration_ns").sum(),
-            matrix_ns=pl.col("duration_ns").filter("is_matrix").sum(),
-            tensor_core_ns=pl.col("duration_ns").filter(pl.col("tensor_cores").fill_null(False)).sum(),
-            precision=_of_longest("precision"),
-            kernel=_of_longest("name"),
-            used=_used(),
-        )
+    wanted = pl.col("is_eligible") | (pl.col("operator").is_null() & pl.col("is_matrix"))
+    work = described_work(trace).filter((pl.col("kind") == "compute") & wanted.fill_null(False))
+    calls = work.group_by(call=pl.coalesce("row", -1 - pl.col("work").cast(pl.Int64))).agg(
+        *(pl.col(name).first() for name in ("row", "operator", "input_shapes", "input_types", "device")),
+        start_ns=pl.col("start_ns").min(),
+        device_ns=pl.col("duration_ns").sum(),
+        matrix_ns=pl.col("duration_ns").filter("is_matrix").sum(),
+        tensor_core_ns=pl.col("duration_ns").filter(pl.col("tensor_cores").fill_null(False)).sum(),
+        precision=_of_longest("precision"),
+        kernel=_of_longest("name"),
+        used=_used(),
     )
     return conformed(beginning_in(calls, window).sort("start_ns", "call"), TENSOR_CORE_CALLS)
 
@@ -310,32 +312,6 @@ def tensor_core_table(trace: Trace) -> pl.DataFrame:
     table = table.with_columns(share=pl.when(total > 0).then(pl.col("device_ns") / total).otherwise(0.0))
     descending = [True, *[False] * len(keys)]
     return table.sort(["device_ns", *keys], descending=descending).select(list(TENSOR_CORE_TABLE))
-
-
-def _matrix_work(trace: Trace) -> pl.DataFrame:
-    """Computation of eligible operators, and matrix kernels of none, with what their names tell; `call` groups them."""
-    operators = trace.operators.select(operator="name", input_shapes="input_shapes", input_types="input_types")
-    launching = trace.launches.select(row="operator").with_row_index("launch")
-    work = (
-        trace.device_work.filter(pl.col("kind") == "compute")
-        .select("name", "device", "launch", "start_ns", "duration_ns")
-        .with_row_index("work")
-        .join(launching, on="launch", how="left", maintain_order="left")
-        .join(operators.with_row_index("row"), on="row", how="left", maintain_order="left")
-    )
-    names = work["name"].unique().to_list()
-    told = pl.DataFrame(
-        [(name, *arithmetic(name)) for name in names],
-        schema={"name": pl.String, "precision": pl.String, "tensor_cores": pl.Boolean, "is_matrix": pl.Boolean},
-        orient="row",
-    )
-    eligible = [name for name in work["operator"].drop_nulls().unique().to_list() if is_eligible(name)]
-    work = work.join(told, on="name", how="left", maintain_order="left")
-    wanted = pl.col("operator").is_in(eligible) | (pl.col("operator").is_null() & pl.col("is_matrix"))
-    alone = -1 - pl.col("work").cast(pl.Int64)
-    return work.filter(wanted.fill_null(False)).with_columns(
-        pl.col("row").cast(pl.Int64), call=pl.coalesce(pl.col("row").cast(pl.Int64), alone)
-    )
 
 
 def _of_longest(column: str) -> pl.Expr:

@@ -38,6 +38,11 @@ def shapes_of(text: str | None) -> tuple[Shape, ...]:
     return tuple(_shape(each) or () for each in _parsed(text))
 
 
+def first_shape(text: str | None) -> Shape:
+    """The shape of the first input; () where that is no tensor or not known."""
+    return next(iter(shapes_of(text)), ())
+
+
 @lru_cache(maxsize=65536)
 def types_of(text: str | None) -> tuple[str, ...]:
     """The type of each input, such as "float" or "c10::Half", "" where it has none; none where this is no such JSON."""

@@ -42,21 +42,13 @@ _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class BenchCommand:
-    """One of the commands that are compared.
+    """One of the commands that are compared."""
 
-    Attributes:
-        label: "A", "B" and so on.
-        text: as the user wrote it.
-        words: what is started.
-        variables: its environment, as in "OMP_NUM_THREADS=1 python train.py".
-        apply: remedies to apply to it; see `stepscope.record.apply`.
-    """
-
-    label: str
-    text: str
-    words: tuple[str, ...]
-    variables: Mapping[str, str]
-    apply: tuple[str, ...] = ()
+    label: str  # "A", "B" and so on
+    text: str  # as the user wrote it
+    words: tuple[str, ...]  # what is started
+    variables: Mapping[str, str]  # its environment, as in "OMP_NUM_THREADS=1 python train.py"
+    apply: tuple[str, ...] = ()  # remedies to apply to it; see `stepscope.record.apply`
 
     @classmethod
     def parse(cls, label: str, text: str) -> BenchCommand:
@@ -91,15 +83,11 @@ class BenchCommand:
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """How a program ended: `exit_code` is 128 + N for signal N.
-
-    Attributes:
-        was_ended: stepscope ended it: it took too long, or did not end by itself after its steps.
-    """
+    """How a program ended: `exit_code` is 128 + N for signal N."""
 
     exit_code: int
     seconds: float
-    was_ended: bool
+    was_ended: bool  # stepscope ended it: it took too long, or did not end by itself after its steps
 
 
 def run_logged(

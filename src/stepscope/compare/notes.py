@@ -197,17 +197,15 @@ class EnergyComparison:
     """The energy of steps before and after.
 
     Attributes:
-        kind: "gpu", "cpu" or "dram".
         before_j, after_j: mean joules per step.
-        change: after_j / before_j - 1.
         change_low, change_high: its interval; None where chance cannot be estimated.
         before_windows, after_windows: how many were measured.
     """
 
-    kind: str
+    kind: str  # "gpu", "cpu" or "dram"
     before_j: float
     after_j: float
-    change: float
+    change: float  # after_j / before_j - 1
     change_low: float | None
     change_high: float | None
     confidence: float

@@ -62,27 +62,19 @@ class TraceRecord:
     """One trace's steps.
 
     Attributes:
-        basis: "device" where times are the device's, "host" where they are the main thread's.
-        device: the device looked at, if any.
-        total_ns: length of the steps together: what `stepscope diagnose` divides by their number.
-        step_count: of complete steps; 1 where there are none and everything recorded counts as one.
-        step_source: "annotation", "inferred" or "none".
         steps: the length of each complete step by its number, until the next one starts; their sum is `total_ns`.
-        left_out: complete steps that count in nothing here.
-        tables: those of SCHEMAS, sums over the steps.
-        settings: the program's settings that the trace knows.
     """
 
     metadata: Metadata
-    basis: Basis
-    device: str | None
-    total_ns: int
-    step_count: int
-    step_source: str
+    basis: Basis  # "device" where times are the device's, "host" where they are the main thread's
+    device: str | None  # the device looked at, if any
+    total_ns: int  # length of the steps together: what `stepscope diagnose` divides by their number
+    step_count: int  # of complete steps; 1 where there are none and everything recorded counts as one
+    step_source: str  # "annotation", "inferred" or "none"
     steps: Mapping[int, int]
-    left_out: tuple[LeftOut, ...]
-    tables: Mapping[str, pl.DataFrame]
-    settings: Mapping[str, str]
+    left_out: tuple[LeftOut, ...]  # complete steps that count in nothing here
+    tables: Mapping[str, pl.DataFrame]  # those of SCHEMAS, sums over the steps
+    settings: Mapping[str, str]  # the program's settings that the trace knows
     warnings: tuple[TraceWarning, ...]
 
 
@@ -103,15 +95,12 @@ class LeftOut:
     """A step of a recording that does not count.
 
     Attributes:
-        trace: which of its side's traces it is in, from 0.
-        index: the step's number.
-        edge: whether it is the recording's first or its last.
         shortest_ns, longest_ns: of the steps between the first and the last.
     """
 
-    trace: int
-    index: int
-    edge: Edge
+    trace: int  # which of its side's traces it is in, from 0
+    index: int  # the step's number
+    edge: Edge  # whether it is the recording's first or its last
     duration_ns: int
     shortest_ns: int
     longest_ns: int

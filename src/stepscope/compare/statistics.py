@@ -86,17 +86,15 @@ class _Side:
     """One program's steps.
 
     Attributes:
-        independent: for each run, how many independent steps it is worth.
         error, freedom: standard error of `mean` in nanoseconds, and its degrees of freedom.
-        units: what is resampled: the run means, or the block means of the only run.
     """
 
     runs: tuple[Numbers, ...]
     means: Numbers
-    independent: tuple[float, ...]
+    independent: tuple[float, ...]  # for each run, how many independent steps it is worth
     error: float
     freedom: float
-    units: Numbers
+    units: Numbers  # what is resampled: the run means, or the block means of the only run
 
     @property
     def mean(self) -> float:
@@ -371,17 +369,11 @@ _NOTICEABLE: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """What MSER-5 says about the steps of one run.
+    """What MSER-5 says about the steps of one run."""
 
-    Attributes:
-        dropped: how many steps at the beginning do not count.
-        batch: steps per batch mean; 5, or fewer for less than 50 steps.
-        steady: False where the remaining steps still become faster or slower; at most half may be dropped.
-    """
-
-    dropped: int
-    batch: int
-    steady: bool
+    dropped: int  # how many steps at the beginning do not count
+    batch: int  # steps per batch mean; 5, or fewer for less than 50 steps
+    steady: bool  # False where the remaining steps still become faster or slower; at most half may be dropped
 
 
 def warm_up(step_ns: Sequence[float]) -> WarmUp:

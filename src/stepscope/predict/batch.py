@@ -22,16 +22,14 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.attribution import operator_places
 from stepscope.analysis.batch_size import batch_size_of
 from stepscope.analysis.work import Shape, base_name, call_of
 from stepscope.analysis.work_formulas import CONVOLUTIONS, SIZES_FROM_PARENT
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.operation_times import operation_times
-from stepscope.predict.operations import Numbers, Operations
-from stepscope.predict.precision import in_precision, types_on
-from stepscope.predict.trace_operations import WorkKinds
+from stepscope.predict.operations import Numbers, Operations, in_precision, types_on
+from stepscope.predict.trace_operations import CalledOperations, in_optimizer, launching_operators
 from stepscope.trace import Trace, Window
 
 AGREEING: Final = 0.9
@@ -243,26 +241,25 @@ class Growth:
 
     Attributes:
         expected, low, high: the factor, and the band in which it lies.
-        is_known: whether shapes or the work's kind tell.
     """
 
     expected: Numbers
     low: Numbers
     high: Numbers
-    is_known: npt.NDArray[np.bool_]
+    is_known: npt.NDArray[np.bool_]  # whether shapes or the work's kind tell
 
 
 class BatchGrowth:
     """What another batch size makes of a trace's device work.
 
     Args:
-        kinds: the trace's, as recorded.
+        recorded: the calls of the trace.
     """
 
-    def __init__(self, trace: Trace, kinds: WorkKinds, change: BatchChange) -> None:
-        self._trace, self._kinds, self._change = trace, kinds, change
+    def __init__(self, trace: Trace, recorded: CalledOperations, change: BatchChange) -> None:
+        self._trace, self._recorded, self._change = trace, recorded, change
         self.grown_trace = with_batch(trace, change)
-        self._grown = WorkKinds(self.grown_trace)
+        self._grown = CalledOperations(self.grown_trace)
 
     def on(self, target: DevicePeaks, precision: str | None) -> Growth:
         """How much longer works take on a device."""
@@ -286,11 +283,11 @@ class BatchGrowth:
 
     def _ratios(self, target: DevicePeaks, precision: str | None) -> tuple[Numbers, Numbers, Numbers]:
         """Of works whose operators are known, grown time over recorded; expected, low and high."""
-        call = self._kinds.call
-        if not len(self._kinds.operations):
+        call = self._recorded.of_work
+        if not len(self._recorded.operations):
             nothing = np.full(len(call), np.nan)
             return nothing, nothing, nothing
-        before = operation_times(_as_run(self._kinds.operations, target, precision), target)
+        before = operation_times(_as_run(self._recorded.operations, target, precision), target)
         after = operation_times(_as_run(self._grown.operations, target, precision), target)
         # A batch r times as large is at most as many batches of the recorded size, one after the other, as r is rounded
         # up; within that the ratio may be as wrong as the model is.
@@ -298,7 +295,7 @@ class BatchGrowth:
         ratio = np.clip(after.ns / before.ns, *ends)
         low = np.clip(ratio * after.low_ns / after.ns, *ends)
         high = np.clip(ratio * after.high_ns / after.ns, *ends)
-        same = self._grown.operations.bytes == self._kinds.operations.bytes
+        same = self._grown.operations.bytes == self._recorded.operations.bytes
         low, high = np.where(same, ratio, np.minimum(low, ratio)), np.where(same, ratio, np.maximum(high, ratio))
         place = np.maximum(call, 0)
         found = tuple(np.where(call >= 0, one[place], np.nan) for one in (ratio, low, high))
@@ -307,12 +304,8 @@ class BatchGrowth:
     @cached_property
     def _in_optimizer(self) -> npt.NDArray[np.bool_]:
         """Which works operators in an optimizer's step launched."""
-        launch = self._trace.device_work["launch"].cast(pl.Int64)
-        operator = self._trace.launches["operator"].cast(pl.Int64).gather(launch).fill_null(-1).to_numpy()
-        phases = operator_places(self._trace)["phase"]
-        inside = np.append((phases == "optimizer").fill_null(False).to_numpy(), False)
-        result: npt.NDArray[np.bool_] = inside[operator]
-        return result
+        inside: npt.NDArray[np.bool_] = np.append(in_optimizer(self._trace), False)[launching_operators(self._trace)]
+        return inside
 
 
 def _as_run(operations: Operations, device: DevicePeaks, precision: str | None) -> Operations:

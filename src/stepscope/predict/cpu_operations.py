@@ -17,11 +17,10 @@ from stepscope.analysis.attribution import operator_places
 from stepscope.analysis.host import host_time
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.work import VIEWS, base_name
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.limits import ON_HOST, Limit
-from stepscope.predict.operation_times import is_nvidia, operation_times
-from stepscope.predict.operations import Operations
-from stepscope.predict.precision import NO_TF32, Cast, Tf32, in_precision, tf32_of, types_on
+from stepscope.predict.operation_times import operation_times
+from stepscope.predict.operations import NO_TF32, Cast, Operations, Tf32, in_precision, is_nvidia, tf32_of, types_on
 from stepscope.predict.step_replay import Numbers, StepReplays, joint_band
 from stepscope.predict.trace_operations import SIDES, described, different_calls, sides_of
 from stepscope.trace import Trace, Window
@@ -79,19 +78,15 @@ class CpuOperationTimes:
     """Operators that would launch work on an accelerator.
 
     Attributes:
-        table: one row a call, in order of `row`; columns as in CPU_SCHEMA.
         uncovered: operators that compute and whose work is not known, by name, the costliest first; columns as in
             UNCOVERED_SCHEMA.
-        covered_share: of the host's time in operators that compute, that of those in `table` with a device's time.
-        overhead_ns: what a call costs that has next to nothing to do.
-        notes: what the user should know of it, one sentence each.
     """
 
-    table: pl.DataFrame
+    table: pl.DataFrame  # one row a call, in order of `row`; columns as in CPU_SCHEMA
     uncovered: pl.DataFrame
-    covered_share: float
-    overhead_ns: float
-    notes: tuple[str, ...] = ()
+    covered_share: float  # of the host's time in operators that compute, that of those in `table` with a device's time
+    overhead_ns: float  # what a call costs that has next to nothing to do
+    notes: tuple[str, ...] = ()  # what the user should know of it, one sentence each
 
 
 def cpu_operation_times(
@@ -241,21 +236,16 @@ class ShapesStep:
 
     Attributes:
         step_ns, low_ns, high_ns: what is expected, and the range.
-        device_ns: in which the device works.
-        host_ns: what the host needs.
-        limit: what limits it.
-        covered_share: of the host's time in operators that compute, that of operators with a predicted time.
-        notes: what the user should know of it, in sentences.
     """
 
     step_ns: float | None
     low_ns: float | None
     high_ns: float | None
-    device_ns: float | None
-    host_ns: float | None
-    limit: Limit | None
-    covered_share: float
-    notes: tuple[str, ...]
+    device_ns: float | None  # in which the device works
+    host_ns: float | None  # what the host needs
+    limit: Limit | None  # what limits it
+    covered_share: float  # of the host's time in operators that compute, that of operators with a predicted time
+    notes: tuple[str, ...]  # what the user should know of it, in sentences
 
 
 def step_from_shapes(

@@ -21,7 +21,7 @@ import polars as pl
 from stepscope.analysis.blocks import memory_levels
 from stepscope.analysis.idle import idle_time
 from stepscope.analysis.memory import DeviceMemory, alive_table, device_memories
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.step_replay import ReplayedStep
 from stepscope.predict.trace_operations import Labels
 from stepscope.trace import Trace
@@ -48,17 +48,11 @@ _OF_WORK: Final = {"communication": "communication", "copy_in": "input", "copy_o
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What limits a step.
+    """What limits a step."""
 
-    Attributes:
-        name: one of LIMITS.
-        share: of the critical path, 0 to 1.
-        cause: of a limit on the host, the cause that most of its time has; None for others.
-    """
-
-    name: str
-    share: float
-    cause: str | None = None
+    name: str  # one of LIMITS
+    share: float  # of the critical path, 0 to 1
+    cause: str | None = None  # of a limit on the host, the cause that most of its time has; None for others
 
 
 def limit_of(experiment: Experiment, step: ReplayedStep, sides: Labels) -> Limit | None:
@@ -153,17 +147,11 @@ _STAY: Final = ("parameter", "gradient", "optimizer_state", "before")
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """What a step needs of a device's memory.
+    """What a step needs of a device's memory."""
 
-    Attributes:
-        bytes: the most that it has allocated at once; None where nothing tells.
-        at_least: whether it needs more than that, because what was allocated before the recording is not known.
-        note: where the figure comes from or why there is none, in a sentence.
-    """
-
-    bytes: int | None
-    at_least: bool
-    note: str
+    bytes: int | None  # the most that it has allocated at once; None where nothing tells
+    at_least: bool  # whether it needs more than that, because what was allocated before the recording is not known
+    note: str  # where the figure comes from or why there is none, in a sentence
 
     def fits(self, device: DevicePeaks) -> bool | None:
         """Whether a device has as much, KEPT_FREE aside; None where that cannot be told."""

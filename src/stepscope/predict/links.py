@@ -24,7 +24,7 @@ import numpy as np
 
 from stepscope.analysis.communication import bus_bytes
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 
 TABLE_ERROR: Final = 0.25
 """Band of a transfer over a link of the table, as a share: `benchmarks/scaling_accuracy.py` shows how far from measured
@@ -34,19 +34,12 @@ MOST_DEVICES: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """One way in which a library sends.
+    """One way in which a library sends."""
 
-    Attributes:
-        base_ns: of each collective.
-        hop_ns: of each hop of the ring.
-        share: of the link's bandwidth that carries data.
-        most_bytes_s: the most that it carries.
-    """
-
-    base_ns: float
-    hop_ns: float
-    share: float = 1.0
-    most_bytes_s: float = float("inf")
+    base_ns: float  # of each collective
+    hop_ns: float  # of each hop of the ring
+    share: float = 1.0  # of the link's bandwidth that carries data
+    most_bytes_s: float = float("inf")  # the most that it carries
 
 
 # NCCL 2.18, src/graph/tuning.cc (LL, LL128, Simple; ring): baseLat, hwLat, llMaxBws. LL128 only over NVLink.
@@ -64,24 +57,18 @@ class Link:
     """What joins each device to the others.
 
     Attributes:
-        bandwidth_bytes_s: that collectives reach, one direction, bytes per second.
-        protocols: how messages are sent; the quickest counts.
-        peak_bytes_s: what the link could carry at best; None where it is not known.
         peers: where each pair of devices has a link of its own, how many a device has; a ring of fewer devices uses as
             many of them as there are other devices. None where all bandwidth goes to any device.
-        error: share by which a transfer may take more or less.
-        fitted: whether it was fitted to collectives of a recording.
-        source: where the figures stand.
     """
 
     name: str
-    bandwidth_bytes_s: float
-    protocols: tuple[Protocol, ...] = (Protocol(0.0, 0.0),)
-    peak_bytes_s: float | None = None
+    bandwidth_bytes_s: float  # that collectives reach, one direction, bytes per second
+    protocols: tuple[Protocol, ...] = (Protocol(0.0, 0.0),)  # how messages are sent; the quickest counts
+    peak_bytes_s: float | None = None  # what the link could carry at best; None where it is not known
     peers: int | None = None
-    error: float = TABLE_ERROR
-    fitted: bool = False
-    source: str = ""
+    error: float = TABLE_ERROR  # share by which a transfer may take more or less
+    fitted: bool = False  # whether it was fitted to collectives of a recording
+    source: str = ""  # where the figures stand
 
     @property
     def has_latency(self) -> bool:

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.kernels import arithmetic
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.convolution_times import CONVOLUTION_KINDS, convolution_times
 from stepscope.predict.matrix_times import matrix_times
 from stepscope.predict.memory_times import MEMORY_KINDS, bandwidth_of, memory_times, shipped_model
-from stepscope.predict.operations import Numbers, Operations, OperationTimes, roofline_times
+from stepscope.predict.operations import Numbers, Operations, OperationTimes, is_nvidia, roofline_times
 
 _LEARNED: Final = (
     (MEMORY_KINDS, memory_times),
@@ -180,13 +180,6 @@ def resident_blocks(kernels: pl.DataFrame, device: DevicePeaks) -> Numbers:
     by_shared = np.where(used > 0, np.floor(limits.shared_memory_bytes / np.maximum(used, 1)), np.inf)
     blocks = np.minimum(np.minimum(by_warps, float(limits.blocks)), np.minimum(by_registers, by_shared))
     return np.where(blocks >= 1, blocks, np.nan)
-
-
-def is_nvidia(device: DevicePeaks) -> bool:
-    """Whether a device is NVIDIA's: the table tells its maker, older rows only by what they are called."""
-    if device.vendor:
-        return device.vendor.upper() == "NVIDIA"
-    return device.capability is not None and not re.search(r"\bMI\d|Instinct|Gaudi|TPU", device.name)
 
 
 @lru_cache(maxsize=65536)

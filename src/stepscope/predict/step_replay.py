@@ -51,19 +51,12 @@ INPUT: Final = ("input", "host_to_device_copy")
 
 @dataclass(frozen=True, slots=True)
 class ReplayedStep:
-    """The mean step with other durations of device work.
+    """The mean step with other durations of device work."""
 
-    Attributes:
-        step_ns: how long it takes.
-        device_ns: in which the busiest device works.
-        factors: how many times as long each row of `device_work` takes.
-        replay: when everything happens; None where nothing was replayed.
-    """
-
-    step_ns: float
-    device_ns: float
-    factors: Numbers
-    replay: Replay | None = None
+    step_ns: float  # how long it takes
+    device_ns: float  # in which the busiest device works
+    factors: Numbers  # how many times as long each row of `device_work` takes
+    replay: Replay | None = None  # when everything happens; None where nothing was replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +64,10 @@ class StepRange:
     """The mean step as it is expected, and where nine of ten are expected to lie.
 
     Attributes:
-        expected: with the expected durations.
         low_ns, high_ns: the band's ends.
     """
 
-    expected: ReplayedStep
+    expected: ReplayedStep  # with the expected durations
     low_ns: float
     high_ns: float
 

@@ -1,4 +1,8 @@
-"""What could be different in a step: each function gives a `Change` to apply to a dependency graph."""
+"""What could be different in a step: each function gives a `Change` to apply to a dependency graph.
+
+Intervals of threads' time are given by `lanes`, `starts` and `ends`: the thread of each, and nanoseconds; arrays of
+shape (n,).
+"""
 
 from __future__ import annotations
 
@@ -25,10 +29,6 @@ def without_waits_inside(graph: Graph, lanes: npt.NDArray[np.int32], starts: Tim
     """Without what the pauses that lie whole in these intervals of threads' time wait for.
 
     A thread that others give its work goes on waiting for that.
-
-    Args:
-        lanes: the thread of each interval; shape (n,).
-        starts, ends: nanoseconds; shape (n,). Intervals that touch count as one.
     """
     stretches = graph.stretches
     pauses = np.flatnonzero((stretches.previous >= 0) & ~stretches.is_given)
@@ -75,13 +75,7 @@ def together(*changes: Change) -> Change:
 
 
 def scaled_host_time(lanes: Lanes, starts: Times, ends: Times, factor: float | Factors) -> Change:
-    """Host time in these intervals takes so many times as long, all or each; with 0 waits inside them go too.
-
-    Args:
-        lanes: the thread of each interval; shape (n,).
-        starts, ends: nanoseconds; shape (n,).
-    """
-
+    """Host time in these intervals takes so many times as long, all or each; with 0 waits inside them go too."""
     factors = np.broadcast_to(np.asarray(factor, np.float64), starts.shape)
     gone = factors <= 0
 
@@ -142,12 +136,7 @@ def without_waits(launches: Rows) -> Change:
 
 
 def moved_host_time(lanes: Lanes, starts: Times, ends: Times, moments: Times) -> Change:
-    """Host time in these intervals is spent later, at these moments of the same threads; waits inside go.
-
-    Args:
-        lanes: the thread of each interval; shape (n,).
-        starts, ends, moments: nanoseconds; shape (n,).
-    """
+    """Host time in these intervals is spent later, at these moments of the same threads; waits inside go."""
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         changed = scaled_host_time(lanes, starts, ends, 0.0)(experiment, graph)
@@ -422,12 +411,7 @@ def synchronise_every(steps: int) -> Change:
 
 
 def without_waits_in(lanes: Lanes, starts: Times, ends: Times) -> Change:
-    """Threads wait for nothing in these intervals; what they do there themselves stays.
-
-    Args:
-        lanes: the thread of each interval; shape (n,).
-        starts, ends: nanoseconds; shape (n,).
-    """
+    """Threads wait for nothing in these intervals; what they do there themselves stays."""
     return lambda _, graph: without_waits_inside(graph, lanes, starts, ends)
 
 
@@ -440,10 +424,6 @@ def scaled_stretches(lanes: Lanes, starts: Times, ends: Times, factor: float) ->
     """Host time in these intervals, and the device work launched there, takes so many times as long.
 
     With factor 0 waits inside go too.
-
-    Args:
-        lanes: the thread of each interval; shape (n,). Intervals of a thread that overlap count as one.
-        starts, ends: nanoseconds; shape (n,).
     """
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:

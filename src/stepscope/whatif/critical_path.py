@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import TABLES, slice_columns
-from stepscope.analysis.rows import at, conformed
+from stepscope.analysis.host import slice_columns
+from stepscope.analysis.rows import conformed, nullable
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times
 from stepscope.whatif.experiment import Experiment
@@ -296,31 +296,15 @@ def _host_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
             columns[0].alias("table"),
             columns[1].alias("row"),
             kind=pl.lit("host"),
-            name=_names(experiment, cut["slice"].to_numpy()),
+            name=activity.name.gather(nullable(cut["slice"].to_numpy())),
         )
         parts.append(_conform(frame))
     return pl.concat(parts)
 
 
-def _names(experiment: Experiment, slices: Rows) -> pl.Series:
-    """The name of each slice, null for none."""
-    activity = experiment.activity
-    names = pl.repeat(None, len(slices), dtype=pl.String, eager=True).to_frame("name")["name"]
-    tables = at(activity.table, slices)
-    for code, table in enumerate(TABLES):
-        mine = np.flatnonzero(tables == code)
-        if len(mine):
-            names = names.scatter(mine, experiment.trace.table(table)["name"].gather(activity.row[slices[mine]]))
-    return names
-
-
 def _conform(table: pl.DataFrame) -> pl.DataFrame:
-    return table.select(
-        [
-            (pl.col(name) if name in table.columns else pl.lit(None)).cast(dtype).alias(name)
-            for name, dtype in PATH_SCHEMA.items()
-        ]
-    )
+    missing = [pl.lit(None).alias(name) for name in PATH_SCHEMA if name not in table.columns]
+    return conformed(table.with_columns(missing), PATH_SCHEMA)
 
 
 SLACK_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -347,10 +331,7 @@ def slack_of_operators(experiment: Experiment) -> pl.DataFrame:
     operators = experiment.trace.operators.with_row_index("row")
     start = operators["start_ns"].to_numpy()
     rows = np.flatnonzero((start >= experiment.span.start_ns) & (start < experiment.span.end_ns))
-    lanes, ends = (
-        operators["lane"].to_numpy()[rows],
-        (operators["start_ns"] + operators["duration_ns"]).to_numpy()[rows],
-    )
+    lanes, ends = operators["lane"].to_numpy()[rows], (start + operators["duration_ns"].to_numpy())[rows]
     slack = np.minimum(host_late.at(lanes, ends), _end_of_span(experiment, done) - ends)
     calls = experiment.trace.launches["operator"].cast(pl.Int64)
     table = experiment.trace.device_work.select(
@@ -364,7 +345,7 @@ def slack_of_operators(experiment: Experiment) -> pl.DataFrame:
     result = result.with_columns(
         slack_ns=pl.min_horizontal("host", "slack").clip(lower_bound=0), device_ns=pl.col("device_ns").fill_null(0)
     )
-    return result.sort("start_ns", "row").select([pl.col(name).cast(dtype) for name, dtype in SLACK_SCHEMA.items()])
+    return conformed(result.sort("start_ns", "row"), SLACK_SCHEMA)
 
 
 def slack_by_name(slack: pl.DataFrame) -> pl.DataFrame:

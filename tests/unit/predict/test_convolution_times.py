@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stepscope.machine.devices import named_device
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.boosted_trees import BoostedTrees
 from stepscope.predict.convolution_times import ConvolutionModel, convolution_times, shipped_model
 from stepscope.predict.matrix_times import matrix_times

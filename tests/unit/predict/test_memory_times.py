@@ -10,8 +10,7 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.roofline import roofline_calls
-from stepscope.machine.devices import named_device
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.memory_times import MemoryModel, bandwidth_of, memory_times, shipped_model
 from stepscope.predict.operations import Operations
 from stepscope.readers import open_trace

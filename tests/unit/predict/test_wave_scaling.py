@@ -10,8 +10,7 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.roofline import device_peaks
-from stepscope.machine.devices import named_device
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.operation_times import (
     LAUNCH_COLUMNS,
     memory_share,
