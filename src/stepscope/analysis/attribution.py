@@ -40,7 +40,7 @@ from stepscope.analysis.module_paths import (
     phases,
     phases_of_scopes,
 )
-from stepscope.analysis.rows import Numbering, at, by_value, gathered, nullable, row_numbers
+from stepscope.analysis.rows import Numbering, at, by_value, gathered, inside, nullable, row_numbers
 from stepscope.trace import Trace
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.trace.nesting import Rows, inherit
@@ -145,11 +145,7 @@ class Attribution:
 def attribute(
     trace: Trace, activity: HostActivity | None = None, user_code: UserCode = DEFAULT_USER_CODE
 ) -> Attribution:
-    """Place, module and phase of everything the host threads did.
-
-    Args:
-        activity: as `host_activity` gives it, if it was computed already; its `user_code` then counts.
-    """
+    """Place, module and phase of everything the host threads did; a given activity brings its own `user_code`."""
     activity = host_activity(trace, user_code) if activity is None else activity
     sources = node_source(trace)
     redirected, caused = _through_forward(trace, activity, sources)
@@ -210,7 +206,7 @@ def user_entries(call_stack: str, user_code: UserCode = DEFAULT_USER_CODE) -> tu
 
 
 def _through_forward(trace: Trace, activity: HostActivity, sources: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    """`activity.around`, but leading from a backward node to its forward operator; and what is inside such nodes."""
+    """`activity.around`, but from a backward node to its forward operator; and which slices are inside such nodes."""
     slices = activity.slices_of("operators")
     rows = np.flatnonzero((sources >= 0) & (slices >= 0))
     rows = rows[slices[sources[rows]] >= 0]
@@ -220,9 +216,7 @@ def _through_forward(trace: Trace, activity: HostActivity, sources: Rows) -> tup
     node, forward = node[back], forward[back]
     around: Rows = activity.around.copy()
     around[node] = forward
-    own = np.full(len(around), -1, np.int64)
-    own[node] = 1
-    return around, inherit(own, activity.around) > 0
+    return around, inside(node, activity.around)
 
 
 def _numbered(lines: pl.DataFrame, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
@@ -287,7 +281,7 @@ def _places(activity: HostActivity, redirected: Rows, line: Rows, frame: Rows, s
 def _or_of_the_line(trace: Trace, activity: HostActivity, place: Rows, line_place: Rows) -> Rows:
     """`place`, and for slices without one the line that their thread was at when they began.
 
-    Steps last for many lines and get none.
+    Steps span many lines and get no place.
     """
     is_step = activity.spread("annotations", trace.annotations["step"].is_not_null().cast(pl.Int64).to_numpy()) > 0
     result: Rows = place.copy()

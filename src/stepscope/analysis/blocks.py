@@ -60,10 +60,10 @@ def memory_levels(trace: Trace) -> pl.DataFrame:
 
 
 def blocks(trace: Trace) -> pl.DataFrame:
-    """Every block of memory that events tell of, in order of its allocation; columns as in BLOCK_SCHEMA.
+    """Every block of memory in the events, in order of allocation; columns as in BLOCK_SCHEMA.
 
     Events are paired by address. A block whose end was not recorded ends where its address is handed out again.
-    Events without addresses are left out: who lived how long cannot be told from them.
+    Events without addresses are left out: they do not show how long a block lived.
     """
     memory = trace.memory.with_row_index("row").filter(
         (pl.col("bytes") != 0) & pl.col("address").is_not_null() & pl.col("device").is_not_null()
@@ -107,7 +107,7 @@ CATEGORIES: Final[dict[str, str]] = {
     "input": "batches, and tensors made without others",
     "temporary": "freed by the operator, backward pass or optimizer step that made it",
     "before": "allocated before the recording began: parameters, optimizer state and whatever else there was",
-    "unknown": "nothing tells what for",
+    "unknown": "of unknown purpose",
 }
 """Category -> what it means, in the order reports list them from the bottom of a picture to its top."""
 
@@ -162,7 +162,7 @@ def block_categories(trace: Trace, blocks: pl.DataFrame, first_step_ns: int | No
 
 
 class _Phases:
-    """Of each block: which operator made it, and whether that belongs to the backward pass."""
+    """Which operator made each block, and whether that is part of the backward pass."""
 
     def __init__(self, trace: Trace, operator: Rows, stacks: npt.NDArray[np.str_]) -> None:
         operators = trace.operators
@@ -232,7 +232,7 @@ def _first_ns(trace: Trace, first_step_ns: int | None) -> int:
 
 
 def _inside(trace: Trace, pattern: str, lane: npt.NDArray[np.int32], times: Rows) -> Rows:
-    """The end of the annotation of such a name around each time on its lane, -1 for none; shape (n,)."""
+    """The end of the annotation of that name open at each time on its lane, -1 for none; shape (n,)."""
     marks = trace.annotations.filter((pl.col("kind") == "host") & pl.col("name").str.contains(pattern))
     result = np.full(len(times), -1, np.int64)
     for number in marks["lane"].unique().to_list():
@@ -247,7 +247,7 @@ def _inside(trace: Trace, pattern: str, lane: npt.NDArray[np.int32], times: Rows
 
 
 def _of_stacks(trace: Trace, blocks: pl.DataFrame) -> npt.NDArray[np.str_]:
-    """The category that the call stack of each block's allocation gives away, "" for none."""
+    """The category that each block's allocation stack implies, "" for none."""
     stacks = trace.memory["call_stack"]
     if stacks.null_count() == len(stacks):
         return np.full(blocks.height, "", np.str_)
@@ -294,7 +294,6 @@ def block_places(trace: Trace, blocks: pl.DataFrame, operator: Rows, activity: H
     Args:
         blocks: as `stepscope.analysis.blocks.blocks` gives them.
         operator: row in operators of each, -1 for none.
-        activity: as `host_activity` gives it, if it was computed already.
     """
     places = attribute(trace, activity).operators()
     found = gathered(places.select(list(PLACE_SCHEMA)), operator)

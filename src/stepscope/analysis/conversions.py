@@ -79,7 +79,7 @@ def there_and_back(found: list[Cast]) -> list[Cast]:
 
 
 def wide_operators(trace: Trace, rows: Rows, conversions: list[Cast]) -> Rows:
-    """Rows of the operators, among these, whose numbers are float64 for the most part; conversions are none."""
+    """Rows of the operators, among these, that work mostly on float64; conversions do not count."""
     operators = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
     converting = {cast.row for cast in conversions}
     candidates = operators.filter(

@@ -137,7 +137,7 @@ class EngineUse:
 
 
 def engine_uses(trace: Trace) -> tuple[EngineUse, ...]:
-    """Of every device whose queues are engines, in order of its name."""
+    """The use of every device whose queues are engines, by device name."""
     queues = trace.device_work.select("device", "queue").unique()
     devices = queues.filter(pl.col("queue").is_in(_COMPUTING))["device"].unique().sort().to_list()
     return tuple(_engine_use(trace, device) for device in devices)
@@ -187,7 +187,7 @@ class DeviceUse:
     other_ns: int  # the rest of the busy time: sets of memory and what has no kind
     idle_ns: int  # window_ns - busy_ns
     matrix_work_ns: int  # sum of the matrix kernels' durations whose number type is known
-    low_precision_ns: int  # of it, in 16 or 8 bits
+    low_precision_ns: int  # the part of matrix_work_ns in 16 or 8 bits
 
     @property
     def device_ratio(self) -> float:
@@ -225,7 +225,7 @@ class HostUse:
 
 
 def host_use(pieces: pl.DataFrame) -> HostUse | None:
-    """Of the pieces that `host_time` gives; None where there are none."""
+    """Sum up the pieces of `host_time`; None if there are none."""
     if pieces.is_empty():
         return None
     by_cause = dict(pieces.group_by("cause").agg(pl.col("duration_ns").sum()).iter_rows())
@@ -241,7 +241,7 @@ def host_use(pieces: pl.DataFrame) -> HostUse | None:
 
 
 def device_uses(trace: Trace, *, activity: HostActivity | None = None) -> tuple[DeviceUse, ...]:
-    """Of every device in the trace, in order of its name."""
+    """How every device of the trace was used, by device name."""
     names = trace.working_devices
     if not names:
         return ()
@@ -296,6 +296,6 @@ def _with_engine(trace: Trace) -> pl.DataFrame:
 
 
 def _number_type(input_types: str | None) -> str | None:
-    """Of the first input that holds floating-point numbers."""
+    """The number type of the first floating-point input."""
     call = call_of("[]", input_types, None)
     return None if call is None else next((NUMBER_TYPES[one] for one in call.types if one in NUMBER_TYPES), None)

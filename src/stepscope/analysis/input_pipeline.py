@@ -51,7 +51,6 @@ def input_table(trace: Trace, *, activity: HostActivity | None = None, window: W
     """The functions of the input pipeline.
 
     Args:
-        activity: the trace's host activity, if it was computed already.
         window: only functions that begin in this stretch; applies to frames, not to what the recorder measured.
 
     Returns:
@@ -143,7 +142,7 @@ def _stages_of_frames(names: list[str], parent: Rows) -> Rows:
     """The stage of each frame as an index into _STAGES; shape (n,)."""
     result = np.zeros(len(names), np.int64)
     item, transform, collate, pin, start = (_STAGES.index(name) for name in _STAGES[1:])
-    is_entry = np.zeros(len(names), np.bool_)  # leads to the items, and is none itself
+    is_entry = np.zeros(len(names), np.bool_)  # leads to the items, is not an item itself
     for row in np.concatenate(by_level(depths(parent))).tolist() if names else []:
         above = int(parent[row])
         around = int(result[above]) if above >= 0 else 0

@@ -11,9 +11,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.operators import calls_in_steps, share_of_sum
+from stepscope.analysis.operators import calls_in_steps, check_groupings, share_of_sum
 from stepscope.analysis.steps import step_table
-from stepscope.errors import UsageError
 from stepscope.trace import Trace
 
 GROUPINGS: Final = ("name", "kind", "device", "queue", "grid", "block")
@@ -79,7 +78,6 @@ def kernel_table(
 
     Args:
         group_by: any of "name", "kind", "device", "queue", "grid" and "block".
-        steps: as `step_table` gives them, if they were computed already.
 
     Returns:
         The grouping columns, then calls, calls_per_step (null without steps), total_ns, share (of all device work,
@@ -90,9 +88,7 @@ def kernel_table(
     Raises:
         UsageError: an unknown grouping.
     """
-    unknown = [name for name in group_by if name not in GROUPINGS]
-    if unknown or not group_by:
-        raise UsageError(f"kernels can be grouped by {', '.join(GROUPINGS)}, not by {', '.join(unknown) or 'nothing'}")
+    check_groupings("kernels", group_by, GROUPINGS)
     work = _with_launch(trace)
     steps = (step_table(trace) if steps is None else steps).filter(pl.col("complete"))
     table = (

@@ -108,12 +108,7 @@ class DeviceMemory:
 def device_memories(
     trace: Trace, *, steps: pl.DataFrame | None = None, activity: HostActivity | None = None
 ) -> tuple[DeviceMemory, ...]:
-    """The memory of each device that has memory events: accelerators before the CPU, those that held more first.
-
-    Args:
-        steps: as `step_table` gives them, if they were computed already.
-        activity: as `host_activity` gives it, likewise.
-    """
+    """The memory of each device that has memory events: accelerators before the CPU, those that held more first."""
     devices = memory_devices(trace)
     if not devices:
         return ()
@@ -144,7 +139,7 @@ def device_memories(
 
 
 def alive_at(memory: DeviceMemory, row: int) -> pl.DataFrame:
-    """The blocks that were alive after an event, the largest first; what no event tells of is one row more.
+    """The blocks that were alive after an event, the largest first; memory without an event is one more row.
 
     Args:
         row: of `memory.levels`.
@@ -165,7 +160,7 @@ def alive_at(memory: DeviceMemory, row: int) -> pl.DataFrame:
 
 
 def _before(memory: DeviceMemory, bytes: int, rows: pl.DataFrame) -> pl.DataFrame:
-    """What was there before the recording, told apart by the model's sizes where the recording has them."""
+    """What was there before the recording, divided by the model's sizes where they are known."""
     model = memory.program.model
     parts: dict[str, int] = {}
     if model is not None and memory.device != "cpu":
@@ -343,7 +338,7 @@ def _accumulated(left: pl.DataFrame, steps: int) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class MemorySummary:
-    """What is told of a device's memory."""
+    """The figures of one device's memory."""
 
     memory: DeviceMemory  # the device's memory itself
     name: str | None  # the device's name where it is known

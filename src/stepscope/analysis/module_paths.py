@@ -45,7 +45,7 @@ class Scope(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def parsed_scope(scope: str) -> Scope:
-    """The modules and the direction that a scope tells of."""
+    """The modules and the direction in a scope's name."""
     parts = _parts(scope[:LONGEST_MODULE])
     modules: list[str] = []
     backward = forward = False
@@ -124,7 +124,7 @@ def _number_of_path(parts: Iterable[str], paths: Numbering[str], parents: dict[i
 def _add_module_frames(
     trace: Trace, activity: HostActivity, own: Rows, paths: Numbering[str], parents: dict[int, int]
 ) -> None:
-    """The paths of the calls of modules that Python frames tell of; outer calls come before those inside them.
+    """Number the paths of module calls among the Python frames, outer calls before inner ones.
 
     What is deeper or longer than any network's belongs to the module around it: frames come from a file, and a path of
     each of ten thousand calls inside each other would fill the memory.
@@ -244,7 +244,7 @@ def phases_of_scopes(scopes: pl.Series) -> Rows:
 
 
 def _phases_by_name(trace: Trace, activity: HostActivity) -> Rows:
-    """The phase that each slice's own name gives away, -1 for none."""
+    """The phase that each slice's own name implies, -1 for none."""
     result = activity.spread("operators", phases_of_scopes(trace.operators["scope"]))
     for table in ("annotations", "frames", "operators"):
         phases = by_value(trace.table(table)["name"], partial(_phase_of_name, table=table))

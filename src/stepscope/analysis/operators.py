@@ -92,8 +92,6 @@ def operator_table(
     Args:
         group_by: any of "name", "input_shapes" and "stack" (the user's line as "file(line): function" where the
             recording kept lines, else the user's innermost frame, else the call stack).
-        costs: as `operator_costs` gives them, if they were computed already.
-        steps: as `step_table` gives them, likewise.
         user_code: which files are the user's.
 
     Returns:
@@ -104,11 +102,7 @@ def operator_table(
     Raises:
         UsageError: an unknown grouping.
     """
-    unknown = [name for name in group_by if name not in GROUPINGS]
-    if unknown or not group_by:
-        raise UsageError(
-            f"operators can be grouped by {', '.join(GROUPINGS)}, not by {', '.join(unknown) or 'nothing'}"
-        )
+    check_groupings("operators", group_by, GROUPINGS)
     rows = pl.concat([trace.operators, operator_costs(trace) if costs is None else costs], how="horizontal")
     if "stack" in group_by:
         rows = rows.with_columns(stack=_user_frames(trace, user_code))
@@ -133,6 +127,13 @@ def operator_table(
     return table.select(columns).sort(
         [order, "host_self_ns", *group_by], descending=[True, True, *[False] * len(group_by)]
     )
+
+
+def check_groupings(things: str, group_by: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse groupings that there are not."""
+    unknown = [name for name in group_by if name not in known]
+    if unknown or not group_by:
+        raise UsageError(f"{things} can be grouped by {', '.join(known)}, not by {', '.join(unknown) or 'nothing'}")
 
 
 def calls_in_steps(steps: pl.DataFrame, time: pl.Expr) -> pl.Expr:

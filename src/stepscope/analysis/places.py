@@ -78,9 +78,7 @@ def place_costs(
     """The costs of the complete steps, or of everything where there are none.
 
     Args:
-        attribution: as `attribute` gives it, if it was computed already.
         window: another stretch than the steps'.
-        idle: as `idle_time` gives it, likewise.
     """
     attribution = attribute(trace) if attribution is None else attribution
     steps = 0
@@ -196,9 +194,6 @@ LINE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 def line_table(trace: Trace, *, costs: PlaceCosts | None = None) -> pl.DataFrame:
     """The lines of the user's code that anything was attributed to, the costliest first.
 
-    Args:
-        costs: as `place_costs` gives them, if they were computed already.
-
     Returns:
         Columns as in LINE_SCHEMA, sums over the steps. The times of all rows add up to all device time, or, where the
         trace has no device, to the operators' own time. `calls` are the operators that the line called itself.
@@ -247,7 +242,6 @@ def module_table(trace: Trace, *, costs: PlaceCosts | None = None, depth: int | 
     A module that costs nothing itself and holds only one other is drawn as one with it.
 
     Args:
-        costs: as `place_costs` gives them, if they were computed already.
         depth: levels to keep, all by default; what is deeper counts in the row around it.
 
     Returns:

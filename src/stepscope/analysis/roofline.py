@@ -65,7 +65,7 @@ _FEWER_OPERATIONS: Final = r"(?i)winograd|_fft|fft_|fft2d"
 
 
 def device_peaks(trace: Trace, device: str) -> DevicePeaks | None:
-    """What this device of the trace can do at best; None where neither the table nor the trace tells it.
+    """What this device of the trace can do at best; None if neither the table of devices nor the trace has it.
 
     A program that sees a part of a machine's devices may number them otherwise than the profiler; where all are alike
     that does not matter.
@@ -76,11 +76,11 @@ def device_peaks(trace: Trace, device: str) -> DevicePeaks | None:
         mine = described[0]
     if mine is None:
         return None
-    return find_device(mine) or _told_peaks(mine)
+    return find_device(mine) or _recorded_peaks(mine)
 
 
-def _told_peaks(device: Device) -> DevicePeaks | None:
-    """The peaks that the trace itself tells of a device; XLA tells them of TPUs, in bf16."""
+def _recorded_peaks(device: Device) -> DevicePeaks | None:
+    """A device's peaks as the trace records them; XLA does so for TPUs, in bf16."""
     if device.peak_flops_s is None or device.bandwidth_bytes_s is None:
         return None
     return DevicePeaks(
@@ -239,7 +239,7 @@ TENSOR_CORE_CALLS: Final[dict[str, type[pl.DataType]]] = {
     "device": pl.String,
     "start_ns": pl.Int64,  # of the first work
     "device_ns": pl.Int64,  # all computation that it launched itself
-    "matrix_ns": pl.Int64,  # of it, kernels whose names say matrix product, convolution or attention
+    "matrix_ns": pl.Int64,  # the part in kernels whose names say matrix product, convolution or attention
     "tensor_core_ns": pl.Int64,  # of these, kernels whose names say tensor cores
     "precision": pl.String,  # number type of the longest matrix kernel, as its name tells it
     "kernel": pl.String,  # name of the longest matrix kernel, or else of the longest
@@ -315,7 +315,7 @@ def tensor_core_table(trace: Trace) -> pl.DataFrame:
 
 
 def _of_longest(column: str) -> pl.Expr:
-    """Of a call's works the value of the longest, among those that are matrix kernels if any is."""
+    """The value of a call's longest work, or of its longest matrix kernel if it has one."""
     order = pl.col(column).sort_by("is_matrix", "duration_ns", "work", descending=[True, True, False])
     return order.first() if column == "name" else order.filter(pl.col("is_matrix").sort(descending=True)).first()
 

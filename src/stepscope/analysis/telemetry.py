@@ -73,9 +73,7 @@ def summary_table(telemetry: Telemetry) -> pl.DataFrame:
     )
     table = summed.join(reasons, on=key, how="full", coalesce=True, nulls_equal=True, maintain_order="left_right")
     counts = ("samples", "not_finite", "nulls")
-    return table.with_columns(pl.col(counts).fill_null(0)).select(
-        pl.col(name).cast(dtype) for name, dtype in SUMMARY_SCHEMA.items()
-    )
+    return conformed(table.with_columns(pl.col(counts).fill_null(0)), SUMMARY_SCHEMA)
 
 
 def timed_table(telemetry: Telemetry, origin_unix_ns: int, steps: pl.DataFrame) -> pl.DataFrame:

@@ -88,7 +88,7 @@ class Work(NamedTuple):
     kind: str
     flops: int | None  # floating-point operations; None where shapes do not tell
     bytes: int | None  # least memory traffic; None where shapes or types do not tell
-    number_type: str | None  # of the arithmetic, such as "bf16"; None where it is none of `NUMBER_TYPES`
+    number_type: str | None  # of the arithmetic, such as "bf16"; None for others than NUMBER_TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +100,17 @@ class Call:
     values: tuple[str, ...]
 
     def shape(self, index: int) -> Shape | None:
-        """Of the input at this place, None where there is no tensor."""
+        """The shape of the input at this place, None if it is no tensor."""
         if index >= len(self.shapes) or self.type(index) not in ELEMENT_BYTES:
             return None
         return self.shapes[index]
 
     def type(self, index: int) -> str:
-        """Of the input at this place, "" where none is known."""
+        """The type of the input at this place, "" if unknown."""
         return self.types[index] if index < len(self.types) else ""
 
     def bytes(self, index: int) -> int:
-        """Of the tensor at this place, 0 where there is none. A number that was made a tensor takes none either."""
+        """Size of the tensor at this place; 0 without one, and for a number that was made a tensor."""
         shape = self.shape(index)
         return prod(shape) * ELEMENT_BYTES[self.type(index)] if shape else 0
 

@@ -62,8 +62,7 @@ class LoadMeter:
 
 Stop: TypeAlias = Literal["precision", "rounds", "budget", "interrupted", "failed"]
 
-FEWEST_ROUNDS: Final = 2
-"""So that each command comes first once."""
+FEWEST_ROUNDS: Final = 2  # so that each command comes first once
 FEWEST_STEPS: Final = 2
 CONFIDENCE: Final = 0.95
 LOG: Final = "output.log"

@@ -28,13 +28,10 @@ from stepscope.record.run_process import RUN
 
 TAIL_LINES: Final = 12
 _TAIL_BYTES: Final = 64 * 1024
-_POLL_S: Final = 1.0
-"""How often to look whether the steps are taken; seldom, so that looking does not disturb them."""
+_POLL_S: Final = 1.0  # how often to look whether the steps are taken; seldom, so that looking does not disturb them
 _ENDED_POLL_S: Final = 0.02
-_LEAVING_S: Final = 1.0
-"""How long what a program started may outlive it before it is ended."""
-GRACE_S: Final = 30.0
-"""How long a program whose steps are all taken may need to end."""
+_LEAVING_S: Final = 1.0  # how long what a program started may outlive it before it is ended
+GRACE_S: Final = 30.0  # how long a program whose steps are all taken may need to end
 _ENDING: Final = (("SIGINT", 5.0), ("SIGTERM", 10.0), ("SIGKILL", 10.0))
 """Signals that end a program, and the seconds each is given; a launcher passes the first two on to its workers."""
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)

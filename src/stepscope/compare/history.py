@@ -28,12 +28,10 @@ SOURCES: Final[tuple[Source, ...]] = ("unprofiled", "profiled")
 
 PENALTY: Final = 4.0
 CONFIDENCE: Final = 0.99
-FEWEST_RUNS: Final = 4
-"""Runs needed to see a change: two before and two after."""
+FEWEST_RUNS: Final = 4  # runs needed to see a change: two before and two after
 _FEWEST_A_SIDE: Final = 2
 _SMALLEST_NOISE: Final = 1e-4
-_PROPOSED: Final = 50
-"""The most places that are examined."""
+_PROPOSED: Final = 50  # the most places that are examined
 _RESAMPLES: Final = 999
 _NORMAL_MEDIAN: Final = 0.6745
 
@@ -57,20 +55,15 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRun:
-    """A run of a series.
-
-    Attributes:
-        low_ns, high_ns: the mean's interval; None with fewer than two steps.
-        steps, dropped: how many steps were counted, and how many of the warm-up were not.
-    """
+    """A run of a series."""
 
     name: str
     started_unix_s: float
     step_ns: float  # its mean step after the warm-up, in nanoseconds
     low_ns: float | None
-    high_ns: float | None
+    high_ns: float | None  # with low_ns: the mean's interval; None with fewer than two steps
     steps: int
-    dropped: int
+    dropped: int  # with steps: how many steps were counted, and how many of the warm-up were not
     settings: Mapping[str, str]
 
 
@@ -185,7 +178,6 @@ def _series(runs: Sequence[TimedRun], source: Source, left_out: Sequence[LeftOut
 
 
 def _placed(run: TimedRun, source: Source) -> tuple[PlacedRun, Sequence[float]]:
-    """The run in its series, and its steady steps."""
     steps = run.steps_ns[source]
     dropped = warm_up(steps).dropped if source == "unprofiled" else 0  # recordings begin when the program is warm
     steady = steps[dropped:]
@@ -267,7 +259,6 @@ def best_places(signal: npt.NDArray[np.float64], penalty: float, parts: int | No
 
 
 def _differences(runs: Sequence[PlacedRun], place: int) -> tuple[tuple[str, str, str], ...]:
-    """Settings that the run before the place and the one after it do not share."""
     before, after = runs[place - 1].settings, runs[place].settings
     values = {name: (before.get(name, ""), after.get(name, "")) for name in dict.fromkeys([*before, *after])}
     return tuple(

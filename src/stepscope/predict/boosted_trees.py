@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from stepscope.errors import StepscopeError
 
-_AT_ONCE: Final = 1 << 15
-"""Rows times trees that are walked down together: what stays in a processor's cache."""
+_AT_ONCE: Final = 1 << 15  # rows times trees that are walked down together: what stays in a processor's cache
 _BROKEN: Final = (
     "a model in stepscope/data is not of this version; install stepscope anew, or fit it by scripts/predictor"
 )
@@ -65,7 +64,6 @@ class BoostedTrees:
         return np.where(np.isnan(features).any(axis=1), np.nan, total)
 
     def _leaves(self, features: npt.NDArray[np.float64], roots: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """The leaf of each tree that each row ends in, shape (trees, rows)."""
         flat = features.ravel()
         offsets = np.arange(len(features), dtype=np.int64) * self.width
         nodes = np.repeat(roots.astype(np.int64)[:, None], len(features), axis=1)
@@ -74,20 +72,9 @@ class BoostedTrees:
             nodes = self.left[nodes] + goes_right
         return nodes
 
-    def to_arrays(self, prefix: str = "") -> dict[str, npt.NDArray[Any]]:
-        """Arrays for an npz file, their names beginning with the prefix."""
-        return {
-            f"{prefix}head": np.array([self.baseline, self.depth, self.width], np.float64),
-            f"{prefix}roots": self.roots,
-            f"{prefix}features": self.features,
-            f"{prefix}thresholds": self.thresholds,
-            f"{prefix}left": self.left,
-            f"{prefix}values": self.values,
-        }
-
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> BoostedTrees:
-        """The reverse of `to_arrays`, also from a file opened by `numpy.load`.
+        """The trees kept under names that begin with the prefix, in a dictionary or a file opened by `numpy.load`.
 
         Raises:
             StepscopeError: a tree looks at a feature that rows do not have.

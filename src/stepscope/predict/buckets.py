@@ -26,27 +26,20 @@ from stepscope.whatif.graph import Graph, Stretches
 FIRST_BUCKET_BYTES: Final = 1 << 20
 BUCKET_BYTES: Final = 25 << 20
 ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
-_FUSED: Final = r"^aten::_fused_(?:adam|adamw|sgd|adagrad)_$"
-"""Optimizers that take all parameters in one call."""
-_USUAL_BYTES: Final = 4
-"""Of a parameter in such a list, whose type the profiler does not note."""
+_FUSED: Final = r"^aten::_fused_(?:adam|adamw|sgd|adagrad)_$"  # optimizers that take all parameters in one call
+_USUAL_BYTES: Final = 4  # of a parameter in such a list, whose type the profiler does not note
 _MOST_PIECES: Final = 1 << 20
-_MOST_BYTES: Final = 1 << 40
-"""Of one gradient: more is nonsense, and sums of it would not fit into 64 bits."""
+_MOST_BYTES: Final = 1 << 40  # of one gradient: more is nonsense, and sums of it would not fit into 64 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Gradients of complete steps in the order in which they are there; arrays of shape (n,).
-
-    Attributes:
-        begin, time: when the host begins to add them up, and when they are there, nanoseconds.
-    """
+    """Gradients of complete steps in the order in which they are there; arrays of shape (n,)."""
 
     step: Rows  # place of the step among the complete ones; 0 where the trace has none
     lane: npt.NDArray[np.int32]  # the thread that has them
     begin: Times
-    time: Times
+    time: Times  # with begin: when the host begins to add them up, and when they are there, nanoseconds
     bytes: Rows  # their size
     number_type: npt.NDArray[np.str_]  # as the profiler names it, such as "float"
     accumulated: int = 1  # how many backward passes a step has; the gradients are those of the last one
@@ -55,14 +48,10 @@ class Gradients:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """What is sent at once; arrays of shape (n,), sorted by step and time.
-
-    Attributes:
-        step, lane: as of gradients.
-    """
+    """What is sent at once; arrays of shape (n,), sorted by step and time."""
 
     step: Rows
-    lane: npt.NDArray[np.int32]
+    lane: npt.NDArray[np.int32]  # with step: as of gradients
     ready: Times  # when the last of its gradients is there on the host, nanoseconds
     bytes: Rows  # of all of them
     gradients: Rows  # how many
@@ -140,7 +129,6 @@ def _sum_of_gradients(experiment: Experiment) -> int:
 
 
 def _gradient_bytes(experiment: Experiment) -> int | None:
-    """Bytes of all gradients, by the program's facts; None without them."""
     program = experiment.trace.metadata.program
     return program.model.gradient_bytes if program is not None and program.model is not None else None
 

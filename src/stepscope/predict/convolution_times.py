@@ -20,10 +20,8 @@ from stepscope.predict.matrix_times import matrix_times, rates_of, unit_of
 from stepscope.predict.operations import BYTES, Numbers, Operations, OperationTimes, by_type, roofline_times
 
 CONVOLUTION_KINDS: Final = ("convolution",)
-NOT_LEARNED: Final = 1.5
-"""How much wider the band is either way for gradients, generations and shapes without timings."""
-MOST_ROWS: Final = 8192.0
-"""Of the matrix products in the timings; longer ones take proportionally longer."""
+NOT_LEARNED: Final = 1.5  # how much wider the band is either way for gradients, generations and shapes without timings
+MOST_ROWS: Final = 8192.0  # of the matrix products in the timings; longer ones take proportionally longer
 SHORT_TYPES: Final = ("fp16", "bf16", "fp8", "int8")
 SHORT_FACTOR: Final = 2.0
 SHORT_WIDER: Final = 5.0
@@ -38,26 +36,17 @@ MOST_UTILIZATION: Final = 2.25
 """What Winograd's algorithm for tiles of 2 x 2 saves of a convolution with 3 x 3 weights (Lavin and Gray, 2015)."""
 _USES: Final = (8.0, 10.0)
 """Between these many rows of the product each number of the input is used where weights are 3 x 3."""
-_TILE: Final = (128, 64)
-"""Output points and channels of a usual block."""
+_TILE: Final = (128, 64)  # output points and channels of a usual block
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionModel:
-    """What was learned.
-
-    Attributes:
-        lowest, highest: of each feature in the timings, shape (features,).
-    """
+    """What was learned."""
 
     trees: BoostedTrees  # logarithm of the time over the roofline's, from `features`
     lowest: Numbers
-    highest: Numbers
+    highest: Numbers  # with lowest: of each feature in the timings, shape (features,)
     band: Numbers  # factors that hold nine of ten timings of GPUs not learned from, shape (2,)
-
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        rest = {"range": np.stack([self.lowest, self.highest]), "band": self.band}
-        return {**self.trees.to_arrays("trees_"), **rest}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ConvolutionModel:

@@ -21,10 +21,8 @@ from stepscope.trace import Trace
 from stepscope.trace.program_facts import DataParallelFacts
 from stepscope.whatif import Experiment
 
-WORTH: Final = 0.01
-"""Share of the step that another bucket size must hide more than torch's own to be recommended."""
-MOST_OFF: Final = 0.5
-"""Median deviation of the messages from latency and bandwidth above which these mean nothing."""
+WORTH: Final = 0.01  # share of the step that another bucket size must hide more than torch's own to be recommended
+MOST_OFF: Final = 0.5  # median deviation of the messages from latency and bandwidth above which these mean nothing
 SEVERAL: Final = 2
 """Ratio of the largest to the smallest message that separates the price of a message from that of its bytes."""
 COPY: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
@@ -35,8 +33,7 @@ HOW_TO_RECORD: Final = (
 )
 
 
-SIZES_MB: Final = (1, 2, 4, 8, 15, 25, 50, 75, 100, 150, 200, 300, 500)
-"""Sizes that are tried, MiB."""
+SIZES_MB: Final = (1, 2, 4, 8, 15, 25, 50, 75, 100, 150, 200, 300, 500)  # sizes that are tried, MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +161,6 @@ def data_parallel_settings(view: View, others: Sequence[Experiment] = ()) -> Set
 
 
 def _check_trace(view: View) -> None:
-    """Check that a trace without facts of the program is of data-parallel training in PyTorch."""
     if collectives(view.trace).is_empty():
         raise UsageError(
             f"the trace has no communication between ranks, from which settings would follow: {HOW_TO_RECORD}"
@@ -177,7 +173,6 @@ def _check_trace(view: View) -> None:
 
 
 def _check_other(trace: Trace, other: Trace) -> None:
-    """Check that both can be ranks of one run."""
     ours, theirs = trace.metadata, other.metadata
     same = ours.rank is not None and ours.rank == theirs.rank
     if same or ours.world_size != theirs.world_size or collectives(other).is_empty():
@@ -230,7 +225,6 @@ def _why_no_bucket(exchange: RecordedExchange | None, gradients: Gradients | Non
 
 
 def _recorded_bytes(exchange: RecordedExchange) -> tuple[int, int]:
-    """The smallest and the largest all-reduce of known size."""
     known = exchange.table.filter(pl.col("kind") == "all_reduce")["bytes"].drop_nulls().to_numpy()
     return int(known.min(initial=np.iinfo(np.int64).max)), int(known.max(initial=0))
 
@@ -258,7 +252,6 @@ def _ms(size: BucketSize, *, whole: bool = False) -> str:
 
 
 def _views(view: View, facts: DataParallelFacts | None) -> Reason:
-    """Views where copies out of buckets were seen."""
     name = "gradient_as_bucket_view"
     if facts is not None and facts.gradient_as_bucket_view:
         return Reason(name, True, "the recorded program has it on already")
@@ -278,7 +271,9 @@ def _views(view: View, facts: DataParallelFacts | None) -> Reason:
 
 def _unused(view: View, facts: DataParallelFacts | None, gradients: Gradients | None) -> tuple[Reason, Reason]:
     """Whether the graph is the same in all steps, and whether unused parameters have to be looked for."""
-    looks = facts.find_unused_parameters if facts is not None else _searches(view)
+    names = view.operators["name"]
+    marks = bool((names == SEARCH).any()) if names.is_in([SEARCH, COPY]).any() else None
+    looks = facts.find_unused_parameters if facts is not None else marks
     without = facts.unused_parameters if facts is not None else None
     if facts is not None and facts.static_graph:
         why = "the recorded program says that its graph stays the same"
@@ -303,7 +298,6 @@ _search: Final = partial(Reason, "find_unused_parameters")
 
 
 def _some_unused(without: int, gradients: Gradients | None) -> tuple[Reason, Reason]:
-    """Where some parameters are unused: whether they are the same in every step."""
     some = f"{without:,} parameters got no gradient" if without > 1 else "1 parameter got no gradient"
     if gradients is None or gradients.at_once:
         why = f"{some}, and nothing tells whether it is the same in every step: record shapes"
@@ -320,11 +314,3 @@ def _some_unused(without: int, gradients: Gradients | None) -> tuple[Reason, Rea
         "the first step. Only where no step differs"
     )
     return _static(True, why), _search(False, "static_graph makes looking for them unnecessary")
-
-
-def _searches(view: View) -> bool | None:
-    """Whether unused parameters are looked for, by the reducer's own marks; None where it left none."""
-    names = view.operators["name"]
-    if (names == SEARCH).any():
-        return True
-    return False if (names == COPY).any() else None

@@ -206,12 +206,10 @@ _FORMULAS: Final[Mapping[str, Formula]] = {
 }
 
 
-_TENSOR_LIST_BYTES: Final = 4
-"""Profilers do not record the types of tensors in lists; what optimizers keep has 32 bits."""
+_TENSOR_LIST_BYTES: Final = 4  # profilers do not record the types of tensors in lists; what optimizers keep has 32 bits
 _OPTIMIZER: Final = re.compile(r"^_(?:foreach|fused_(?:adam|adamw|sgd|adagrad))_?")
 _COMPILED: Final = re.compile(r"^triton_(poi|red|per)_")
-_MOST_DIMENSIONS: Final = 64
-"""As many as a tensor of PyTorch can have."""
+_MOST_DIMENSIONS: Final = 64  # as many as a tensor of PyTorch can have
 _LONGEST: Final = 4_000_000
 """Characters of the shapes of one call; a list of a thousand parameters has some ten thousand."""
 
@@ -226,7 +224,8 @@ def further_work(name: str, shapes: str | None, call: Call) -> Work | None:
     if _OPTIMIZER.match(short):
         found = _optimizer(short, _lists(shapes), in_place=name.endswith("_"))
     elif short == "cat":
-        found = _joined(_lists(shapes))
+        first = next(iter(_lists(shapes)), 0)
+        found = Work("copy", 0, 2 * first * _TENSOR_LIST_BYTES, None) if first else None
     elif _COMPILED.match(short):
         found = _compiled(short, call)
     else:
@@ -272,10 +271,6 @@ def _optimizer(short: str, lists: list[int], *, in_place: bool) -> Work | None:
         copies = short == "_foreach_copy" and in_place
         written, read = lists[0], sum(lists) - (lists[0] if copies else 0)
     return Work("optimizer", 0, (read + written) * _TENSOR_LIST_BYTES, "fp32")
-
-
-def _joined(lists: list[int]) -> Work | None:
-    return Work("copy", 0, 2 * lists[0] * _TENSOR_LIST_BYTES, None) if lists and lists[0] else None
 
 
 def _compiled(short: str, call: Call) -> Work | None:

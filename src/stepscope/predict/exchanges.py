@@ -28,11 +28,9 @@ from stepscope.whatif.graph import Edges, Graph, Works, concatenated, nothing
 
 Numbers = npt.NDArray[np.float64]
 BESIDE: Final = 0.9
-ALONE: Final = 0.01
-"""Shares of a kernel's time from which on it ran beside messages, and up to which it ran alone."""
+ALONE: Final = 0.01  # shares of a kernel's time from which on it ran beside messages, and up to which it ran alone
 LEAST_CALLS: Final = 2
-LEAST_KINDS: Final = 10
-"""Calls of a kernel either way, and kernels, that a comparison needs."""
+LEAST_KINDS: Final = 10  # calls of a kernel either way, and kernels, that a comparison needs
 
 
 def slowdown_beside_messages(experiment: Experiment) -> float | None:
@@ -46,7 +44,8 @@ def slowdown_beside_messages(experiment: Experiment) -> float | None:
         return None
     table = experiment.trace.device_work.filter(pl.col("device") == experiment.device)
     works = table.filter((pl.col("kind") == "compute") & pl.col("grid").is_not_null() & (pl.col("duration_ns") > 0))
-    messages = _spans(table.filter(kind="communication"))
+    sent = table.filter(kind="communication")
+    messages = union(sent["start_ns"].to_numpy(), (sent["start_ns"] + sent["duration_ns"]).to_numpy())
     if works.is_empty() or not len(messages.starts):
         return None
     share = share_beside(works["start_ns"].to_numpy(), works["duration_ns"].to_numpy(), messages)
@@ -68,10 +67,6 @@ def share_beside(starts: Rows, lengths: Rows, messages: IntervalSet) -> Numbers:
     """The share of each interval in which there are messages, 0 to 1; shape (n,)."""
     shares: Numbers = messages.overlap_of(starts, starts + lengths) / np.maximum(lengths, 1)
     return shares
-
-
-def _spans(table: pl.DataFrame) -> IntervalSet:
-    return union(table["start_ns"].to_numpy(), (table["start_ns"] + table["duration_ns"]).to_numpy())
 
 
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
@@ -251,7 +246,6 @@ def recorded_exchange(experiment: Experiment, others: Sequence[Experiment] = ())
 
 
 def _without_waiting(experiment: Experiment, others: Sequence[Experiment], found: pl.DataFrame) -> pl.DataFrame:
-    """The collectives with the transfers that the ranks' traces together show."""
     if not others:
         return found
     rows, transfer = Ranks.of([experiment, *others]).meetings
@@ -409,7 +403,6 @@ def with_transfers(times: WorkTimes, exchange: RecordedExchange, source: DeviceP
 
 
 def _transfers(exchange: RecordedExchange, source: DevicePeaks, target: DevicePeaks) -> tuple[Numbers, Numbers]:
-    """How long each collective's data take over the source's link and over the target's."""
     links = link_of(source), link_of(target)
     slower = (source.peer_link_bytes_s or 1.0) / (target.peer_link_bytes_s or 1.0)
     factors = [

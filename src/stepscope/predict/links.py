@@ -21,6 +21,7 @@ from importlib.resources import files
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analysis.communication import bus_bytes
 from stepscope.errors import UsageError
@@ -57,6 +58,7 @@ class Link:
     """What joins each device to the others.
 
     Attributes:
+        bandwidth_bytes_s: that collectives reach, one direction, bytes per second.
         peers: where each pair of devices has a link of its own, how many a device has; a ring of fewer devices uses as
             many of them as there are other devices. None where all bandwidth goes to any device.
     """
@@ -72,11 +74,11 @@ class Link:
 
     @property
     def has_latency(self) -> bool:
-        """Whether a latency is known: of a bandwidth that a user typed it is not."""
+        """Whether a latency is known; a bandwidth typed by a user has none."""
         return any(each.base_ns or each.hop_ns for each in self.protocols)
 
     def transfer_ns(self, kind: str, message_bytes: float, devices: int) -> float:
-        """Nanoseconds of a collective among so many devices, from when the last has come to it; 0 for a single device.
+        """Nanoseconds of a collective among so many devices, from the last arrival on; 0 for a single device.
 
         Args:
             kind: one of `stepscope.analysis.communication.KINDS`.
@@ -130,17 +132,16 @@ _TYPED: Final = re.compile(
     r"(\d{1,15}(?:\.\d{1,9})?)([kMGT]?)(B|b|bit)(?:/s|ps)(?:\+(\d{1,9}(?:\.\d{1,9})?)(ns|us|ms))?"
 )
 _FACTORS: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "ns": 1.0, "us": 1e3, "ms": 1e6}
-FASTEST: Final = 1e15
-"""More than any link carries: of one that is this fast the rate could not be told."""
+FASTEST: Final = 1e15  # more than any link carries: of one that is this fast the rate could not be told
 
 
 def named_link(text: str) -> Link:
-    """The link of this name, case and punctuation aside, or of this bandwidth: "nvlink4", "12GB/s", "100Gb/s+20us".
+    """The link of this name, ignoring case and punctuation, or of this bandwidth: "nvlink4", "12GB/s", "100Gb/s+20us".
 
-    B are bytes, b and bit are bits, and what is behind + is the latency of each hop.
+    B are bytes, b and bit are bits; + adds the latency of each hop.
 
     Raises:
-        UsageError: no link has that name; the message names those that there are.
+        UsageError: no link has that name; the message names those that exist.
     """
     wanted = re.sub(r"[^a-z0-9]", "", text.lower())
     for link in link_table():
@@ -161,18 +162,15 @@ def fitted_link(
 ) -> Link:
     """The link over which these collectives of so many devices took so long: latency and rate by least squares.
 
-    Neither is negative. Errors count relative to the time, so that small messages weigh as much as large ones. Where
-    all messages are of one size, the whole time is the rate's. The link's `error` is the median deviation, as a share,
-    and that of the table where fewer than three sizes leave nothing to tell it from.
+    Neither is negative. Errors count relative to the time, so that small messages weigh as much as large ones. If all
+    messages are of one size, the whole time is the rate's. The link's `error` is the median deviation, as a share, or
+    that of the table with fewer than three sizes.
 
     Raises:
         UsageError: fewer than two devices, or no collective that took time.
     """
-    known = [
-        (kind, size, time)
-        for kind, size, time in zip(kinds, message_bytes, transfer_ns, strict=True)
-        if size > 0 and time > 0
-    ]
+    rows = zip(kinds, message_bytes, transfer_ns, strict=True)
+    known = [(kind, size, time) for kind, size, time in rows if size > 0 and time > 0]
     if devices < 2 or not known:
         raise UsageError("a link can only be fitted to collectives of known size among two devices or more")
     time = np.array([each[2] for each in known], np.float64)
@@ -191,15 +189,13 @@ def fitted_link(
     )
 
 
-def _least_squares(
-    first: np.ndarray[tuple[int], np.dtype[np.float64]], second: np.ndarray[tuple[int], np.dtype[np.float64]]
-) -> tuple[float, float]:
+def _least_squares(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Coefficients, none below 0, with which the columns add up to 1 as nearly as they can."""
-    if np.ptp(first / second) <= 1e-9 * float(np.max(first / second)):
-        return 0.0, float(second.sum() / (second @ second))
-    solution = np.linalg.lstsq(np.column_stack([first, second]), np.ones(len(first)), rcond=None)[0]
-    if solution[1] <= 0:
+    ratio = first / second
+    alone = float(second.sum() / (second @ second))
+    if np.ptp(ratio) <= 1e-9 * float(ratio.max()):
+        return 0.0, alone
+    hop, byte = np.linalg.lstsq(np.column_stack([first, second]), np.ones(len(first)), rcond=None)[0].tolist()
+    if byte <= 0:
         return float(first.sum() / (first @ first)), 0.0
-    if solution[0] <= 0:
-        return 0.0, float(second.sum() / (second @ second))
-    return float(solution[0]), float(solution[1])
+    return (hop, byte) if hop > 0 else (0.0, alone)

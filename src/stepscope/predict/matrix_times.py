@@ -31,8 +31,7 @@ FLOPS_PER_JOULE: Final = ((8.0, 53e9), (8.5, 132e9), (8.8, 88e9), (100.0, 189e9)
 N7 takes 0.4, 10 nm class (8N) 0.6 of the power of 16 nm, N5 class (4N) 0.7 of N7's, as their makers say."""
 CACHE_BYTES_PER_CLOCK: Final = 8.0
 """Of the last-level cache for each multiprocessor, where that is more than the memory's bandwidth: on the L40S."""
-USUAL_BANDWIDTH_SHARE: Final = 0.85
-"""Share of the peak bandwidth that is sustained, where nobody measured it."""
+USUAL_BANDWIDTH_SHARE: Final = 0.85  # share of the peak bandwidth that is sustained, where nobody measured it
 _TENSOR_TYPES: Final = ("tf32", "fp16", "bf16", "fp8", "int8")
 
 
@@ -54,17 +53,13 @@ def capability_of(device: DevicePeaks) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates of one device and number type.
-
-    Attributes:
-        bandwidth, cache_bandwidth: bytes per second that its memory sustains, and of its last-level cache.
-    """
+    """Rates of one device and number type."""
 
     peak: float  # operations per second at the boost clock
     carried: float  # share of the peak that its power sustains, above 0
     warm_s: float  # after which half of the rest is gone
     bandwidth: float
-    cache_bandwidth: float
+    cache_bandwidth: float  # with bandwidth: bytes per second that its memory sustains, and of its last-level cache
     cache_bytes: float  # of its last-level cache
     is_sustained: bool  # whether a sustained rate was measured
 
@@ -137,8 +132,7 @@ TILES: Final = {
 """Parts of the result that one block of threads computes, as the names of cuBLAS' kernels tell."""
 _COUNTED: Final = ((128, 128), (64, 64))
 _STREAMED: Final = {"vector": (128, 64), "tensor": (128, 128)}
-_BLOCKS: Final = 2
-"""Blocks that a multiprocessor works on at a time."""
+_BLOCKS: Final = 2  # blocks that a multiprocessor works on at a time
 _LAUNCH_S: Final = 2e-6
 
 
@@ -226,10 +220,8 @@ def _alignment(length: Numbers) -> Numbers:
 CHOSEN: Final = ((128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (128, 32), (64, 32), (32, 32))
 """Tiles of the timed kernels, by columns and rows of the result."""
 _SHAPES: Final = ((128, 128), (128, 64), (64, 64), (128, 32), (64, 32), (32, 32))
-_SPLITS: Final = (1, 2, 3, 4, 6, 8, 10)
-"""Into how many parts the inner dimension of a single product may be cut."""
-_SECTOR: Final = 8
-"""Numbers in FP32 that memory gives at a time: lines of whole ones are read with nothing beside them."""
+_SPLITS: Final = (1, 2, 3, 4, 6, 8, 10)  # into how many parts the inner dimension of a single product may be cut
+_SECTOR: Final = 8  # numbers in FP32 that memory gives at a time: lines of whole ones are read with nothing beside them
 CONSTANTS: Final = 2 * len(_SHAPES) + 9
 
 
@@ -250,12 +242,6 @@ class TileLaw:
         for tile, weight in zip(CHOSEN, weights, strict=True):
             total += weight * np.log(best_seconds(self.constants, operations, device, rates, tile))
         return np.asarray(np.exp(total))
-
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        arrays: dict[str, npt.NDArray[Any]] = {"tiles.constants": self.constants}
-        for place, trees in enumerate(self.choices):
-            arrays |= trees.to_arrays(f"tiles.{place}.")
-        return arrays
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> TileLaw:
@@ -341,8 +327,7 @@ START_NS: Final = 1_500.0
 1.7 to 2.5 us."""
 UNITS: Final = ("vector", "tensor")
 """What multiplies: the vector units of FP32, or the tensor cores of the shorter number types."""
-SIZES_NS: Final = (10_000.0, 50_000.0, 1_000_000.0)
-"""Where the band changes."""
+SIZES_NS: Final = (10_000.0, 50_000.0, 1_000_000.0)  # where the band changes
 NOT_LEARNED: Final = 1.5
 """How much wider the band is either way for each thing without timings: the number type, the generation, a dimension's
 length, or batches on tensor cores."""
@@ -366,10 +351,9 @@ UNALIGNED: Final = 2.0
 traces, where other kernels run them; the timings have none."""
 SLOWER_TYPES: Final = {"tf32": 1.4}
 """Factor on the time learned for bf16: what 1,400 products of a public A100 trace took."""
-TILES_SHARE: Final = 0.5
-"""Weight of the law of tiles against the trees, in the logarithm."""
+TILES_SHARE: Final = 0.5  # weight of the law of tiles against the trees, in the logarithm
 _ALIGNED_BYTES: Final = 16
-_RANGES: Final = ("shortest", "longest", "capabilities")
+MODEL_RANGES: Final = ("shortest", "longest", "capabilities")
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,17 +374,10 @@ class MatrixModel:
     bands: Mapping[str, Numbers]
     tiles: TileLaw | None = None
 
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        arrays: dict[str, npt.NDArray[Any]] = {f"bands.{kind}": band for kind, band in self.bands.items()}
-        for unit, trees in self.trees.items():
-            arrays |= trees.to_arrays(f"{unit}.")
-            arrays |= {f"{unit}.{name}": getattr(self, name)[unit] for name in _RANGES}
-        return arrays | (self.tiles.to_arrays() if self.tiles else {})
-
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> MatrixModel:
         trees = {unit: BoostedTrees.from_arrays(arrays, f"{unit}.") for unit in UNITS}
-        shortest, longest, capabilities = ({unit: arrays[f"{unit}.{name}"] for unit in UNITS} for name in _RANGES)
+        shortest, longest, capabilities = ({unit: arrays[f"{unit}.{name}"] for unit in UNITS} for name in MODEL_RANGES)
         bands = {kind: arrays[f"bands.{kind}"] for kind in sorted(set(LIKE.values()))}
         tiles = TileLaw.from_arrays(arrays) if "tiles.constants" in arrays else None
         return cls(trees, shortest, longest, capabilities, bands, tiles)
@@ -430,7 +407,6 @@ def matrix_times(operations: Operations, device: DevicePeaks, model: MatrixModel
 
 
 def _units(operations: Operations, device: DevicePeaks) -> list[tuple[str, str]]:
-    """Each number type of the products that the device has timed units for."""
     kinds = np.unique(operations.number_type).tolist()
     found = [(unit_of(device, kind), kind) for kind in kinds]
     return [(unit, kind) for unit, kind in found if unit is not None]

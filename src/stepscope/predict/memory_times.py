@@ -40,10 +40,8 @@ what is more than twice as large as anything timed."""
 KNOWLEDGE: Final = ("sustained", "generation", "other")
 """What is known of a device's bandwidth: it was measured; one of its generation was; neither."""
 KERNELS: Final = ("flat", "warp softmax", "block softmax", "normalisation")
-_BLOCK_THREADS: Final = 128
-"""Of PyTorch's layer normalisation, four warps a row."""
-_WARP_COLUMNS: Final = 1024
-"""Up to which PyTorch's softmax keeps a row in a warp's registers."""
+_BLOCK_THREADS: Final = 128  # of PyTorch's layer normalisation, four warps a row
+_WARP_COLUMNS: Final = 1024  # up to which PyTorch's softmax keeps a row in a warp's registers
 _THREADS: Final[Mapping[str, int]] = {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}
 """Threads that one multiprocessor holds, by compute capability (CUDA programming guide); 2048 for the others."""
 
@@ -53,7 +51,6 @@ class MemoryModel:
     """Learned constants.
 
     Attributes:
-        older, newer: share of an architecture not among them: up to Turing, and since.
         bands: factors that hold nine of ten timings of GPUs not learned from, shape (knowledge, kernels, sizes, 2).
         largest: the most bytes and the longest row in the timings of each of KERNELS, shape (kernels, 2); infinity for
             the rows of the first, which has none.
@@ -62,19 +59,10 @@ class MemoryModel:
     generations: tuple[str, ...]  # architectures whose sustained bandwidth is known
     shares: Numbers  # of the peak bandwidth, that each of them sustains, shape (generations,)
     older: float
-    newer: float
+    newer: float  # with older: share of an architecture not among them: up to Turing, and since
     rows: Numbers  # constants of each of KERNELS but the first, shape (3, 8); see `row_ns`
     bands: Numbers
     largest: Numbers
-
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        return {
-            "generations": np.array(self.generations, np.str_),
-            "shares": np.append(self.shares, [self.older, self.newer]),
-            "rows": self.rows,
-            "bands": self.bands,
-            "largest": self.largest,
-        }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> MemoryModel:
@@ -106,7 +94,9 @@ def memory_times(operations: Operations, device: DevicePeaks, model: MemoryModel
     timed = device.architecture in model.generations
     like = of_kind & _is_plain(operations) & timed
     wider = np.where(like, 1.0, np.where(of_kind, NOT_LEARNED, WIDEST))
-    wider *= np.where(_is_larger(operations, kernels, model), NOT_LEARNED, 1.0)
+    # More than twice as large, or rows more than twice as long, as in all timings.
+    most_bytes, longest = 2 * model.largest[kernels].T
+    wider *= np.where((operations.bytes > most_bytes) | (operations.columns > longest), NOT_LEARNED, 1.0)
     basis = np.where(of_kind & timed, "learned", "roofline")
     return OperationTimes(ns, ns * low / wider, ns * high * wider, np.where(np.isnan(ns), "unknown", basis))
 
@@ -142,11 +132,7 @@ def kernel_of(operations: Operations, device: DevicePeaks) -> npt.NDArray[np.int
 
 
 def kernel_ns(
-    operations: Operations,
-    kernels: npt.NDArray[np.int64],
-    device: DevicePeaks,
-    bandwidth: float,
-    model: MemoryModel,
+    operations: Operations, kernels: npt.NDArray[np.int64], device: DevicePeaks, bandwidth: float, model: MemoryModel
 ) -> Numbers:
     factors = np.array([USUAL_FACTORS.get(kind, 1.0) for kind in operations.kind.tolist()])
     least = min(device.launch_ns or KERNEL_NS, KERNEL_NS)
@@ -214,11 +200,6 @@ def _is_plain(operations: Operations) -> npt.NDArray[np.bool_]:
     """Whether the timings have the like: a forward pass in FP32 over contiguous numbers."""
     plain = ~operations.is_backward & (_passes(operations) == 1) & (operations.kind != "copy")
     return np.asarray(plain & np.isin(operations.number_type, ("fp32", "tf32", "")))
-
-
-def _is_larger(operations: Operations, kernels: npt.NDArray[np.int64], model: MemoryModel) -> npt.NDArray[np.bool_]:
-    most_bytes, longest = 2 * model.largest[kernels].T
-    return np.asarray((operations.bytes > most_bytes) | (operations.columns > longest))
 
 
 def _band(model: MemoryModel, known: int, kernels: npt.NDArray[np.int64], ns: Numbers) -> tuple[Numbers, Numbers]:

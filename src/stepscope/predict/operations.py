@@ -72,25 +72,18 @@ def by_type(types: Names, values: Mapping[str, float], otherwise: float = np.nan
     return np.array([values.get(kind, otherwise) for kind in types.tolist()], np.float64)
 
 
-USUAL_SHARE: Final = 0.7
-"""Share of the roofline that an operation reaches, where nothing more is known."""
-WIDEST: Final = 3.0
-"""Factor of the band either way where nothing was learned."""
-LAUNCH_NS: Final = 2_000.0
-"""The least that any kernel takes."""
+USUAL_SHARE: Final = 0.7  # share of the roofline that an operation reaches, where nothing more is known
+WIDEST: Final = 3.0  # factor of the band either way where nothing was learned
+LAUNCH_NS: Final = 2_000.0  # the least that any kernel takes
 
 
 @dataclass(frozen=True, slots=True)
 class OperationTimes:
-    """Nanoseconds of each operation; arrays of shape (n,), not-a-number where unknown.
-
-    Attributes:
-        low_ns, high_ns: the band that holds nine of ten operations on devices that were not learned from.
-    """
+    """Nanoseconds of each operation; arrays of shape (n,), not-a-number where unknown."""
 
     ns: Numbers
     low_ns: Numbers
-    high_ns: Numbers
+    high_ns: Numbers  # with low_ns: the band that holds nine of ten operations on devices that were not learned from
     basis: Names  # "learned", "roofline" (nothing was learned of such operations; the band is wide) or "unknown"
 
     def replaced(self, which: npt.NDArray[np.bool_], others: OperationTimes) -> OperationTimes:
@@ -135,21 +128,16 @@ _IN_FP32: Final = (
 _WITHOUT_TYPE: Final = ("optimizer", "embedding", "copy")
 """Kinds whose numbers are those of the weights, or of the program."""
 _LOW: Final = ("fp16", "bf16", "fp8", "int8")
-_BATCHED: Final = ("bmm", "baddbmm")
-"""Products of two activations, which recipes for 8-bit numbers leave in 16 bits."""
+_BATCHED: Final = ("bmm", "baddbmm")  # products of two activations, which recipes for 8-bit numbers leave in 16 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Operations on other numbers.
-
-    Attributes:
-        least, most: the same with the least and the most traffic that the rules allow.
-    """
+    """Operations on other numbers."""
 
     operations: Operations  # as expected
     least: Operations
-    most: Operations
+    most: Operations  # with least: the same with the least and the most traffic that the rules allow
     changed: Mask  # whose type or traffic differs; shape (n,)
 
 

@@ -33,16 +33,13 @@ Numbers: TypeAlias = npt.NDArray[np.float64]
 MOST_UNKNOWN: Final = 0.25
 """Share of device time without a model for the target, or taken as measured because a link's bandwidth is unknown,
 above which no step time is given."""
-_WORTH_SAYING: Final = 0.01
-"""Share of device time that is worth a note."""
-_FAR: Final = 8.0
-"""A batch this many times larger or smaller is worth a note."""
+_WORTH_SAYING: Final = 0.01  # share of device time that is worth a note
+_FAR: Final = 8.0  # A batch this many times larger or smaller is worth a note
 _ONLY_LAUNCHES: Final = (
     "launches are all that was recorded of the host: what lies between them is taken for its own work, and the range "
     "begins where it was waiting"
 )
-_UNKNOWN_BAND: Final = (0.05, 0.95)
-"""The factors of unknown work are between these quantiles of those of known work."""
+_UNKNOWN_BAND: Final = (0.05, 0.95)  # the factors of unknown work are between these quantiles of those of known work
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +149,7 @@ class StepPredictor:
     @cached_property
     def memory(self) -> MemoryNeed:
         return memory_need(
-            self.trace,
-            self.experiment.device,
-            batch_factor=self.batch_factor,
-            sampled_bytes=self._sampled_memory_bytes,
+            self.trace, self.experiment.device, batch_factor=self.batch_factor, sampled_bytes=self._sampled_memory_bytes
         )
 
     @cached_property
@@ -211,16 +205,12 @@ class StepPredictor:
         return recorded_exchange(self.experiment)
 
     def _grown(self, times: WorkTimes, target: DevicePeaks) -> tuple[WorkTimes, tuple[str, ...]]:
-        """The times with the requested batch, and notes on them."""
         if self._growth is None:
             return times, ()
         growth = self._growth.on(target, self.precision)
         unknown = self._share_of(~growth.is_known)
         grown = replace(
-            times,
-            ns=times.ns * growth.expected,
-            low_ns=times.low_ns * growth.low,
-            high_ns=times.high_ns * growth.high,
+            times, ns=times.ns * growth.expected, low_ns=times.low_ns * growth.low, high_ns=times.high_ns * growth.high
         )
         note = f"for {unknown:.0%} of the device's time nothing tells how it grows with the batch: its band is wider"
         return grown, (note,) if unknown >= _WORTH_SAYING else ()
@@ -232,7 +222,6 @@ class StepPredictor:
         return ("the batch is far from the recorded one: libraries may choose other kernels, and loading other ways",)
 
     def _from_shapes(self, target: DevicePeaks) -> StepPrediction:
-        """The mean step of a trace without device work."""
         grown = None if self.change is None else with_batch(self.trace, self.change)
         found = step_from_shapes(self.replays, target, precision=self.precision, grown=grown)
         parts = (("shapes", found.covered_share), ("unknown", 1 - found.covered_share))
@@ -302,7 +291,6 @@ class StepPredictor:
 
 
 def _with_limit(base: StepPrediction, limit: Limit | None) -> StepPrediction:
-    """With what limits the step; as it is where that cannot be told."""
     if limit is None:
         return base
     return replace(base, limit=limit.name, limit_share=limit.share, limit_cause=limit.cause)
@@ -317,7 +305,6 @@ def _quantiles(values: Numbers, weights: Numbers) -> tuple[float, float]:
 
 
 def _refusal(unknown: float, unchanged: float, target: DevicePeaks, *, is_known: bool) -> str:
-    """Why no step time is given, by the shares of device time that are unknown and unchanged."""
     links = "copies and communication over links of unknown bandwidth"
     why = ""
     if unchanged >= _WORTH_SAYING:
@@ -331,13 +318,11 @@ class PredictedSteps:
     """The steps as recorded, and on other devices.
 
     Attributes:
-        path, format: of the trace.
-        batch, recorded_batch: samples of a step there and as recorded; None where unknown.
         predictions: the fastest first; then those that do not fit, and those that were refused.
     """
 
     path: str
-    format: str
+    format: str  # with path: of the trace
     stepped: bool  # whether there are steps; else the whole recording counts as one
     step_count: int  # complete steps; 1 where there are none
     measured_ns: float  # the mean step as recorded
@@ -348,7 +333,7 @@ class PredictedSteps:
     why_not: str | None  # why replays promise nothing here, in one sentence; None where they do
     precision: str | None  # the number type asked for; None for the recorded one
     batch: int | None
-    recorded_batch: int | None
+    recorded_batch: int | None  # with batch: samples of a step there and as recorded; None where unknown
     memory: MemoryNeed  # what a step needs
     predictions: tuple[StepPrediction, ...]
     warnings: tuple[TraceWarning, ...] = ()  # what was skipped or repaired while reading the trace

@@ -42,8 +42,7 @@ _AT_ONCE: Final = (
 SLOWEST_BESIDE: Final = 1.6
 """Computation beside messages takes at most this many times as long: recordings of ranks on V100 and A100 show 1.25 and
 1.58."""
-NOTICEABLE: Final = 1.005
-"""A slowdown below this is not worth a note."""
+NOTICEABLE: Final = 1.005  # A slowdown below this is not worth a note
 _ONE: Final = (
     "one device was recorded: the host's own time for messages is not counted, and copies of gradients into buckets "
     "and computation that slows down beside messages only at the upper end of the range"
@@ -186,7 +185,6 @@ class _Scaling:
 
     @cached_property
     def _recorded(self) -> DevicePeaks | None:
-        """The recorded device; None where its figures are unknown."""
         if self.target is not None and self.target.predictor is not None:
             return self.target.predictor.recorded_device
         device = self.exchange.experiment.device
@@ -276,7 +274,6 @@ class _Scaling:
 
     @cached_property
     def _band(self) -> tuple[float, float]:
-        """The target's own band, as factors on the step."""
         target = self.target
         if target is None or not target.step_ns:
             return 1.0, 1.0
@@ -296,7 +293,6 @@ class _Scaling:
 
     @cached_property
     def _others_ns(self) -> float:
-        """How long these take in a step, including waiting."""
         rows, graph = np.intersect1d(self._others, self.experiment.works), self.graphs.expected
         took = graph.works.duration[rows] * graph.work_scale[rows]
         return float(took.sum()) * self._others_factor / self.experiment.step_count

@@ -40,8 +40,7 @@ _KNOWN: Final[dict[str, type[pl.DataType]]] = {
     "columns": pl.Float64,
     "inner": pl.Float64,
 }
-_LONGEST_NAME: Final = 100
-"""Characters; every name of an array takes as much memory as the longest."""
+_LONGEST_NAME: Final = 100  # characters; every name of an array takes as much memory as the longest
 _BACKWARD_OPERATOR: Final = r"_backward(?:_|$)"
 
 

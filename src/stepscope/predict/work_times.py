@@ -84,11 +84,7 @@ class WorkTimes:
 
 
 def work_times(
-    trace: Trace,
-    target: DevicePeaks,
-    *,
-    precision: str | None = None,
-    source: DevicePeaks | None = None,
+    trace: Trace, target: DevicePeaks, *, precision: str | None = None, source: DevicePeaks | None = None
 ) -> WorkTimes:
     """Predict how long each piece of device work would take on the target.
 
@@ -201,7 +197,6 @@ class _Device:
         self.times.answer(rows, "unchanged", measured, np.minimum(least, measured), np.maximum(least, measured))
 
     def _answer_moves(self, rows: Rows) -> None:
-        """Copies within the device, by its memory's bandwidth."""
         if self.source is not None:
             factor = sustained_bandwidth(self.source) / sustained_bandwidth(self.target)
             self.times.scale(rows, "bandwidth", factor, factor / LEAST_SPREAD, factor * LEAST_SPREAD)
@@ -246,7 +241,6 @@ class _Device:
         times.answer(rows[plausible], "shapes", *(one[plausible] for one in ends))
 
     def _on_target(self, cast: Cast) -> OperationTimes:
-        """The times on the target, the band from the least traffic to the most."""
         added = self._added_tf32
         expected, least, most = (
             operation_times(types_on(one, self.target, added), self.target)

@@ -30,7 +30,7 @@ CAUSE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "saving_share": pl.Float64,
 }
 SMALLEST_SHARE: Final = 0.001
-"""Of the span: causes that took less of it, on the device and on the main thread, are not replayed, and those that
+"""Causes that took a smaller share of the span, on the device and on the main thread, are not replayed, and those that
 neither took nor would save as much are left out."""
 _WORK_OF: Final = {"communication": ("communication",), "host_to_device_copy": ("copy_in",)}
 """Device work that a cause stands for as well: without the cause it goes too."""

@@ -77,7 +77,7 @@ def cut_stretches(
 
 
 def _silences(given: Times, resumed: Times, start: Times, end: Times) -> Times:
-    """Pauses of a thread that waits for others: what of them is not the others' is its own."""
+    """Pauses of a thread that waits for others; the rest of a pause is the thread's own time."""
     order = np.lexsort((-end, resumed))
     first = np.unique(resumed[order], return_index=True)[1]
     chosen = order[first]

@@ -275,10 +275,10 @@ def _host_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
         since = scale.length(lanes, mine[interval, 1], begins)
         until = scale.length(lanes, mine[interval, 1], ends)
         whole = scale.length(np.full(len(mine), lane, np.int32), mine[:, 1], mine[:, 2])
-        gone = (whole <= 0)[interval]  # time that is gone, and yet passes while the thread waits
-        since = np.where(gone, begins - mine[interval, 1], since)
-        until = np.where(gone, ends - mine[interval, 1], until)
-        whole = np.where(whole <= 0, np.maximum(mine[:, 2] - mine[:, 1], 1), whole)
+        gone = whole <= 0  # time that is gone, and yet passes while the thread waits
+        since = np.where(gone[interval], begins - mine[interval, 1], since)
+        until = np.where(gone[interval], ends - mine[interval, 1], until)
+        whole = np.where(gone, np.maximum(mine[:, 2] - mine[:, 1], 1), whole)
         stretched = ((mine[:, 4] - mine[:, 3]) / whole)[interval]
         begin = mine[interval, 3]
         start, end = (begin + np.rint(at * stretched).astype(np.int64) for at in (since, until))

@@ -55,7 +55,7 @@ class Handovers:
 def device_waits(trace: Trace) -> Waits:
     """The calls in which threads waited for a device, with what they waited for.
 
-    A process waits for its own work: what another process of the same file gave the devices is none of its business.
+    A process waits for its own work only, not for what another process in the same file gave the devices.
     """
     processes = trace.lanes.select("lane", pl.col("process").fill_null(""))
     calls = _calls(trace).join(processes, on="lane", how="left", maintain_order="left")

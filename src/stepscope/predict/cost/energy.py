@@ -121,7 +121,6 @@ class _Times:
     busy: dict[str, int]
 
     def of_a_step(self, step_ns: int) -> tuple[int, int]:
-        """Idle and busy time of a step of this length."""
         idle, busy = sum(self.idle.values()), sum(self.busy.values())
         idle_ns = step_ns * idle // max(idle + busy, 1)
         return idle_ns, step_ns - idle_ns if busy else 0
@@ -185,7 +184,6 @@ def _measured(
 def _to_estimate(
     name: str, called: str | None, step_ns: int, power: PowerRange | None, sampled: SampledEnergy | None
 ) -> DeviceEnergy:
-    """A device whose energy is to be estimated, or is unknown."""
     unsampled = f"; {sampled.how}" if sampled is not None else ""
     if power is not None:
         return DeviceEnergy(name, called, "estimate", f"{power.formula} ({power.source}){unsampled}", step_ns, (0, 0))
@@ -282,7 +280,6 @@ def _counter_of(record: EnergyRecord | None, device: str, view: View) -> Counter
 
 
 def _hosts(view: View, settings: PowerSettings, record: EnergyRecord | None) -> list[HostEnergy]:
-    """Processors and memory: as measured, else by the power that the user gives."""
     hosts = [] if record is None else list(_measured_hosts(view, record))
     if settings.cpu_watts is not None and not any(host.kind == "cpu" for host in hosts):
         total = round(settings.cpu_watts * view.step_ns)
@@ -312,8 +309,7 @@ def _host_parts(view: View, step_ns: int, total: int) -> Iterator[EnergyPart]:
         yield from _parts("host", dict(pieces.iter_rows()), step_ns, (total, total))
 
 
-FEWEST_SAMPLES: Final = 3
-"""Samples inside the steps that an estimate needs."""
+FEWEST_SAMPLES: Final = 3  # samples inside the steps that an estimate needs
 _SERIES: Final = {"energy_j": "its counter of energy, sampled", "power_w": "its power, sampled"}
 
 

@@ -18,25 +18,19 @@ from stepscope.predict.cost.carbon import Equivalence, Grid, emitted_kg, equival
 from stepscope.trace import TraceWarning
 from stepscope.trace.energy_records import MissingCounter
 
-_SHOWN: Final = 0.005
-"""A smaller least activity is not mentioned."""
+_SHOWN: Final = 0.005  # A smaller least activity is not mentioned
 FORMULA: Final = "P = idle + (full - idle) x activity"
-J_PER_NJ: Final = 1e-9
-"""A watt for a nanosecond is a nanojoule."""
+J_PER_NJ: Final = 1e-9  # A watt for a nanosecond is a nanojoule
 
 
 @dataclass(frozen=True, slots=True)
 class PowerRange:
-    """What a device draws, watts.
-
-    Attributes:
-        idle_low_w, idle_high_w: without work; the same where it is known, else 0 and the power limit.
-    """
+    """What a device draws, watts."""
 
     device: str  # its name
     full_w: float  # its power limit
     idle_low_w: float
-    idle_high_w: float
+    idle_high_w: float  # with idle_low_w: without work; the same where it is known, else 0 and the power limit
     least_activity: float  # the least that it can be doing while it works, 0 to 1
     source: str  # where the figures come from, in words
 
@@ -67,14 +61,10 @@ class PowerRange:
 
 @dataclass(frozen=True, slots=True)
 class EnergyEstimate:
-    """An estimate of the energy of one step, joules.
-
-    Attributes:
-        low_j, high_j: bounds.
-    """
+    """An estimate of the energy of one step, joules."""
 
     low_j: float
-    high_j: float
+    high_j: float  # with low_j: bounds
     formula: str  # how it was estimated, with the figures
     source: str  # where the figures come from
 
@@ -184,13 +174,11 @@ class DeviceEnergy:
     """What one device uses in a step.
 
     Attributes:
-        device, name: as in the trace.
         parts: idle by cause and busy by kind; add up to `nanojoules`, first to first and second to second.
-        identity: the same for the same hardware, whichever rank it is seen from; None where unknown.
     """
 
     device: str
-    name: str | None
+    name: str | None  # with device: as in the trace
     basis: Basis | None  # how the total was had; None where it could not be
     how: str  # the counter or formula, and where its figures come from; or why there is no number
     step_ns: int  # how long the step took that the energy is of
@@ -198,7 +186,7 @@ class DeviceEnergy:
     parts: tuple[EnergyPart, ...] = ()
     operators: tuple[EnergyPart, ...] = ()  # the busy parts again, by operator, the costliest first
     window_joules: tuple[float, ...] = ()  # of measured energy, joules per step of each window
-    identity: str | None = None
+    identity: str | None = None  # the same for the same hardware, whichever rank it is seen from; None where unknown
     powers: tuple[Powers, Powers] | None = None
 
     def of_kind(self, kind: str) -> Pair:

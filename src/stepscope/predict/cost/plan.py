@@ -17,7 +17,6 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.analysis.roofline import device_peaks
 from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks, device_table
 from stepscope.predict.batch import recorded_batch
@@ -30,10 +29,8 @@ from stepscope.predict.scaling import ScaledStep, data_parallel, over_link
 from stepscope.whatif.experiment import Experiment
 
 NS_PER_HOUR: Final = 3.6e12
-HOST_LIMITS: Final = ("host", "input")
-"""What limits a step that no faster accelerator makes shorter."""
-_MUCH: Final = 0.5
-"""Share of a step from which on messages, and waiting for the slowest device, limit it."""
+HOST_LIMITS: Final = ("host", "input")  # what limits a step that no faster accelerator makes shorter
+_MUCH: Final = 0.5  # share of a step from which on messages, and waiting for the slowest device, limit it
 Range = tuple[float, float]
 
 
@@ -43,14 +40,13 @@ class Request:
 
     Attributes:
         iterations: of the recorded steps, with as many samples as one step of all recorded devices had.
-        deadline_h, budget_usd: what it may take and cost; None for no limit.
     """
 
     iterations: float  # of the recorded steps, with as many samples as one step of all recorded devices had
     counts: tuple[int, ...] | None = None  # numbers of accelerators that a machine may have; None for any
     spot: bool = False  # whether to take spot prices
     deadline_h: float | None = None
-    budget_usd: float | None = None
+    budget_usd: float | None = None  # with deadline_h: what it may take and cost; None for no limit
     link: Link | None = None  # between the accelerators of every machine, in place of its own
 
 
@@ -178,8 +174,7 @@ _TRAINING: Final = r"(?i)backward|autograd|accumulategrad|optimizer|gradient|dgr
 _INDEPENDENT: Final = (
     "nothing in the trace computes gradients: several devices are taken to work each for itself, and exchange nothing"
 )
-_DEVICE: Final = "\0"
-"""Stands for a device's name in what predictions say of several."""
+_DEVICE: Final = "\0"  # stands for a device's name in what predictions say of several
 
 
 def make_plan(
@@ -248,7 +243,6 @@ class _Planner:
         self._scaled: dict[tuple[str, str, float | None], dict[int, ScaledStep] | str] = {}
 
     def machines(self, price: Price) -> Iterator[Machine]:
-        """The machine of this price, or nothing with the reason kept."""
         counts, usd_h = self.request.counts, price.usd_h(spot=self.request.spot)
         if counts is not None and price.count not in counts:
             return
@@ -304,13 +298,7 @@ class _Planner:
             return device
         if price.count > 1:
             return over_link(device, link)
-        return over_link(device, None, self._recorded)  # it exchanges nothing: let that limit nothing
-
-    @cached_property
-    def _recorded(self) -> DevicePeaks | None:
-        predictor = self.predictor
-        known = device_peaks(predictor.trace, predictor.experiment.device or "")
-        return known if predictor.source is None else predictor.source
+        return over_link(device, None, self.predictor.recorded_device)  # it exchanges nothing: let that limit nothing
 
     def _predicted(self, device: DevicePeaks) -> StepPrediction:
         key = (device.name, device.peer_link_bytes_s)
@@ -335,7 +323,6 @@ class _Planner:
         return known if isinstance(known, str) else known[price.count]
 
     def _shared(self, prediction: StepPrediction, link: Link) -> dict[int, ScaledStep] | str:
-        """The step on each number of these devices that machines have, or why it is unknown."""
         numbers = sorted(self._counts[prediction.device.name])
         try:
             steps = data_parallel(self.predictor.experiment, numbers, link, target=prediction, others=self.others)
@@ -364,7 +351,7 @@ def _notes(notes: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 
 def _cheapest(prices: Sequence[Price], spot: bool) -> list[Price]:
-    """Of each machine the price of the cheapest region; of machines without such a price any."""
+    """For each machine the price of its cheapest region."""
     best: dict[tuple[object, ...], Price] = {}
     for price in prices:
         key = (price.provider, price.instance, price.device or price.gpu, price.count)

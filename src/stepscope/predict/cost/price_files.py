@@ -35,8 +35,7 @@ _PROVIDER: Final = re.compile(r"[a-z0-9][a-z0-9 ._-]{0,39}")
 _AMOUNT: Final = re.compile(r"\d{1,12}(?:\.\d{0,20})?")
 _USD: Final = re.compile(r"\d{1,12}(?:\.\d{0,20})?(?:[eE]-?\d{1,2})?")
 _COUNT: Final = re.compile(r"\d{1,6}(?:\.0*)?")  # lists write 8 as 8.0
-_ZONE: Final = re.compile(r"(.+-[a-z]+\d)-[a-z]")
-"""A zone such as us-central1-a, and its region."""
+_ZONE: Final = re.compile(r"(.+-[a-z]+\d)-[a-z]")  # A zone such as us-central1-a, and its region
 _KNOWN: Final = (
     "SkyPilot's vms.csv, gpuhunt's CSV, DeepView's providers.json or a CSV with the columns of stepscope prices"
 )
@@ -84,8 +83,7 @@ class _Gathered:
     prices: dict[tuple[str, str, str, str | None], Price] = field(default_factory=dict)
     rows: int = 0
     without_gpu: int = 0
-    bad: dict[str, list[int]] = field(default_factory=dict)
-    """Lines by why they cannot be used."""
+    bad: dict[str, list[int]] = field(default_factory=dict)  # lines by why they cannot be used
 
     def add(self, price: Price) -> None:
         key = (price.provider, price.instance, price.gpu, price.region)
@@ -167,7 +165,6 @@ def _content(path: Path) -> str:
 
 
 def _price(cells: _Cells, provider: str | None, as_of: date, source: str) -> Price:
-    """The price in cells named as COLUMNS, checked."""
     gpu = _name(cells, "gpu", "GPU")
     if not gpu:
         raise _NoGpuError

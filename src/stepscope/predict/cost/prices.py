@@ -164,10 +164,6 @@ OLD_DAYS: Final = 90
 class Price:
     """One machine of a provider, in US dollars an hour without taxes, disks and traffic; None where the source has
     none.
-
-    Attributes:
-        vcpus, memory_gib: of the machine.
-        on_demand_usd_h, spot_usd_h: for as long as it is wanted, or until somebody else wants it.
     """
 
     provider: str  # in lower case, such as "aws"
@@ -177,11 +173,11 @@ class Price:
     device: str | None  # its row of `stepscope.machine.devices`; None where there is none, or several are possible
     count: int  # accelerators in the machine
     vcpus: float | None
-    memory_gib: float | None
+    memory_gib: float | None  # with vcpus: of the machine
     link: str | None  # "NVLink" or "PCIe" between its accelerators
     region: str | None
     on_demand_usd_h: float | None
-    spot_usd_h: float | None
+    spot_usd_h: float | None  # with on_demand_usd_h: for as long as it is wanted, or until somebody else wants it
     as_of: date  # the day on which this was the price
     source: str  # the address that it was read at, or the file it was imported from
     page: str | None = None  # the provider's own page
