@@ -39,7 +39,7 @@ _PRINT, _OS_EXIT = builtins.print, os._exit
 def main() -> None:
     import numpy  # noqa: F401
     import torch
-    import torch._dynamo  # noqa: F401  # the first step of an optimizer imports it, and that takes seconds
+    import torch._dynamo  # the first step of an optimizer imports it, and that takes seconds
     import torch.utils.data  # noqa: F401
 
     if "lightning" in sys.argv:
