@@ -163,7 +163,7 @@ class _Walker:
 PATH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
-    # "host" or "launch_latency"; a device's "compute", "communication" or "copy"; "wait" for what the trace does not show
+    # "host" or "launch_latency"; a device's "compute", "communication" or "copy"; "wait" for what is not in the trace
     "kind": pl.String,
     "cause": pl.String,  # of host time: one of CAUSES, or "compute" for operators of a machine without a device
     "lane": pl.Int32,  # the thread of host time, the queue of device work
