@@ -31,7 +31,7 @@ ENTRIES: Final[dict[str, Callable[..., Any]]] = {}
 """Every entry of the modules that are imported, by module and qualified name."""
 
 INLINE: Final[set[str]] = set()
-"""Those that catch everything themselves: see `inline`."""
+"""Entries that are called too often for `entry`: see `inline`. The most frequent catch everything by themselves."""
 
 probe: Callable[[str], None] | None = None
 """Called with an entry's name before it runs; tests have entries fail by it."""
@@ -240,10 +240,21 @@ class attempt:
         return True
 
 
-def inline(name: str) -> str:
-    """List an entry that is called too often for `entry`: it catches everything itself and calls `caught`."""
+def inline(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Make a function an entry that is called too often for `entry`: listed in INLINE, and without its bookkeeping."""
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def guarded(*positional: _P.args, **named: _P.kwargs) -> _R:
+            try:
+                return function(*positional, **named)
+            except BaseException as error:
+                return caught(error, name)  # type: ignore[no-any-return]
+
+        return guarded
+
     INLINE.add(name)
-    return name
+    return decorate
 
 
 def caught(error: BaseException, name: str) -> Any:
@@ -288,7 +299,6 @@ def off(key: object) -> None:
 
 
 def has_failed() -> bool:
-    """Whether an entry of this process has failed."""
     return _failed_in is not None
 
 

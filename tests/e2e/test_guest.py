@@ -42,9 +42,9 @@ ELSEWHERE = {
     "record.apply.code_swaps.Guard.__call__": "tests/unit/test_guard.py",
     "machine.energy_counters.SampledPower._run": "tests/unit/test_guard.py",
     "machine.quiet._SeedWhenImported._imported": "tests/unit/test_guard.py",
-    "record.xla_hooks.XlaHooks._seen": "tests/e2e/test_jax.py",
-    "record.xla_hooks._Calls._begins": "tests/e2e/test_jax.py",
-    "record.xla_hooks._jitted": "tests/e2e/test_jax.py",
+    "record.hooks.XlaHooks._seen": "tests/e2e/test_jax.py",
+    "record.hooks._Calls._begins": "tests/e2e/test_jax.py",
+    "record.hooks._jitted": "tests/e2e/test_jax.py",
 }
 """Entries that no program here comes to, and where an error is put into them."""
 KINDS = ("RuntimeError", "ENOSPC", "Panic", "EIO", "MemoryError", "EDQUOT", "RecursionError", "EROFS", "ENOENT")

@@ -61,9 +61,6 @@ class annotate:
         def evaluate(): ...
 
     May be entered again while it is open, and on several threads.
-
-    Args:
-        name: what the profiler shows.
     """
 
     __slots__ = ("name",)
@@ -83,7 +80,6 @@ class annotate:
             _close(self)
 
     def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
-        """Decorate a function, also one that is awaited."""
         from inspect import iscoroutinefunction
 
         if iscoroutinefunction(function):
@@ -112,7 +108,7 @@ class step(annotate):
 
     Args:
         name: what kind of step, such as "train" or "evaluate".
-        number: the step's number; None counts the steps of each name from 0.
+        number: None counts the steps of each name from 0.
     """
 
     __slots__ = ("number",)
@@ -213,7 +209,7 @@ def _of_xla(name: str, number: int | None) -> _Context | None:
     if number is None and _WITH_SCOPES:
         context: _Context = import_module("torch_xla.debug.profiler").Trace(name)
     else:
-        event = import_module("stepscope.record.xla_profilers").torch_xla_event
+        event = import_module("stepscope.record.xla").torch_xla_event
         context = event(name) if number is None else event(name, _r=1, step_num=number)
     return context
 
@@ -286,13 +282,12 @@ _METHODS: Final[tuple[tuple[str, str, str, str], ...]] = (
 
 
 class LoggingCalls:
-    """Names calls from `start` to `stop`; neither raises."""
+    """Names calls from `start` to `stop`; neither raises. What cannot be named is left alone."""
 
     def __init__(self) -> None:
         self._restore: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Begin; what cannot be named is left alone."""
         with guard.attempt():
             mark = recorded_mark()
             for module, kind, method, name in _METHODS:
@@ -304,7 +299,6 @@ class LoggingCalls:
                 self._wrap(builtins, "print", PREFIX + "print", mark)
 
     def stop(self) -> None:
-        """Give the functions back."""
         while self._restore:
             with guard.attempt():
                 self._restore.pop()()
@@ -358,7 +352,6 @@ def recorded_mark() -> Callable[[str], Any]:
 
 
 def _has_compiled() -> bool:
-    """Whether torch.compile has compiled anything in this process."""
     utilities: Any = sys.modules.get("torch._dynamo.utils")
     return bool(utilities is not None and utilities.counters["frames"])
 
@@ -379,7 +372,7 @@ _FUNCTIONS: Final[tuple[tuple[str, str, str], ...]] = (
 
 
 class CheckpointCalls:
-    """Names calls from `start` to `stop`; neither raises.
+    """Names calls from `start` to `stop`; neither raises. What cannot be named is left alone.
 
     Attributes:
         saved_bytes: what the files that were saved hold, as far as their names were given.
@@ -390,7 +383,6 @@ class CheckpointCalls:
         self._restore: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Begin; what cannot be named is left alone."""
         with guard.attempt():
             mark = recorded_mark()
             for module, function, name in _FUNCTIONS:
@@ -400,7 +392,6 @@ class CheckpointCalls:
                     self._wrap(owner, function, original, CHECKPOINT_PREFIX + name, mark)
 
     def stop(self) -> None:
-        """Give the functions back."""
         while self._restore:
             self._restore.pop()()
 

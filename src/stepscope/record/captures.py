@@ -36,10 +36,8 @@ class CaptureRequest:
     """What to record. With neither steps nor seconds it lasts until it is finished.
 
     Attributes:
-        steps: how many steps.
-        seconds: for how long; the step that runs then is recorded whole.
-        first_step: number of the first step; None for the next that can be. One that has passed means the next.
-        options: what to record besides times.
+        seconds: the step that runs then is recorded whole.
+        first_step: None for the next that can be. One that has passed means the next.
         out: the trace file to write; None for the controller's choice.
         timeout_s: seconds without the end of a step after which the capture is given up, and what it has is kept.
     """
@@ -66,10 +64,8 @@ class CaptureResult:
 
     Attributes:
         path: the trace file; None where nothing was kept.
-        first_step: number of the first recorded step.
         steps: how many were recorded to their end.
         problem: one sentence, where it is not what was asked for.
-        cancelled: whether it was cancelled.
         gave_way: whether it ended because the program started a profiler of its own.
     """
 
@@ -93,16 +89,14 @@ class CaptureHandle:
 
     @property
     def is_recording(self) -> bool:
-        """Whether its first step has begun."""
         return self.has_begun and not self._done.is_set()
 
     @property
     def result(self) -> CaptureResult | None:
-        """How it ended; None as long as it has not."""
         return self._result
 
     def wait(self, timeout: float | None = None) -> CaptureResult:
-        """Wait for its end, `timeout` seconds at the longest.
+        """Wait for its end.
 
         Raises:
             TimeoutError: it has not ended by then; it goes on.
@@ -146,7 +140,6 @@ class Capture:
         return request.seconds is not None and now_s - (self.started_s or now_s) >= request.seconds
 
     def saved(self, new_path: Callable[[], Path], problem: str | None) -> CaptureResult:
-        """Stop recording and write the trace."""
         if self.started_s is None or self.recorder is None:
             self.discard()
             return CaptureResult(problem=problem or "the capture ended before its first step began")
@@ -159,7 +152,6 @@ class Capture:
         return CaptureResult(path, self.first_step, self.complete_steps, said)
 
     def discard(self) -> None:
-        """Stop and keep nothing."""
         if self.recorder is not None:
             self.recorder.discard()
 
@@ -218,7 +210,6 @@ class OtherProfilers:
                 _unwrap()
 
     def active(self) -> bool:
-        """Whether one is prepared or records now."""
         return self._in_use
 
     @contextlib.contextmanager

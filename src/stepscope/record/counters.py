@@ -45,11 +45,7 @@ class Reading(NamedTuple):
 
 
 class Counters:
-    """Reads the counters of the thread that calls it, and leaves out what turned out slow or unreadable.
-
-    Args:
-        root: below which /proc and /sys lie.
-    """
+    """Reads the counters of the thread that calls it, and leaves out what turned out slow or unreadable."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = str(root).rstrip("/")
@@ -58,7 +54,6 @@ class Counters:
         self._cgroup = _cgroup_of(self._root)
 
     def read(self) -> Reading:
-        """The counters now."""
         usage = _usage()
         core = self._current_core()
         return Reading(
@@ -120,7 +115,7 @@ class Counters:
 
 
 class StepCounters:
-    """The counters of each recorded step, between calls of `border`."""
+    """The counters of each recorded step, between calls of `border` with the number of the step that ended."""
 
     def __init__(self, counters: Counters | None = None) -> None:
         self._counters = counters or Counters()
@@ -130,11 +125,10 @@ class StepCounters:
         self.steps: list[StepFacts] = []
 
     def follow(self, collector_ns: Callable[[], int]) -> None:
-        """Take the collector's time from this function: nanoseconds so far on the calling thread."""
+        """Take the garbage collector's time from this function: nanoseconds so far on the calling thread."""
         self._collector_ns = collector_ns
 
     def border(self, ended: int | None) -> None:
-        """A step of this number has ended, None for the first border; another begins."""
         now, collector_ns = self._counters.read(), self._collector_ns()
         if ended is not None and self._last is not None and len(self.steps) < MOST_STEPS:
             self.steps.append(_difference(ended, self._last, now, collector_ns - self._last_collector_ns))
@@ -197,16 +191,13 @@ class PauseWatch:
         self._notes: list[tuple[int, int, int, int, int, Any]] = []
 
     def start(self) -> None:
-        """Begin to note."""
         gc.callbacks.append(self._told)
 
     def stop(self) -> None:
-        """Note no more."""
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._told)
 
     def pauses(self) -> tuple[PauseFacts, ...]:
-        """The long pauses, in order of time."""
         return tuple(
             PauseFacts(
                 start_unix_ns=start,
@@ -239,7 +230,6 @@ class PauseWatch:
 
 
 def _user_line(frame: Any) -> tuple[str, int, str] | None:
-    """File, line and function of the innermost frame of the user's."""
     for _ in range(_DEEPEST):
         if frame is None:
             return None

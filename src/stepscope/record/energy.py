@@ -46,7 +46,7 @@ OpenCounters = Callable[..., tuple[list[Source], list[MissingCounter]]]
 
 @dataclass(slots=True)
 class _Border:
-    """What the counters said at one moment; a counter that failed is not in it."""
+    """The counters at one moment, without those that failed."""
 
     ns: int
     joules: dict[str, float]
@@ -58,7 +58,6 @@ class EnergyMeter:
     Args:
         uses_jax: whether the program's devices are JAX's.
         opens: finds the counters.
-        clock_ns: tells the time in nanoseconds.
 
     Attributes:
         record: what was measured so far, and what could not be.
@@ -93,7 +92,6 @@ class EnergyMeter:
             self._first_step, self._steps = step, 0
 
     def ended(self) -> None:
-        """The step has ended."""
         if self._begun is not None:
             self._steps += 1
             if self._clock_ns() - self._begun.ns >= WINDOW_S * 1e9:
@@ -104,11 +102,10 @@ class EnergyMeter:
         return not self._over and self._sources != [] and past_s < MEASURED_S
 
     def pauses(self) -> None:
-        """What comes is not to be measured: a window that is open is forgotten."""
+        """Forget a window that is open: what comes is not to be measured."""
         self._begun = None
 
     def clear(self) -> None:
-        """Forget what was measured, such as when the steps turn out to be others."""
         self._begun = None
         self.record.windows.clear()
 
@@ -206,7 +203,6 @@ def devices_in_use(uses_jax: bool) -> list[int]:
 
 
 def synchronise(devices: Sequence[int], uses_jax: bool) -> None:
-    """Wait until these devices have done what they were given."""
     if not devices:
         return
     torch: Any = sys.modules.get("torch")
@@ -224,14 +220,13 @@ NAME: Final = "power-limits.json"
 
 @dataclass(frozen=True, slots=True)
 class LimitRun:
-    """The program at one limit.
+    """The program at one power limit.
 
     Attributes:
         limit_w: of each device.
-        exit_code: of the program.
         step_ns: the mean measured step of the rank whose steps are the longest; None where none was measured.
         joules: of all devices, a step; None where they were not measured.
-        windows: that the energy is of.
+        windows: how many the energy was measured in.
     """
 
     limit_w: float
@@ -250,11 +245,7 @@ class Limit:
 
 
 class DeviceLimits:
-    """The power limits of the devices that a program would see.
-
-    Args:
-        gpus: what zeus finds; milliwatts.
-    """
+    """The power limits of the devices that a program would see, as zeus finds them (milliwatts)."""
 
     def __init__(self, gpus: Any) -> None:
         self._gpus = gpus.gpus
@@ -308,7 +299,7 @@ class DeviceLimits:
 
 
 def device_limits() -> DeviceLimits:
-    """Of this machine's devices.
+    """The power limits of this machine's devices.
 
     Raises:
         UsageError: there is none whose limit can be known, or zeus is not installed.
@@ -336,10 +327,9 @@ def measure_limits(
     run_program: Callable[[], int],
     say: Callable[[str], None],
 ) -> list[LimitRun]:
-    """Run the program once at each limit; the devices have their own limits again at the end, also after errors.
+    """Run the program once at each limit (watts); at the end, also after errors, the devices have their own again.
 
     Args:
-        limits: watts.
         run_program: runs it, measuring energy into the folder, and returns its exit code.
         say: is told what is about to happen.
 

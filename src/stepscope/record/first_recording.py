@@ -111,7 +111,6 @@ class FirstRecording:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any step was seen."""
         return self._source is not StepSource.NONE
 
     def _move(self, event: Event) -> None:

@@ -38,7 +38,6 @@ class StageFunction:
 
 
 def loader_facts(loader: Any) -> LoaderFacts:
-    """The settings of a DataLoader."""
     workers = loader.num_workers
     try:
         batches = len(loader)
@@ -57,7 +56,6 @@ def loader_facts(loader: Any) -> LoaderFacts:
 
 
 def start_method(loader: Any) -> str:
-    """How its workers are started: "fork", "spawn" or "forkserver"."""
     context = loader.multiprocessing_context
     if context is None:
         import multiprocessing
@@ -90,7 +88,6 @@ def _method_of(kind: type) -> str:
 
 
 def _transforms(transform: Any, holder: Any, attribute: str) -> list[StageFunction]:
-    """A transform, or those that it is composed of."""
     parts = _attribute(transform, "transforms")
     if isinstance(parts, list) and all(callable(part) for part in parts):
         return [_transform(part, parts, place) for place, part in enumerate(parts)]
@@ -160,10 +157,9 @@ _ITEM_BYTES: Final = 8
 
 
 class StageCounters:
-    """Counters of `stages` stages in each of `workers` processes; in shared memory where there are any.
+    """Counters of the stages in each worker process, in shared memory; of this process where it has none.
 
     Args:
-        workers: number of worker processes; 0 for counters of this process alone.
         by_name: whether workers must open the memory by a name, because they are not forked.
 
     Attributes:
@@ -191,7 +187,6 @@ class StageCounters:
         self.handle: Any = self._path if self._path is not None else self._memory
 
     def row(self, worker: int) -> memoryview:
-        """The counters of one process."""
         return _row(self._view, worker, self._stages)
 
     def totals(self) -> list[tuple[int, int, int]]:
@@ -286,12 +281,10 @@ def _no_time() -> int:
 
 
 def is_timed(value: object) -> bool:
-    """Whether it is a `Timed`, which passes for what it stands for."""
     return type(value) is Timed
 
 
 def original_of(value: Any) -> Any:
-    """What a `Timed` stands for."""
     return value.__reduce__()[1][0]
 
 

@@ -79,7 +79,7 @@ class _Pipeline:
 
 
 class InputWatch:
-    """Sees the loaders of this process; installed as long as someone wants it. One a process: `input_watch`."""
+    """Sees the loaders of this process as long as someone wants it. One a process: `input_watch`."""
 
     def __init__(self) -> None:
         self._users: set[int] = set()
@@ -92,7 +92,6 @@ class InputWatch:
         self.local = threading.local()
 
     def install(self, user: object) -> None:
-        """See loaders from now on."""
         with self._lock:
             self._users.add(id(user))
             if not self._restore:
@@ -108,7 +107,7 @@ class InputWatch:
                 pipeline.give_transforms_back()
 
     def begin(self) -> None:
-        """What is counted from now on is asked for."""
+        """Count from now on, for `loaders` and `stages`."""
         self._before = self._now()
         for loader in self._loaders.values():
             loader.before = loader.begun
@@ -136,7 +135,6 @@ class InputWatch:
         return tuple(sorted(found, key=lambda one: -one.total_ns))
 
     def add(self, stage: str, name: str, elapsed_ns: int, processor_ns: int) -> None:
-        """Count one run of a stage in this process."""
         total = self._ended[stage, name, None, None, False]
         for place, value in enumerate((1, elapsed_ns, processor_ns)):
             total[place] += value
@@ -153,7 +151,6 @@ class InputWatch:
             self._loaders[key].begun += 1
 
     def follow(self, pipeline: _Pipeline, loader: Any, iterator: Any) -> None:
-        """Count for as long as the iterator lives."""
         key = id(pipeline)
         self._pipelines[key] = pipeline
         seen = self._loaders.get(id(loader))
@@ -188,7 +185,6 @@ _watch = InputWatch()
 
 
 def input_watch() -> InputWatch:
-    """What sees the loaders of this process."""
     return _watch
 
 

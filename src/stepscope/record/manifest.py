@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
-from stepscope.record.xla_profilers import xla_facts
+from stepscope import guard
 
 SCHEMA: Final = 1
 
@@ -43,6 +43,10 @@ _SECRET_VALUE: Final = re.compile(
     r"|\bgithub_pat_\w{8,}|\bAKIA[0-9A-Z]{12,}|\beyJ[\w-]{10,}\.",
     re.ASCII,
 )
+_SHOWN_VERSIONS: Final = (
+    *("torch", "numpy", "lightning", "pytorch_lightning", "transformers", "accelerate", "deepspeed"),
+    *("jax", "jaxlib", "flax", "optax", "equinox", "torch_xla"),
+)
 _ASSIGNMENT: Final = re.compile(r"[-\w.]+")
 _COMMIT: Final = re.compile(r"[0-9a-f]{7,64}", re.ASCII)
 _HIDDEN: Final = "***"
@@ -62,16 +66,14 @@ class RunManifest:
         folder: the working directory; None where it is to be hidden.
         host: the machine's name; None where it is to be hidden.
         started_unix_s, ended_unix_s: wall-clock times.
-        exit_code: of the program; 128 + N where signal N ended it.
+        exit_code: 128 + N where signal N ended the program.
         git: {"commit", "dirty"} of the repository the program lies in, and "changes" to it; see `git_state`.
         versions: of stepscope, python and, once the program has imported them, torch, numpy, cuda and others.
-        system: operating system and processor.
         devices: names of the accelerators, by the numbers the program gives them.
         environment: variables that matter to speed.
         options: of the recording.
         recordings: how the recording of each process went.
-        applied: what became of the remedies that were to be applied: {"flag", "sentence", "applied", "ranks"} each,
-            without ranks where all say the same.
+        applied: what became of remedies: {"flag", "sentence", "applied", "ranks"} each, without ranks where all agree.
         schema: of this file.
     """
 
@@ -143,11 +145,9 @@ class RunManifest:
 
     @property
     def command_line(self) -> str:
-        """The command as a shell takes it."""
         return shlex.join(self.command)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `run.json`."""
         return asdict(self)
 
     @classmethod
@@ -304,8 +304,7 @@ def process_facts(*, redact: bool = False) -> dict[str, Any]:
     from stepscope.remedies.compile_caches.entries import hit_counts
 
     versions = {"python": platform.python_version()}
-    names = ("torch", "numpy", "lightning", "pytorch_lightning", "transformers", "accelerate", "deepspeed")
-    for name in names:
+    for name in _SHOWN_VERSIONS:
         version = getattr(sys.modules.get(name), "__version__", None)
         if version is not None:
             versions[name] = str(version)
@@ -314,10 +313,9 @@ def process_facts(*, redact: bool = False) -> dict[str, Any]:
         version = getattr(getattr(torch, "version", None), name, None)
         if version is not None:
             versions[name] = str(version)
-    xla_versions, xla_devices = xla_facts()
     return {
-        "versions": {**versions, **xla_versions},
-        "devices": _devices(torch) or xla_devices,
+        "versions": versions,
+        "devices": _devices(torch) or guard.attempted(_jax_devices) or [],
         "environment": speed_environment(os.environ, redact=redact),
         "compile_caches": hit_counts(),
     }
@@ -343,12 +341,20 @@ def _number(*names: str) -> int | None:
 
 
 def _devices(torch: Any) -> list[str]:
-    """Names of the accelerators of a process that uses them."""
     for kind in ("cuda", "xpu"):
         module = getattr(torch, kind, None)
         if module is not None and module.is_initialized():
             return [str(module.get_device_name(number)) for number in range(module.device_count())]
     return []
+
+
+def _jax_devices() -> list[str]:
+    """Names of the accelerators that JAX uses in this process; starts no device. Where jax has them is not promised."""
+    bridge: Any = sys.modules.get("jax._src.xla_bridge")
+    if bridge is None or not bridge.backends_are_initialized():
+        return []
+    jax: Any = sys.modules["jax"]
+    return [str(each.device_kind) for each in jax.local_devices() if each.platform != "cpu"]
 
 
 def _git(folder: Path, *words: str) -> str | None:

@@ -19,13 +19,13 @@ from stepscope.record import schedule as schedules
 from stepscope.record.annotations import tell_controller
 from stepscope.record.input_stages import input_watch
 from stepscope.record.manifest import RunManifest, rank_and_world_size
-from stepscope.record.null_profile import NullProfile
+from stepscope.record.profile import NullProfile
 from stepscope.record.recorder import Recorder, copy_trace, profiler_is_active
 from stepscope.record.run_folder import RunFolder, default_root, is_run_folder
 from stepscope.record.schedule import RecordOptions
 
 if TYPE_CHECKING:
-    from stepscope.diagnosis import Diagnosis
+    from stepscope import Diagnosis
 
 _SUFFIXES: Final = (".json.gz", ".json")
 _PACKAGE_FOLDER: Final = str(Path(__file__).resolve().parents[2])
@@ -37,7 +37,7 @@ class ProfileBlock:
     """An open or closed `with stepscope.profile(...)` block; `start` and `stop` do the same without `with`.
 
     Attributes:
-        enabled: True; of what `profile(enabled=False)` gives, False.
+        enabled: False for what `profile(enabled=False)` gives.
         step_number: number of the step that runs now, from 0.
         traces: the files saved so far.
         problem: what went wrong, in a sentence; None as long as nothing did.
@@ -71,12 +71,10 @@ class ProfileBlock:
 
     @property
     def traces(self) -> tuple[Path, ...]:
-        """The files saved so far."""
         return tuple(self._traces)
 
     @property
     def is_recording(self) -> bool:
-        """Whether the step that runs now is recorded."""
         return self._recorder is not None and self._recorder.is_recording
 
     def __enter__(self) -> ProfileBlock:
@@ -133,7 +131,6 @@ class ProfileBlock:
             self._enter(now)
 
     def stop(self) -> None:
-        """End the block, and save what was recorded."""
         self._end(failed=False)
 
     def _abandon(self) -> None:
@@ -151,10 +148,9 @@ class ProfileBlock:
         """
         if not self._traces:
             return None
-        from stepscope.diagnosis import diagnose
-        from stepscope.readers import open_trace
+        import stepscope
 
-        return diagnose(open_trace(self._traces[-1]))
+        return stepscope.diagnose(stepscope.open_trace(self._traces[-1]))
 
     def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
         """Copy the last trace to another file, packed or not by its name; what torch.profiler's handlers call.
@@ -267,11 +263,7 @@ def open_block(
 
 
 class TracePlaces:
-    """Where the traces of a block go, one after the other.
-
-    Args:
-        out: a trace file, a folder, or None for a run folder.
-        name: of the run folder.
+    """Where the traces of a block go, one after the other: a trace file, a folder, or a run folder.
 
     Raises:
         UsageError: a file's name with another suffix.

@@ -55,7 +55,6 @@ class ProfilerOrder:
     """What a profiler server is asked for.
 
     Attributes:
-        seconds: how long to record.
         host_level: of the host's own events: 0 none, 1 the program's annotations, 2 important ones, 3 all.
         python_frames: record every Python frame.
         timeout_s: how much longer than `seconds` an answer may take.
@@ -69,13 +68,7 @@ class ProfilerOrder:
 
 @dataclass(frozen=True, slots=True)
 class HostProfile:
-    """What came of the capture of one host.
-
-    Attributes:
-        address: "host:port".
-        path: the profile, an `.xplane.pb` file; None where there is none.
-        problem: why not, a sentence.
-    """
+    """What came of the capture of one host ("host:port"): an `.xplane.pb` file, or a sentence that says why not."""
 
     address: str
     path: Path | None
@@ -157,17 +150,14 @@ class _Child:
         )
 
     def wait_until_ready(self) -> None:
-        """Return when the client is loaded, or has failed."""
         self._take_answer(_START_S, "the xprof package took more than {:.0f} s to load")
 
     def record(self, order: ProfilerOrder) -> None:
-        """Begin now, and return at the end."""
         if self.problem is None:
             self._send()
             self._take_answer(order.seconds + order.timeout_s, "it has not answered within {:.0f} s")
 
     def end(self) -> None:
-        """End the process, whatever it does."""
         with contextlib.suppress(OSError):
             self._process.kill()
         self._process.wait()
@@ -177,7 +167,6 @@ class _Child:
                     pipe.close()
 
     def log(self) -> bytes:
-        """What the client wrote."""
         with contextlib.suppress(OSError):
             return (self._folder / LOG).read_bytes()
         return b""
@@ -244,7 +233,6 @@ def _keep_logs(children: Sequence[_Child], log: Path) -> None:
 
 
 def _new_place(folder: Path) -> Path:
-    """A folder for the profiles of this moment, that is not there yet."""
     return next(place for place in _places(folder / _PROFILES) if not place.exists())
 
 
@@ -258,7 +246,6 @@ def _places(profiles: Path) -> Iterator[Path]:
 
 
 def file_name(address: str) -> str:
-    """The address as xprof makes a file's name of it."""
     return re.sub(r"[^A-Za-z0-9.-]+", "_", address).strip("_") or "host"
 
 

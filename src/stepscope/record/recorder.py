@@ -150,7 +150,6 @@ class Recorder:
 
     @property
     def is_recording(self) -> bool:
-        """Whether steps are being recorded now."""
         return self._state == _RECORDING
 
     def prepare(self) -> None:
@@ -186,7 +185,6 @@ class Recorder:
                 self._open_step()
 
     def step(self) -> None:
-        """End the step that is recorded and begin the next."""
         if self._stop_wanted:
             self.stop()
         if self._state == _RECORDING:
@@ -227,10 +225,7 @@ class Recorder:
                 self._profiler = self._lines = None
 
     def save(self, path: Path) -> Path:
-        """Write the trace to `path`, complete or not at all, and return where it is.
-
-        Args:
-            path: its name ends in `.json.gz`, or in `.json` for a file that is not packed.
+        """Write the trace, complete or not at all, packed if the name of `path` ends in `.gz`.
 
         Raises:
             UsageError: nothing was recorded, it was saved before, or the file cannot be written.
@@ -263,7 +258,6 @@ class Recorder:
         add_to_trace(Path(path), self._facts)
 
     def discard(self) -> None:
-        """Stop without keeping anything."""
         with self._lock:
             self._unwanted = True
             self.stop()

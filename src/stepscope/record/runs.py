@@ -44,11 +44,8 @@ class RunRecord:
     """A run as the index remembers it.
 
     Attributes:
-        path: the run folder.
-        name: of the run.
         command: the program and its arguments, as a shell takes them.
         started_unix_s, ended_unix_s: wall-clock times; no end as long as the program runs, or if it was cut off.
-        exit_code: of the program.
         traces: how many were recorded.
     """
 
@@ -67,18 +64,13 @@ class RunRecord:
 
 
 class RunIndex:
-    """The runs this user has recorded.
-
-    Args:
-        path: the SQLite file; by default `runs.sqlite` in `data_folder()`.
-    """
+    """The runs this user has recorded, by default those in `runs.sqlite` in `data_folder()`."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or data_folder() / "runs.sqlite"
         self._root = default_root() if path is None else path.parent / "runs"
 
     def add(self, folder: RunFolder) -> RunRecord:
-        """Remember a run, or what became of it."""
         record = _record(folder)
         self._using(lambda database: _put(database, [record]))
         return record
@@ -91,7 +83,7 @@ class RunIndex:
         return records
 
     def all(self) -> list[RunRecord]:
-        """Every run, the latest first."""
+        """The latest first."""
         records = self._using(self._whole_rows)
         return sorted(records, key=lambda record: (-record.started_unix_s, record.path))
 

@@ -169,7 +169,6 @@ class AgentFile(msgspec.Struct, frozen=True):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process was on this machine and has ended."""
         return self.is_here and not _is_alive(self.pid)
 
 
@@ -264,7 +263,6 @@ def agent_at(address: str) -> AgentFile | None:
 
 
 def remove(path: Path) -> None:
-    """Take a file away, if it is there."""
     with contextlib.suppress(OSError):
         path.unlink()
 

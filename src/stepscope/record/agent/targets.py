@@ -112,7 +112,6 @@ def _of_process(pid: int, token: str | None) -> AgentClient:
 
 
 def _at(address: str, token: str | None) -> AgentClient:
-    """The agent at an address; the token of one on this machine is in its file."""
     name = f"the agent at {address}"
     known = agent_at(re.sub("^localhost:", "127.0.0.1:", address))  # as in the agent's file
     if known is None:
@@ -130,7 +129,6 @@ def _client(agent: AgentFile, name: str, token: str | None, run: Path | None) ->
 
 
 def _reachable(agent: AgentFile) -> str:
-    """The address to connect to from here."""
     host, _, port = agent.address.rpartition(":")
     everywhere = host.strip("[]") in _EVERYWHERE
     if agent.address.startswith("unix:") or agent.host == socket.gethostname():

@@ -164,7 +164,6 @@ class _Rescue:
         applying.wrap(dataloader._MultiProcessingDataLoaderIter, "_next_data", self._next)
 
     def watch(self, loader: Any) -> None:
-        """Look after a loader that was given workers."""
         self._loaders.add(loader)
 
     def _iterator(self, original: Any, loader: Any) -> Any:

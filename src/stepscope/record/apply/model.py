@@ -37,7 +37,6 @@ COMPILE_FLAGS: Final = (
 
 
 def install_compilation(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Have the model run as the flags say."""
     if "channels-last" in chosen:
         _install_channels_last(applying)
     if "compile" in chosen:
@@ -47,8 +46,6 @@ def install_compilation(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 class _Compiling:
-    """Compiles models in place at their first call."""
-
     def __init__(self, applying: Applying, mode: str) -> None:
         self._applying = applying
         self._mode = mode
@@ -87,12 +84,10 @@ class _Compiling:
 
 
 def is_compiled(module: Any) -> bool:
-    """Whether a module was compiled in place."""
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _is_the_compilers(error: Exception) -> bool:
-    """Whether an exception comes from compiling, and not from what the model computes."""
     return any(
         kind.__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
         for kind in type(error).__mro__
@@ -133,7 +128,6 @@ def _install_channels_last(applying: Applying) -> None:
 
 
 def channels_last(value: Any) -> Any:
-    """A tensor of four dimensions with its channels last; anything else as it is."""
     import torch
 
     if isinstance(value, torch.Tensor) and value.dim() == 4:
@@ -197,7 +191,6 @@ class LossScaling:
         applying.wrap(torch.optim.Optimizer, "__init__", self._made)
 
     def start(self) -> None:
-        """The program trains in float16: scale its backward passes from now on."""
         import torch
 
         if not self._is_on:
@@ -339,7 +332,6 @@ _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def install_precision(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Have the model computed as the flags say."""
     for flag, name in _DTYPES.items():
         if flag in chosen:
             OutermostCalls.of(applying).on_new(flag, _Autocast(applying, flag, name).on_new)

@@ -77,7 +77,6 @@ class Applying:
         self._say(False, flag, sentence)
 
     def said_about(self, flag: str) -> bool:
-        """Whether anything was said about a flag so far."""
         return any(flag == name for entries in self._said.values() for name, _ in entries)
 
     @contextlib.contextmanager
@@ -143,11 +142,9 @@ class Applying:
         self.wrap(kind, "__init__", made)
 
     def on_remove(self, action: Callable[[], object]) -> None:
-        """Have something undone by `remove`."""
         self._undo.callback(action)
 
     def at_end(self, action: Callable[[], None]) -> None:
-        """Have something looked at when the program ends."""
         self._at_end.append(action)
 
     def remove(self) -> None:
@@ -168,7 +165,6 @@ class Applying:
                 self.could_not(flag, self._unseen[flag])
 
     def to_json(self) -> dict[str, list[dict[str, str]]]:
-        """What the process's file holds."""
         return {
             kind: [{"flag": flag, "sentence": sentence} for flag, sentence in self._said[applied]]
             for kind, applied in (("applied", True), ("not_applied", False))
@@ -241,11 +237,7 @@ Around = Callable[..., Any]
 
 
 class OutermostCalls:
-    """Stands around the outermost calls of one process's modules.
-
-    Args:
-        applying: of the process; its `remove` leaves torch's classes as they were.
-    """
+    """Stands around the outermost calls of one process's modules."""
 
     def __init__(self, applying: Applying) -> None:
         self._applying = applying
@@ -259,7 +251,6 @@ class OutermostCalls:
 
     @classmethod
     def of(cls, applying: Applying) -> OutermostCalls:
-        """Those of a process, made when they are first asked for."""
         found: OutermostCalls = applying.shared.setdefault(cls, cls(applying))
         return found
 

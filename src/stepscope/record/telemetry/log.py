@@ -46,7 +46,6 @@ class Telemetry:
 
     Args:
         folder: a run folder; the file goes to `rank<R>/telemetry/` in it.
-        rank: this process's rank.
         interval_s: seconds between two samples of the machine; None samples nothing.
 
     Attributes:

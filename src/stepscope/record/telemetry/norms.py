@@ -30,7 +30,6 @@ class Watch:
         self._handles: list[Any] = []
 
     def remove(self) -> None:
-        """Take the hooks away."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -39,7 +38,7 @@ class ModelWatch(Watch):
     """Records norms of a model's gradients before its optimizer steps, and of its activations while it runs forward.
 
     Args:
-        modules: names of modules to norms' names; None stands for the model as a whole.
+        modules: names of modules to norms' names; "" is the model as a whole.
         every: record one in so many optimizer steps and forward passes.
     """
 
@@ -247,6 +246,5 @@ def _first_tensor(output: Any) -> Any:
 
 
 def _is_compiling() -> bool:
-    """Whether torch.compile follows this code, which must then stay out of the program it makes."""
     torch: Any = sys.modules["torch"]
     return hasattr(torch, "compiler") and hasattr(torch.compiler, "is_compiling") and torch.compiler.is_compiling()

@@ -305,20 +305,14 @@ class Source(Protocol):
     """Something to ask for values at each interval."""
 
     @property
-    def series(self) -> Series:
-        """What is said to be missing where the source fails as a whole."""
+    def series(self) -> Series: ...
 
     def sample(self, now_ns: int) -> list[tuple[Series, float | None]]:
         """The values at this moment of a clock that never steps back; None for what could not be had just now."""
 
 
 class Sampler:
-    """Asks its sources at a fixed interval and appends what they say.
-
-    Args:
-        interval_s: seconds between two samples.
-        sources: whom to ask; by default all that this machine has.
-    """
+    """Asks its sources every `interval_s` seconds and appends what they say; by default all that this machine has."""
 
     def __init__(self, writer: Writer, interval_s: float, sources: Sequence[Source] | None = None) -> None:
         self._writer = writer
@@ -329,7 +323,6 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="stepscope telemetry sampler", daemon=True)
 
     def start(self) -> None:
-        """Begin; a package that is missing is complained of in one sentence."""
         self._thread.start()
 
     def close(self) -> None:

@@ -139,18 +139,13 @@ class ScalarReader:
 
 
 class PinnedPages:
-    """Memory that devices can copy into while the host goes on; kept, since making it can stop the device.
-
-    Args:
-        allocate: bytes -> a pinned tensor of so many uint8.
-    """
+    """Memory that devices can copy into while the host goes on; kept, since making it can stop the device."""
 
     def __init__(self, allocate: Callable[[int], Any] | None = None) -> None:
         self._allocate = allocate or pinned_bytes
         self._free: defaultdict[int, list[Any]] = defaultdict(list)
 
     def take(self, numbers: int) -> Any:
-        """A page for so many numbers of 8 bytes."""
         size = 8 * max(_SMALLEST_PAGE, 1 << (numbers - 1).bit_length())
         free = self._free[size]
         if not free:
@@ -158,12 +153,10 @@ class PinnedPages:
         return free.pop()
 
     def give_back(self, page: Any) -> None:
-        """The page is read and can be filled again."""
         self._free[page.numel()].append(page)
 
 
 def pinned_bytes(size: int) -> Any:
-    """A new pinned tensor of `size` uint8."""
     torch = sys.modules["torch"]
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 

@@ -1,22 +1,92 @@
-"""One recording by a profiler of XLA, from its warm-up to an `.xplane.pb` file: what `recorder` is for torch."""
+"""The profilers of XLA in this process, that of JAX and that of PyTorch/XLA, and a recording by one of them.
+
+Both write an `.xplane.pb` file and record the device as well as the host. Imports nothing but what the program has.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from stepscope import guard
 from stepscope.errors import UsageError
 from stepscope.files import private_folder, whole_file
 from stepscope.record.run_folder import xplane_name
 from stepscope.record.schedule import RecordOptions
-from stepscope.record.xla_profilers import XlaProfiler
+
+STEP_NAME: Final = "step"
+"""What a step is called that the program does not mark itself; its number is the event's `step_num`."""
+
+
+class XlaProfiler(Protocol):
+    def start(self, folder: Path, options: RecordOptions) -> None:
+        """Begin to record; the profile will be written below a folder."""
+
+    def stop(self) -> None: ...
+
+    def step(self, number: int) -> AbstractContextManager[Any]: ...
+
+    def wait(self) -> None: ...
+
+
+class JaxProfiler:
+    def start(self, folder: Path, options: RecordOptions) -> None:
+        """Begin to record; Python frames only where stacks are asked for, since they are many."""
+        profiler: Any = sys.modules["jax"].profiler
+        if not hasattr(profiler, "ProfileOptions"):  # jax before 0.5 has none
+            profiler.start_trace(str(folder))
+            return
+        chosen = profiler.ProfileOptions()
+        chosen.python_tracer_level = int(options.stacks)
+        profiler.start_trace(str(folder), profiler_options=chosen)
+
+    def stop(self) -> None:
+        profiler: Any = sys.modules["jax"].profiler
+        profiler.stop_trace()
+
+    def step(self, number: int) -> AbstractContextManager[Any]:
+        profiler: Any = sys.modules["jax"].profiler
+        mark: AbstractContextManager[Any] = profiler.TraceAnnotation(STEP_NAME, _r=1, step_num=number)
+        return mark
+
+    def wait(self) -> None:
+        """Wait for every array that is alive, and so for what computes it."""
+        jax: Any = sys.modules["jax"]
+        for array in jax.live_arrays():
+            with guard.attempt():  # given away to a later call, or of a computation that failed
+                array.block_until_ready()
+
+
+class TorchXlaProfiler:
+    def start(self, folder: Path, options: RecordOptions) -> None:
+        import_module("torch_xla.debug.profiler").start_trace(str(folder))
+
+    def stop(self) -> None:
+        import_module("torch_xla.debug.profiler").stop_trace()
+
+    def step(self, number: int) -> AbstractContextManager[Any]:
+        """The event of a StepTrace, without the synchronisation that a StepTrace ends with."""
+        return torch_xla_event(STEP_NAME, _r=1, step_num=number)
+
+    def wait(self) -> None:
+        import_module("torch_xla.core.xla_model").wait_device_ops()
+
+
+def torch_xla_event(name: str, **stats: Any) -> AbstractContextManager[Any]:
+    """An event in the profile, and nothing else: the annotations of PyTorch/XLA also open a scope, inside which the
+    program may not call torch_xla.sync()."""
+    annotation: Any = import_module("torch_xla.debug.profiler").Trace
+    event: AbstractContextManager[Any] = annotation.__bases__[0](name, **stats)
+    return event
+
 
 _COPY_BYTES: Final = 1 << 20
 _NEW, _PREPARED, _RECORDING, _STOPPED = range(4)
@@ -57,7 +127,6 @@ class XlaRecorder:
 
     @property
     def is_recording(self) -> bool:
-        """Whether steps are being recorded now."""
         return self._state == _RECORDING
 
     def prepare(self) -> None:
@@ -80,7 +149,6 @@ class XlaRecorder:
                 self._open_step()
 
     def step(self) -> None:
-        """End the step that is recorded and begin the next."""
         with self._lock, self._guarded("a step could not be marked"):
             if self._state == _RECORDING:
                 self._close_step()
@@ -121,7 +189,6 @@ class XlaRecorder:
             return place
 
     def discard(self) -> None:
-        """Stop without keeping anything."""
         with self._lock:
             self.stop()
             self._state = _STOPPED
