@@ -2,6 +2,7 @@
 
     @entry          a function of ours that the user's process calls: a hook, a thread, a callback, a public method
     around          a function of the program's or of a library's with ours before and after it
+    put             ours in the place of an attribute of theirs, and how to give it back
     attempt         a part of our work that may fail alone, such as one fact of many
     on_failure      how to take off what was put on, should any entry fail
 
@@ -216,6 +217,22 @@ def replaced(original: Any, ours: Callable[..., Any], name: str, *, unless: Call
     return called
 
 
+def put(owner: Any, name: str, ours: Any) -> Callable[[], None]:
+    """Set an attribute of a module or class; returns what gives it back, unless somebody has replaced ours since."""
+    was_there, original = name in vars(owner), vars(owner).get(name)  # a method's descriptor, not what it gives
+    setattr(owner, name, ours)
+
+    def give_back() -> None:
+        if vars(owner).get(name) is not ours:  # somebody has wrapped it since, and goes on to need it
+            return
+        if was_there:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+    return give_back
+
+
 class attempt:
     """A block that may fail alone: what goes wrong in it is kept in `error`, and the code behind it runs.
 
@@ -270,6 +287,14 @@ def attempted(reading: Callable[[], _R]) -> _R | None:
     with attempt():
         return reading()
     return None
+
+
+def tried(function: Callable[..., Any], *positional: Any, **named: Any) -> tuple[Any, Exception | None]:
+    """What foreign code returns, or what it raises, with its traceback, for who may have to raise it again."""
+    try:
+        return function(*positional, **named), None
+    except Exception as error:
+        return None, error
 
 
 def on_failure(what: str, take_off: Callable[[], object], *, thread: int | None = None) -> object:
@@ -400,6 +425,24 @@ def hide(error: BaseException) -> None:
     while passed is not None and passed.tb_frame.f_code.co_filename.startswith(_OURS):
         passed = passed.tb_next
     error.__traceback__ = passed
+
+
+class _Hidden:
+    """A block whose errors pass without the frames of ours that they have come through."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            hide(error)
+
+
+hidden: Final = _Hidden()
 
 
 def _chain(traceback: TracebackType | None) -> list[TracebackType]:

@@ -44,10 +44,10 @@ class BackwardLosses:
 
     def start(self) -> None:
         torch: Any = sys.modules["torch"]
-        self._replace(torch.autograd, "backward", guard.around(torch.autograd.backward, before=self._note))
+        self._restore.append(guard.put(torch.autograd, "backward", guard.around(torch.autograd.backward, self._note)))
         scaler: Any = getattr(getattr(torch, "amp", None), "GradScaler", None)
         if scaler is not None and "scale" in vars(scaler):
-            self._replace(scaler, "scale", guard.around(scaler.scale, after=_scaled))
+            self._restore.append(guard.put(scaler, "scale", guard.around(scaler.scale, after=_scaled)))
 
     def stop(self) -> list[float]:
         """Leave torch as it was; returns the losses, for which it waits for the device."""
@@ -70,16 +70,6 @@ class BackwardLosses:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or _is_captured(torch, loss):
             return
         self._tensors.append(loss.detach().clone())
-
-    def _replace(self, owner: Any, name: str, function: Any) -> None:
-        original = getattr(owner, name)
-        setattr(owner, name, function)
-
-        def restore() -> None:
-            if getattr(owner, name) is function:
-                setattr(owner, name, original)
-
-        self._restore.append(restore)
 
 
 @guard.entry

@@ -138,19 +138,15 @@ class EnergyMeter:
         """Wait for the devices, and read every counter; where they cannot be waited for, only those of the host."""
         with guard.attempt() as waiting:
             synchronise(self._devices, self._uses_jax())
-        waited = waiting.error is None
-        if waiting.error is not None:
-            reason = f"the devices could not be waited for: {sentence(waiting.error)}"
-            for source in self._sources or ():
-                if source.counter.kind == "gpu":
-                    self._lacks(source.counter, reason)
         border = _Border(self._clock_ns(), {})
         for source in self._sources or ():
-            if waited or source.counter.kind != "gpu":
-                with guard.attempt() as reading:
-                    border.joules[source.counter.key] = source.joules()
-                if reading.error is not None:
-                    self._lacks(source.counter, sentence(reading.error))
+            if waiting.error is not None and source.counter.kind == "gpu":
+                self._lacks(source.counter, f"the devices could not be waited for: {sentence(waiting.error)}")
+                continue
+            with guard.attempt() as reading:
+                border.joules[source.counter.key] = source.joules()
+            if reading.error is not None:
+                self._lacks(source.counter, sentence(reading.error))
         return border
 
     def _close_window(self) -> None:
@@ -161,9 +157,10 @@ class EnergyMeter:
         for source in self._sources or ():
             key = source.counter.key
             if key in begun.joules and key in now.joules:
-                reason = _why_nothing(now.joules[key] - begun.joules[key], (now.ns - begun.ns) / 1e9, source)
+                used = now.joules[key] - begun.joules[key]
+                reason = _why_nothing(used, (now.ns - begun.ns) / 1e9, source)
                 if reason is None:
-                    joules[key] = now.joules[key] - begun.joules[key]
+                    joules[key] = used
                 else:
                     self._lacks(source.counter, reason)
         self.record.windows.append(EnergyWindow(self._first_step, self._steps, now.ns - begun.ns, joules))
@@ -190,10 +187,16 @@ def is_first_of_its_machine() -> bool:
     return next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0") == "0"
 
 
+def _torch_on_cuda() -> Any:
+    """Torch, where it has begun to use CUDA; None elsewhere."""
+    torch: Any = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+
 def devices_in_use(uses_jax: bool) -> list[int]:
     """The GPUs on which this process has anything, as it numbers them; asks only libraries that are at work."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+    torch = _torch_on_cuda()
+    if torch is not None:
         numbers = range(torch.cuda.device_count())
         return [each for each in numbers if torch.cuda.memory_reserved(each)] or [torch.cuda.current_device()]
     if uses_jax:
@@ -205,8 +208,8 @@ def devices_in_use(uses_jax: bool) -> list[int]:
 def synchronise(devices: Sequence[int], uses_jax: bool) -> None:
     if not devices:
         return
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+    torch = _torch_on_cuda()
+    if torch is not None:
         for device in devices:
             torch.cuda.synchronize(device)
     elif uses_jax:
@@ -355,9 +358,8 @@ def measure_limits(
 def _run(watts: float, code: int, left: Sequence[dict[str, Any]]) -> LimitRun:
     windows = step_energies([left])["gpu"][0]
     times = [record.step_ns for _, record in records_of(left) if record.step_ns is not None]
-    return LimitRun(
-        watts, code, max(times, default=None), sum(windows) / len(windows) if windows else None, len(windows)
-    )
+    joules = sum(windows) / len(windows) if windows else None
+    return LimitRun(watts, code, max(times, default=None), joules, len(windows))
 
 
 @contextlib.contextmanager

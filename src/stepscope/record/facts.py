@@ -330,7 +330,11 @@ class PaddingSamples:
         from torch.utils.data import dataloader
 
         kinds = (dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter)
-        self._restore = [_watched(kind, self) for kind in kinds if "_next_data" in vars(kind)]
+        self._restore = [
+            guard.put(kind, "_next_data", guard.around(vars(kind)["_next_data"], after=self.seen))
+            for kind in kinds
+            if "_next_data" in vars(kind)
+        ]
 
     def stop(self) -> tuple[PaddingFacts, ...]:
         """Leave the loaders as they were; returns what was seen, the most padded first."""
@@ -463,16 +467,3 @@ def _tensors(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Any]]
     elif depth < _DEEPEST and isinstance(value, (list, tuple)):
         for place, inner in enumerate(value[:32]):
             yield from _tensors(inner, f"{name}[{place}]", depth + 1)
-
-
-def _watched(kind: Any, samples: PaddingSamples) -> Callable[[], None]:
-    """Have an iterator's class show its batches; returns what takes that back."""
-    original = vars(kind)["_next_data"]
-    next_data = guard.around(original, after=samples.seen)
-    kind._next_data = next_data
-
-    def give_back() -> None:
-        if vars(kind).get("_next_data") is next_data:
-            kind._next_data = original
-
-    return give_back

@@ -64,24 +64,47 @@ class Marker:
         return True
 
 
-class StepHooks:
-    """The hooks in torch; the steps they see go to the process's controller.
+class _Hooks:
+    """Hooks in one framework; the steps they see go to the process's controller."""
+
+    def __init__(self, controller: StepController) -> None:
+        self._controller = controller
+        self._removals: dict[StepSource, Callable[[], None]] = {}
+
+    def install(self) -> None:
+        """Look out for steps, and for profilers of the program's own; the framework is imported already."""
+        self._controller.keeps_watch = True
+        self._controller.others.watch()
+
+    def keep(self, source: StepSource) -> None:
+        """Keep only the hooks of this source and of better ones."""
+        for lower in [each for each in self._removals if each < source and self._is_decided(each, source)]:
+            self._removals.pop(lower)()
+
+    def _is_decided(self, lower: StepSource, source: StepSource) -> bool:
+        return True
+
+    def remove(self) -> None:
+        self.keep(StepSource.EXPLICIT)
+        self._controller.keeps_watch = False
+        self._controller.others.unwatch()
+
+
+class StepHooks(_Hooks):
+    """Hooks in torch.
 
     Args:
         watch_input: measure the stages of DataLoaders too, which costs some microseconds a batch.
     """
 
     def __init__(self, controller: StepController, *, watch_input: bool = True) -> None:
-        self._controller = controller
+        super().__init__(controller)
         self._watches_input = watch_input
-        self._removals: dict[StepSource, Callable[[], None]] = {}
         self._checked = False
 
     def install(self) -> None:
-        """Look out for steps, and for profilers of the program's own; torch is imported already."""
         self._controller.on_source = self.keep
-        self._controller.keeps_watch = True
-        self._controller.others.watch()
+        super().install()
         if self._watches_input:
             _watch_input(self, True)
         self._removals = {
@@ -90,15 +113,8 @@ class StepHooks:
             StepSource.OPTIMIZER: _optimizer_hook(self._seen),
         }
 
-    def keep(self, source: StepSource) -> None:
-        """Keep only the hooks of this source and of better ones."""
-        for lower in [each for each in self._removals if each < source]:
-            self._removals.pop(lower)()
-
     def remove(self) -> None:
-        self.keep(StepSource.EXPLICIT)
-        self._controller.keeps_watch = False
-        self._controller.others.unwatch()
+        super().remove()
         if self._watches_input:
             _watch_input(self, False)
 
@@ -229,15 +245,8 @@ def _loader_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
     from torch.utils.data import dataloader
 
     iterator: Any = dataloader._BaseDataLoaderIter
-    original = iterator.__next__
-    following = guard.around(original, before=_LoaderSteps(seen).begins)
-    iterator.__next__ = following
-
-    def remove() -> None:
-        if iterator.__next__ is following:
-            iterator.__next__ = original
-
-    return remove
+    following = guard.around(iterator.__next__, before=_LoaderSteps(seen).begins)
+    return guard.put(iterator, "__next__", following)
 
 
 class _ForwardCalls:
@@ -273,20 +282,10 @@ class _ForwardCalls:
         """Wrap the class of a module, so that the module's own calls are seen."""
         kind: Any = type(module)
         self._found = weakref.ref(module)
-        own, original = "__call__" in vars(kind), kind.__call__
-        called = guard.around(original, before=self._called, unless=_compiling())
-
-        def restore() -> None:
-            if vars(kind).get("__call__") is called:
-                if own:
-                    kind.__call__ = original
-                else:
-                    del kind.__call__
-
-        kind.__call__ = called
-        self._restore = restore
+        called = guard.around(kind.__call__, before=self._called, unless=_compiling())
+        self._restore = guard.put(kind, "__call__", called)
         if self._removed:
-            restore()
+            self._restore()
 
     @guard.entry
     def _called(self, module: Any, *positional: Any, **named: Any) -> None:
@@ -331,37 +330,26 @@ def _codes_of_module_calls() -> tuple[Any, ...]:
 _MAKERS: Final = ("jit", "pmap")
 
 
-class XlaHooks:
-    """The hooks of one process in JAX, or `of_torch` in PyTorch/XLA; the steps they see go to its controller."""
+class XlaHooks(_Hooks):
+    """Hooks in JAX, or `of_torch` in PyTorch/XLA."""
 
     def __init__(self, controller: StepController, *, of_torch: bool = False) -> None:
-        self._controller = controller
+        super().__init__(controller)
         self._of_torch = of_torch
-        self._removals: dict[StepSource, Callable[[], None]] = {}
 
     def install(self) -> None:
-        self._controller.keeps_watch = True
-        self._controller.others.watch()
+        super().install()
         if self._of_torch:
             annotation: Any = sys.modules["torch_xla.debug.profiler"].StepTrace
         else:
             annotation = sys.modules["jax"].profiler.StepTraceAnnotation
             self._removals[StepSource.JITTED] = _jitted_calls(self._seen)
-        self._removals[StepSource.ANNOTATION] = _step_annotations(annotation, self._seen)
+        left = guard.around(annotation.__exit__, after=lambda *_: self._seen(StepSource.ANNOTATION))
+        self._removals[StepSource.ANNOTATION] = guard.put(annotation, "__exit__", left)
 
-    def keep(self, source: StepSource) -> None:
-        """Keep only the hooks of this source and of better ones.
-
-        Calls are looked out for until it is known whether steps that a DataLoader shows are done in JAX.
-        """
-        for lower in [each for each in self._removals if each < source]:
-            if lower is not StepSource.JITTED or source >= StepSource.OPTIMIZER or self._controller.uses_jax:
-                self._removals.pop(lower)()
-
-    def remove(self) -> None:
-        self.keep(StepSource.EXPLICIT)
-        self._controller.keeps_watch = False
-        self._controller.others.unwatch()
+    def _is_decided(self, lower: StepSource, source: StepSource) -> bool:
+        """Calls are looked out for until it is known whether steps that a DataLoader shows are done in JAX."""
+        return lower is not StepSource.JITTED or source >= StepSource.OPTIMIZER or self._controller.uses_jax
 
     @guard.entry
     def _seen(self, source: StepSource) -> None:
@@ -371,22 +359,6 @@ class XlaHooks:
             self.keep(self._controller.source)
         elif source in self._removals:
             self._controller.step_boundary(source)
-
-
-def _step_annotations(annotation: Any, seen: Callable[[StepSource], None]) -> Callable[[], None]:
-    own, original = "__exit__" in vars(annotation), annotation.__exit__
-
-    left = guard.around(original, after=lambda *_: seen(StepSource.ANNOTATION))
-    annotation.__exit__ = left
-
-    def remove() -> None:
-        if vars(annotation).get("__exit__") is left:
-            if own:
-                annotation.__exit__ = original
-            else:
-                del annotation.__exit__
-
-    return remove
 
 
 class _Calls:
@@ -404,10 +376,8 @@ class _Calls:
         self._begins(key)
         self._inside.yes = True
         try:
-            return function(*positional, **named)
-        except BaseException as error:
-            guard.hide(error)
-            raise
+            with guard.hidden:
+                return function(*positional, **named)
         finally:
             self._inside.yes = False
 
@@ -471,16 +441,13 @@ def _key(function: Any) -> int:
 def _jitted_calls(seen: Callable[[StepSource], None]) -> Callable[[], None]:
     jax: Any = sys.modules["jax"]
     calls = _Calls(seen)
-    originals = {name: getattr(jax, name) for name in _MAKERS if hasattr(jax, name)}
-    wrapped = {name: _maker(original, calls) for name, original in originals.items()}
-    for name, maker in wrapped.items():
-        setattr(jax, name, maker)
+    makers = {name: _maker(getattr(jax, name), calls) for name in _MAKERS if hasattr(jax, name)}
+    give_back = [guard.put(jax, name, maker) for name, maker in makers.items()]
 
     def remove() -> None:
         calls.seen = None
-        for name, maker in wrapped.items():
-            if getattr(jax, name) is maker:
-                setattr(jax, name, originals[name])
+        for each in give_back:
+            each()
 
     return remove
 

@@ -245,13 +245,10 @@ class Timed:
     def __call__(self, *positional: Any, **named: Any) -> Any:
         begun, processor = time.perf_counter_ns(), self._processor_ns()
         try:
-            result = self._function(*positional, **named)
-        except BaseException as error:
-            guard.hide(error)
+            with guard.hidden:
+                return self._function(*positional, **named)
+        finally:
             _count(self, begun, processor)
-            raise
-        _count(self, begun, processor)
-        return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)

@@ -12,11 +12,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from stepscope import guard
 
@@ -157,20 +158,19 @@ class RunManifest:
         Raises:
             ValueError: it does not say which command was run.
         """
-        if not _is_list_of(content.get("command"), str):
+        if not isinstance(content.get("command"), list) or not _fits(content["command"], list[str]):
             raise ValueError("it does not say which command was run")
         values: dict[str, Any] = {}
         whole = True
-        for name, fits in _FITS.items():
+        for name, kind in _kept_types().items():
             value = content.get(name)
             if value is None:
                 continue
-            if isinstance(value, list) and name in ("recordings", "applied"):
+            if isinstance(value, list) and name in ("recordings", "applied"):  # each is looked at by itself
                 kept = [one for one in value if isinstance(one, dict)]
                 whole &= len(kept) == len(value)
                 values[name] = tuple(map(of_recording if name == "recordings" else dict, kept))
-                continue
-            if fits(value):
+            elif _fits(value, kind):
                 values[name] = tuple(value) if isinstance(value, list) else value
             else:
                 whole = False
@@ -179,62 +179,49 @@ class RunManifest:
 
 def of_recording(content: Mapping[str, Any]) -> dict[str, Any]:
     """What a process left of its recording, without values that none of them writes."""
+    kinds = _types_of_recording()
+    return {name: value for name, value in content.items() if value is None or _fits(value, kinds.get(name, Any))}
+
+
+def _fits(value: object, kind: Any) -> bool:
+    import msgspec  # not in the user's program, which only writes
+
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+@cache
+def _kept_types() -> dict[str, Any]:
+    """The types of a manifest's values."""
+    from msgspec import Meta
+
+    time_s = Annotated[float, Meta(ge=0, lt=_LATEST_S)]
+    whole = Annotated[int, Meta(gt=-_LARGEST, lt=_LARGEST)]
     return {
-        name: value
-        for name, value in content.items()
-        if value is None or name not in _OF_RECORDING or _OF_RECORDING[name](value)
+        **dict.fromkeys(("command", "devices"), list[str]),
+        **dict.fromkeys(("folder", "host"), str),
+        **dict.fromkeys(("started_unix_s", "ended_unix_s"), time_s),
+        **dict.fromkeys(("exit_code", "schema"), whole),
+        **dict.fromkeys(("versions", "environment"), dict[str, str]),
+        **dict.fromkeys(("git", "system", "options", "recordings", "applied"), dict[str, Any]),
     }
 
 
-def _is_list_of(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(isinstance(one, kind) for one in value)
+@cache
+def _types_of_recording() -> dict[str, Any]:
+    from msgspec import Meta
 
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_object_of_texts(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LATEST_S
-
-
-def _is_whole(value: object) -> bool:
-    return type(value) is int and abs(value) < _LARGEST
-
-
-_FITS: Final[dict[str, Callable[[object], bool]]] = {
-    "command": lambda value: _is_list_of(value, str),
-    "folder": _is_text,
-    "host": _is_text,
-    "started_unix_s": _is_time,
-    "ended_unix_s": _is_time,
-    "exit_code": _is_whole,
-    "git": _is_object,
-    "versions": _is_object_of_texts,
-    "system": _is_object,
-    "devices": lambda value: _is_list_of(value, str),
-    "environment": _is_object_of_texts,
-    "options": _is_object,
-    "recordings": _is_object,
-    "applied": _is_object,
-    "schema": _is_whole,
-}
-"""What each value of a manifest has to be; of recordings and what was applied each element is looked at by itself."""
-_OF_RECORDING: Final[dict[str, Callable[[object], bool]]] = {
-    **dict.fromkeys(("steps", "first_step", "asked_steps", "world_size", "process", "captures"), _is_whole),
-    **dict.fromkeys(("trace", "problem", "host", "source", "own_profiler_name"), _is_text),
-    **dict.fromkeys(("facts", "energy"), _is_object),
-    "said": lambda value: _is_list_of(value, str),
-    "step_times": lambda value: _is_list_of(value, dict),
-}
+    whole = Annotated[int, Meta(gt=-_LARGEST, lt=_LARGEST)]
+    return {
+        **dict.fromkeys(("steps", "first_step", "asked_steps", "world_size", "process", "captures"), whole),
+        **dict.fromkeys(("trace", "problem", "host", "source", "own_profiler_name"), str),
+        **dict.fromkeys(("facts", "energy"), dict[str, Any]),
+        "said": list[str],
+        "step_times": list[dict[str, Any]],
+    }
 
 
 def speed_environment(environment: Mapping[str, str], *, redact: bool = False) -> dict[str, str]:
@@ -373,7 +360,7 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def _program_of(command: Sequence[str]) -> str:
-    """The word that tells most about a command: its script, its module, else the program itself."""
+    """The word that names a command best: its script, its module, else the program itself."""
     script = next((word for word in command if word.endswith(".py")), None)
     if script is not None:
         return script

@@ -14,6 +14,8 @@ import os
 import sys
 from typing import Any
 
+from stepscope import guard
+
 
 def main(order: dict[str, Any]) -> None:
     """Carry out one order.
@@ -28,18 +30,14 @@ def main(order: dict[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")
         answers.flush()
 
-    try:
-        client: Any = importlib.import_module("xprof.convert._pywrap_profiler_plugin")
-        trace = client.trace
-    except Exception as error:  # whatever is wrong with the package
-        answer(problem=f"the xprof package cannot be used: {type(error).__name__}: {error}")
+    with guard.attempt() as loading:  # whatever is wrong with the package
+        trace: Any = importlib.import_module("xprof.convert._pywrap_profiler_plugin").trace
+    if loading.error is not None:
+        answer(problem=f"the xprof package cannot be used: {type(loading.error).__name__}: {loading.error}")
         return
     answer(ready=True)
     if not sys.stdin.readline():  # nobody waits any more
         return
-    try:
+    with guard.attempt() as tracing:  # of C++, by whatever type
         trace(order["address"], order["folder"], "", True, order["milliseconds"], 1, order["options"])
-    except Exception as error:  # of C++, by whatever type
-        answer(problem=str(error))
-        return
-    answer(done=True)
+    answer(**({"done": True} if tracing.error is None else {"problem": str(tracing.error)}))

@@ -120,7 +120,7 @@ class RunFolder:
         return [path for _, path in sorted(found)]
 
     def latest_traces(self) -> list[Path]:
-        """The last trace file of each rank that has any, by rank."""
+        """The last trace file of each rank that has any."""
         return [traces[-1] for rank in self.ranks() if (traces := self.traces_of(rank))]
 
     def manifest(self) -> RunManifest:

@@ -6,6 +6,7 @@ folders: also a damaged row of it, which its checksum tells. Any number of proce
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -18,7 +19,6 @@ from typing import Any, Final, TypeVar
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.files import private_file, private_folder
-from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder, data_folder, default_root, is_run_folder
 
 _PATIENCE_S: Final = 15.0
@@ -34,7 +34,6 @@ create table if not exists runs (
     checksum integer
 ) without rowid
 """
-NoneType: Final = type(None)
 _Result = TypeVar("_Result")
 _log = logging.getLogger("stepscope.kept")
 
@@ -142,15 +141,9 @@ class RunIndex:
         if len(whole) == len(rows):
             return whole
         database.execute("delete from runs")
-        _put(database, whole)
-        _put(database, self._found())
-        lost = len(rows) - len(whole)
-        _log.warning(
-            "the index of runs, %s, was damaged in %d of %d rows and is made anew from the run folders",
-            self.path,
-            lost,
-            len(rows),
-        )
+        _put(database, [*whole, *self._found()])
+        damaged = "the index of runs, %s, was damaged in %d of %d rows and is made anew from the run folders"
+        _log.warning(damaged, self.path, len(rows) - len(whole), len(rows))
         return self._whole_rows(database)
 
     def _found(self) -> Iterator[RunRecord]:
@@ -159,7 +152,8 @@ class RunIndex:
     def _prepared(self) -> sqlite3.Connection:
         database = sqlite3.connect(private_file(self.path), timeout=_PATIENCE_S)
         database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
-        try:
+        with contextlib.ExitStack() as unless_usable:
+            unless_usable.callback(database.close)
             database.execute("pragma journal_mode = wal")
             if database.execute("pragma quick_check(1)").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("its pages contradict each other")
@@ -173,9 +167,7 @@ class RunIndex:
             if is_new:
                 with database:
                     _put(database, self._found())
-        except BaseException:
-            database.close()
-            raise
+            unless_usable.pop_all()
         return database
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
@@ -213,14 +205,14 @@ def _records(places: Iterable[Path]) -> Iterator[RunRecord]:
 
 
 def _record(folder: RunFolder) -> RunRecord:
-    manifest: RunManifest = folder.manifest()
+    manifest = folder.manifest()
     return RunRecord(
-        path=folder.path,
-        name=folder.name,
-        command=manifest.command_line,
-        started_unix_s=float(manifest.started_unix_s),
-        ended_unix_s=None if manifest.ended_unix_s is None else float(manifest.ended_unix_s),
-        exit_code=manifest.exit_code,
+        folder.path,
+        folder.name,
+        manifest.command_line,
+        float(manifest.started_unix_s),
+        None if manifest.ended_unix_s is None else float(manifest.ended_unix_s),
+        manifest.exit_code,
         traces=len(folder.traces()),
     )
 
@@ -245,4 +237,4 @@ def _checksum(values: Iterable[object]) -> int:
 
 
 _COLUMNS: Final = list(RunRecord.__dataclass_fields__)
-_TYPES: Final[tuple[Any, ...]] = (str, str, str, float, (float, NoneType), (int, NoneType), int)
+_TYPES: Final[tuple[Any, ...]] = (str, str, str, float, (float, type(None)), (int, type(None)), int)

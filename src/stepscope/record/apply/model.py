@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from stepscope import guard
 from stepscope.record.apply.flags import Flag, Value
 from stepscope.record.apply.patching import Applying, Around, OutermostCalls, in_a_line, users_place
 
@@ -73,14 +74,14 @@ class _Compiling:
     def _around(self, call: Callable[..., Any], module: Any, *positional: Any, **named: Any) -> Any:
         if not is_compiled(module):
             return call(*positional, **named)
-        try:
-            return call(*positional, **named)
-        except Exception as error:  # of the model's or the compiler's
-            if not _is_the_compilers(error):
-                raise
-            module._compiled_call_impl = None
-            self._applying.could_not("compile", f"{type(module).__name__} goes on uncompiled: {in_a_line(error)}")
-            return call(*positional, **named)
+        result, error = guard.tried(call, *positional, **named)
+        if error is None:
+            return result
+        if not _is_the_compilers(error):
+            raise error
+        module._compiled_call_impl = None
+        self._applying.could_not("compile", f"{type(module).__name__} goes on uncompiled: {in_a_line(error)}")
+        return call(*positional, **named)
 
 
 def is_compiled(module: Any) -> bool:

@@ -90,17 +90,7 @@ class Applying:
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute until `remove`."""
-        own, before = name in vars(owner), vars(owner).get(name)  # a method's descriptor, not what it gives
-        setattr(owner, name, value)
-
-        def restore() -> None:
-            if vars(owner).get(name) is value:  # else somebody has wrapped it since, and goes on to need it
-                if own:
-                    setattr(owner, name, before)
-                else:
-                    delattr(owner, name)
-
-        self._undo.callback(restore)
+        self._undo.callback(guard.put(owner, name, value))
 
     def wrap(
         self, owner: Any, name: str, around: Callable[..., Any], *, unless: Callable[[], bool] = lambda: False
@@ -278,14 +268,8 @@ class OutermostCalls:
             return is_compiling() or not self._is_watching or getattr(self._thread, "is_inside", False)
 
         called = guard.replaced(original, self._run, "apply.Module.__call__", unless=unless)
-
-        def restore() -> None:
-            if vars(module).get("__call__") is called:
-                module.__call__ = original
-
-        module.__call__ = called
-        self._unwatch = restore
-        self._applying.on_remove(restore)
+        self._unwatch = guard.put(module, "__call__", called)
+        self._applying.on_remove(self._unwatch)
 
     def _adopt(self, module: Any) -> None:
         """Take note of a module; what cannot be done with it leaves it as it was."""
