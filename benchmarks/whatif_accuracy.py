@@ -216,7 +216,7 @@ def left_out() -> str:
     sentences = []
     if not (Path(os.environ.get("STEPSCOPE_TRACES", "")) / "kineto").is_dir():
         sentences.append("- Real recordings are left out: STEPSCOPE_TRACES names no folder of them.")
-    if "nsys" not in [reader.NAME for reader in READERS]:
+    if "nsight_systems" not in [reader.name for reader in READERS]:
         sentences.append("- Recordings of Nsight Systems are left out: stepscope cannot read them yet.")
     return "\n".join(sentences)
 

@@ -94,7 +94,7 @@ def obeyed(text: str) -> set[str]:
 
 
 def test_every_command_is_looked_at() -> None:
-    assert {command.NAME for command in COMMANDS} == WORDS.keys() | OTHERS
+    assert {command.name for command in COMMANDS} == WORDS.keys() | OTHERS
 
 
 @pytest.mark.parametrize("name", WORDS)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from stepscope import commands
-from stepscope.analysis.summary import DeviceUse, HostUse
+from stepscope.analysis.device_time import DeviceUse, HostUse
 from stepscope.diagnosis import diagnose_view
 from stepscope.diagnosis.diagnosis import Afterwards, DeviceSummary, Together, Unreadable
 from stepscope.diagnosis.finding import Confidence, Evidence, Location, NotAnswered, Remedy, SavingFrom, Severity

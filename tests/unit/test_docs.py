@@ -6,38 +6,45 @@ import inspect
 import re
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import cast
 
 import pytest
 
 from stepscope.commands import main
-from stepscope.diagnosis.finding import Threshold
 from stepscope.diagnosis.pages import SECTIONS, rule_index, rule_page
+from stepscope.diagnosis.rule import Answers, Limits, Rule, Threshold
 from stepscope.diagnosis.rules import RULES
+from stepscope.diagnosis.view import View
 from tests import api_page
 from tests.quoted_output import PAGES, with_output
+from tests.rule_list import LIST, rule_list
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "rules"
 
-UNDOCUMENTED = cast(ModuleType, SimpleNamespace(ID="nothing", TITLE="Nothing is slow", THRESHOLDS={}, __doc__=None))
-SMALL = cast(
-    ModuleType,
-    SimpleNamespace(
-        ID="small",
-        TITLE="Kernels are small",
-        THRESHOLDS={
-            "share": Threshold(0.05, "share", "share of small kernels"),
-            "length": Threshold(2000, "ns", "a kernel's length"),
-            "kernels": Threshold(10, "count", "kernels that are many"),
-        },
-        __doc__="""# What it finds
-    Small kernels.
 
-    # What to do
-    Fuse them.
-    """,
-    ),
+class DocumentedRule(Rule):
+    """A rule with the page that the test gives it."""
+
+    page = "# What it finds\nSmall kernels.\n\n# What to do\nFuse them."
+
+
+class UndocumentedRule(Rule):
+    page = ""
+
+
+def finds_nothing(view: View, limits: Limits) -> Answers:
+    yield from ()
+
+
+UNDOCUMENTED = UndocumentedRule("nothing", "Nothing is slow", {}, finds_nothing)
+SMALL = DocumentedRule(
+    "small",
+    "Kernels are small",
+    {
+        "share": Threshold(0.05, "share", "share of small kernels in the {period}"),
+        "length": Threshold(2000, "ns", "a kernel's length"),
+        "kernels": Threshold(10, "count", "kernels that are many"),
+    },
+    finds_nothing,
 )
 
 
@@ -52,7 +59,7 @@ def test_a_page() -> None:
         "## Thresholds\n\n"
         "| threshold | default | meaning |\n"
         "|---|---|---|\n"
-        "| `small.share` | 0.05 (a share: 5%) | share of small kernels |\n"
+        "| `small.share` | 0.05 (a share: 5%) | share of small kernels in the step |\n"
         "| `small.length` | 2000 ns | a kernel's length |\n"
         "| `small.kernels` | 10 | kernels that are many |\n\n"
         "Set one when diagnosing:\n\n"
@@ -60,9 +67,9 @@ def test_a_page() -> None:
     )
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.ID)
-def test_every_rules_page_is_up_to_date(rule: ModuleType) -> None:
-    page = FOLDER / f"{rule.ID}.md"
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_every_rules_page_is_up_to_date(rule: Rule) -> None:
+    page = FOLDER / f"{rule.id}.md"
 
     assert page.is_file(), "run scripts/generate_docs"
     assert page.read_text(encoding="utf-8") == rule_page(rule), "run scripts/generate_docs"
@@ -70,22 +77,29 @@ def test_every_rules_page_is_up_to_date(rule: ModuleType) -> None:
     assert headings == [*SECTIONS, "Thresholds"]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.ID)
-def test_every_rule_is_explained(rule: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", rule.ID]) == 0
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_every_rule_is_explained(rule: Rule, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", rule.id]) == 0
 
     explained = capsys.readouterr().out
-    assert rule.ID in explained
+    assert rule.id in explained
     assert "What to do" in explained
 
 
 def test_the_index_is_up_to_date_and_no_page_is_left_over() -> None:
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == rule_index(), "run scripts/generate_docs"
-    assert {path.name for path in FOLDER.iterdir()} == {"README.md", *(f"{rule.ID}.md" for rule in RULES)}
+    assert {path.name for path in FOLDER.iterdir()} == {"README.md", *(f"{rule.id}.md" for rule in RULES)}
+
+
+def test_every_file_of_the_folder_is_listed() -> None:
+    assert LIST.read_text(encoding="utf-8") == rule_list(), "run scripts/generate_docs"
+    assert sorted(rule.id for rule in RULES) == sorted(
+        path.stem.replace("_", "-") for path in LIST.parent.glob("[a-z]*.py")
+    )
 
 
 def test_the_index_lists_every_rule_once() -> None:
-    assert re.findall(r"^\| \[(.+?)\]", rule_index(), re.MULTILINE) == [rule.ID for rule in RULES]
+    assert re.findall(r"^\| \[(.+?)\]", rule_index(), re.MULTILINE) == [rule.id for rule in RULES]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

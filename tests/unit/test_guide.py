@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
@@ -10,22 +9,23 @@ import pytest
 from stepscope.analysis.derived import DERIVED
 from stepscope.analysis.host import CAUSES
 from stepscope.commands import COMMANDS
+from stepscope.commands.shared.command import Command, CommandParser
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def options_of(command: object) -> list[str]:
-    parser = argparse.ArgumentParser()
-    command.prepare_parser(parser)  # type: ignore[attr-defined]
+def options_of(command: Command) -> list[str]:
+    parser = CommandParser()
+    command.prepare_parser(parser)
     return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.NAME)
-def test_every_command_and_option_stands_in_the_guide(command: object) -> None:
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_and_option_stands_in_the_guide(command: Command) -> None:
     guide = (DOCS / "guide.md").read_text()
-    wanted = [f"stepscope {command.NAME}", *options_of(command)]  # type: ignore[attr-defined]
+    wanted = [f"stepscope {command.name}", *options_of(command)]
     assert [word for word in wanted if word not in guide and word != "--help"] == []
 
 

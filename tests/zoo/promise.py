@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import stepscope
 from stepscope.diagnosis.diagnosis import diagnose, rule_by_id
 from stepscope.diagnosis.finding import Finding
 from stepscope.diagnosis.ranks import RankRecord, across_ranks, rank_record
+from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
+from stepscope.whatif import Change
 from stepscope.whatif.changes import together
 
 SMALLEST: Final = 0.01
@@ -42,9 +43,9 @@ class Promise:
 class AttributedView(View):
     """A trace as the rules see it, whose findings save what they cost: nothing is replayed."""
 
-    def finding(self, *arguments: Any, **options: Any) -> Finding:
-        """As `View.finding`, without a change."""
-        return super().finding(*arguments, **{**options, "change": None})
+    def saving_ns(self, cost_ns: float, change: Change | None) -> tuple[int, Change | None]:
+        """What a step loses with the cost, without a change."""
+        return super().saving_ns(cost_ns, None)
 
 
 def promise(traces: Sequence[Path], rules: Sequence[str]) -> Promise | None:
@@ -90,9 +91,9 @@ def _shown(finding: Finding) -> bool:
     return finding.saving_share >= SMALLEST and finding.severity != "note"
 
 
-def _attributed(trace: Trace, rules: Sequence[ModuleType]) -> float:
+def _attributed(trace: Trace, rules: Sequence[Rule]) -> float:
     view = AttributedView(trace)
-    return _added([one for rule in rules for one in rule.check(view).findings if one.severity != "note"])
+    return _added([one for rule in rules for one in rule.ask(view).findings if one.severity != "note"])
 
 
 def _added(findings: Sequence[Finding]) -> float:

@@ -13,7 +13,7 @@ from tests.zoo.registry import Program
 from tests.zoo.simulated import SIMULATED
 from tests.zoo.verdict import Verdict
 
-RULE_NAMES = {rule.ID for rule in RULES}
+RULE_NAMES = {rule.id for rule in RULES}
 NOT_PROGRAMS = {"command", "measure", "models", "promise", "registry", "simulated", "timing", "verdict"}
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import TABLES, HostActivity, host_activity
+from stepscope.analysis.host import HostActivity, host_activity
 from stepscope.analysis.module_paths import (
     FORWARD,
     INPUT,
@@ -40,7 +40,7 @@ from stepscope.analysis.module_paths import (
     phases,
     phases_of_scopes,
 )
-from stepscope.analysis.operators import Numbering, at, own_values
+from stepscope.analysis.rows import Numbering, at, by_value, gathered, nullable, row_numbers
 from stepscope.trace import Trace
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.trace.nesting import Rows, inherit
@@ -54,7 +54,6 @@ ATTRIBUTION_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "phase": pl.String,  # one of PHASES
 }
 
-_OPERATORS, _FRAMES, _ANNOTATIONS = TABLES.index("operators"), TABLES.index("frames"), TABLES.index("annotations")
 _ENTRY: Final = re.compile(r"(.+)\((\d{1,9})\): (.+)", re.DOTALL)
 
 
@@ -122,13 +121,13 @@ class Attribution:
     def work_slices(self) -> Rows:
         """For each row of `device_work` the slice of the call that launched it, or its operator's; -1 for neither."""
         work, calls = self.trace.device_work, self.trace.launches
-        launch = work["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
+        launch = row_numbers(work["launch"])
         result = at(self.activity.slices_of("launches"), launch)
-        operator = at(calls["operator"].cast(pl.Int64).fill_null(-1).to_numpy(), launch)
-        known = self.trace.operators.with_row_index("row").select(pl.col("row").cast(pl.Int64), "external_id")
+        operator = at(row_numbers(calls["operator"]), launch)
+        known = self.trace.operators.with_row_index("row").select("row", "external_id")
         known = known.filter(pl.col("external_id") > 0).unique("external_id", keep="none")
         named = work.select("external_id").join(known, on="external_id", how="left", maintain_order="left")["row"]
-        operator = np.where(operator >= 0, operator, named.fill_null(-1).to_numpy())
+        operator = np.where(operator >= 0, operator, row_numbers(named))
         return np.where(result >= 0, result, at(self.operator_slices, operator))
 
     @cached_property
@@ -141,9 +140,7 @@ class Attribution:
         return np.where(is_input, INPUT, phase).astype(np.int8)
 
     def _phase_of(self, slices: Rows) -> npt.NDArray[np.int8]:
-        if not len(self.phase):  # nothing was recorded on the host
-            return np.full(len(slices), OTHER, np.int8)
-        return np.where(slices >= 0, self.phase[np.maximum(slices, 0)], OTHER).astype(np.int8)
+        return np.where(slices >= 0, at(self.phase, slices), OTHER).astype(np.int8)
 
     def operators(self) -> pl.DataFrame:
         """Place, module and phase of each row of `operators`, in order; columns as in ATTRIBUTION_SCHEMA."""
@@ -156,11 +153,9 @@ class Attribution:
 
     def _frame(self, place_of: Rows, module_of: Rows, phase: npt.NDArray[np.int8]) -> pl.DataFrame:
         places = pl.DataFrame(self.places, schema=dict(list(ATTRIBUTION_SCHEMA.items())[:4]), orient="row")
-        place, module = _nullable(place_of), _nullable(module_of)
-        columns = [places[name].gather(place).alias(name) for name in places.columns]
-        modules = pl.Series(self.modules, dtype=pl.String).gather(module).alias("module")
-        phases = pl.Series(PHASES, dtype=pl.String).gather(phase.astype(np.int64)).alias("phase")
-        return pl.DataFrame([*columns, modules, phases])
+        modules = pl.Series(self.modules, dtype=pl.String).gather(nullable(module_of))
+        phases = pl.Series(PHASES).gather(phase)
+        return gathered(places, place_of).with_columns(modules.alias("module"), phases.alias("phase"))
 
 
 def attribute(
@@ -175,7 +170,8 @@ def attribute(
     sources = node_source(trace)
     redirected, caused = _through_forward(trace, activity, sources)
     places = Numbering[SourcePlace]()
-    line = _recorded_lines(trace, activity, places)
+    recorded = trace.operators.select(file="source_file", line="source_line", function="source_function")
+    line = activity.spread("operators", _numbered(recorded, activity, places))
     line_place = _numbered(trace.lines.select("file", "line", "function"), activity, places)
     frame = _user_frames(trace, activity, places)
     stack = _call_stacks(trace, activity, places)
@@ -245,63 +241,45 @@ def _through_forward(trace: Trace, activity: HostActivity, sources: Rows) -> tup
     return around, inherit(own, activity.around) > 0
 
 
-def _recorded_lines(trace: Trace, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
-    """The place of each slice that the recording kept a line of the user's with, -1 for none."""
-    lines = trace.operators.select(file="source_file", line="source_line", function="source_function")
-    return own_values(activity, _OPERATORS, _numbered(lines, activity, places))
-
-
 def _numbered(lines: pl.DataFrame, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
     """The place of each row of file, line and function, -1 where the file is not the user's."""
-    different = lines.filter(pl.col("line").is_not_null()).unique(maintain_order=True)
-    numbers = [
-        places[SourcePlace(file, line, function or "", True)] if file in activity.user_code else -1
-        for file, line, function in different.iter_rows()
-    ]
-    known = different.with_columns(place=pl.Series(numbers, dtype=pl.Int64))
-    joined = lines.join(known, on=lines.columns, how="left", nulls_equal=True, maintain_order="left")
-    return joined["place"].fill_null(-1).to_numpy()
+
+    def number(file: str | None, line: int | None, function: str | None) -> int:
+        if line is None or file is None or file not in activity.user_code:
+            return -1
+        return places[SourcePlace(file, line, function or "", True)]
+
+    return by_value(lines, number)
 
 
 def _user_frames(trace: Trace, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
     """The place of each slice that is a frame of the user's, -1 for none."""
-    frames = trace.frames
-    if frames.is_empty():
-        return np.full(len(activity.row), -1, np.int64)
-    different = frames.select("name", "file").unique(maintain_order=True)
-    numbers = []
-    for name, file in different.iter_rows():
+
+    def number(name: str, file: str | None) -> int:
         entry = parse(name) if file in activity.user_code else None
-        numbers.append(-1 if entry is None else places[SourcePlace(*entry, False)])
-    known = different.with_columns(place=pl.Series(numbers, dtype=pl.Int64))
-    joined = frames.select("name", "file").join(
-        known, on=["name", "file"], how="left", nulls_equal=True, maintain_order="left"
-    )
-    return own_values(activity, _FRAMES, joined["place"].fill_null(-1).to_numpy())
+        return -1 if entry is None else places[SourcePlace(*entry, False)]
+
+    return activity.spread("frames", by_value(trace.frames.select("name", "file"), number))
 
 
 def _call_stacks(trace: Trace, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
     """The place of each slice that has a call stack with an entry of the user's, -1 for none."""
-    result = np.full(len(activity.row), -1, np.int64)
-    for code in (_OPERATORS, _ANNOTATIONS):
-        place = _stack_places(trace.table(TABLES[code])["call_stack"], activity, places)
-        result = np.maximum(result, own_values(activity, code, place))
-    return result
+    own, annotated = (
+        activity.spread(table, _stack_places(trace.table(table)["call_stack"], activity, places))
+        for table in ("operators", "annotations")
+    )
+    return np.maximum(own, annotated)
 
 
 def _stack_places(call_stacks: pl.Series, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
     """The place of the user's innermost entry of each call stack, -1 for none."""
-    different = call_stacks.drop_nulls().unique(maintain_order=True)
-    if different.is_empty():
-        return np.full(len(call_stacks), -1, np.int64)
-    numbers = []
-    for call_stack in different:
+
+    def number(call_stack: str) -> int:
         entries = user_entries(call_stack, activity.user_code)
         entry = parse(entries[0]) if entries else None
-        numbers.append(-1 if entry is None else places[SourcePlace(*entry, True)])
-    found = call_stacks.replace_strict(different, numbers, default=-1, return_dtype=pl.Int64).fill_null(-1)
-    result: Rows = found.to_numpy()
-    return result
+        return -1 if entry is None else places[SourcePlace(*entry, True)]
+
+    return by_value(call_stacks, number)
 
 
 def _places(activity: HostActivity, redirected: Rows, line: Rows, frame: Rows, stack: Rows) -> tuple[Rows, Rows, Rows]:
@@ -327,12 +305,11 @@ def _or_of_the_line(trace: Trace, activity: HostActivity, place: Rows, line_plac
 
     Steps last for many lines and get none.
     """
-    is_step = own_values(activity, _ANNOTATIONS, trace.annotations["step"].is_not_null().cast(pl.Int64).to_numpy()) > 0
+    is_step = activity.spread("annotations", trace.annotations["step"].is_not_null().cast(pl.Int64).to_numpy()) > 0
     result: Rows = place.copy()
     for lane, timeline in activity.line_timelines.items():
         missing = np.flatnonzero((activity.lane == lane) & (place < 0) & ~is_step)
-        segment = np.searchsorted(timeline.times, activity.start[missing], side="right") - 1
-        result[missing] = at(line_place, timeline.slices[np.maximum(segment, 0)])
+        result[missing] = at(line_place, timeline.at(activity.start[missing]))
     return result
 
 
@@ -343,14 +320,6 @@ def _or_of_the_main_thread(trace: Trace, activity: HostActivity, place: Rows) ->
     for lane in engine_lanes(trace, activity):
         main = activity.main_lanes.get(processes.get(lane, ""))
         missing = np.flatnonzero((activity.lane == lane) & (place < 0))
-        if main is None or main == lane or main not in activity.timelines or not missing.size:
-            continue
-        timeline = activity.timelines[main]
-        segment = np.searchsorted(timeline.times, activity.start[missing], side="right") - 1
-        result[missing] = at(place, timeline.slices[np.maximum(segment, 0)])
+        if main is not None and main != lane and main in activity.timelines:
+            result[missing] = at(place, activity.timelines[main].at(activity.start[missing]))
     return result
-
-
-def _nullable(rows: Rows) -> pl.Series:
-    series = pl.Series(rows, dtype=pl.Int64)
-    return pl.select(pl.when(series >= 0).then(series).cast(pl.UInt32)).to_series()

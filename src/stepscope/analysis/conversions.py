@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.module_paths import backward_source
+from stepscope.analysis.rows import row_numbers
 from stepscope.analysis.work import Shape, elements, shapes_of, types_of
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
@@ -45,7 +46,7 @@ class Cast:
 def casts(trace: Trace, rows: Rows) -> list[Cast]:
     """The conversions between floating-point types among these rows of `operators`, in order of time."""
     operators = trace.operators
-    parent = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    parent = row_numbers(operators["parent"])
     names = operators["name"]
     copies = operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64)).filter(pl.col("name") == "aten::copy_")
     found = []
@@ -241,7 +242,7 @@ def _copies_of(operators: pl.DataFrame, rows: range, size: int) -> list[int]:
 def _really_copying(trace: Trace) -> list[bool]:
     """For each operator, whether a copy runs inside it."""
     operators = trace.operators
-    parent = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    parent = row_numbers(operators["parent"])
     result = np.zeros(operators.height, np.bool_)
     rows = np.flatnonzero((operators["name"] == "aten::copy_").to_numpy())
     for _ in range(4):

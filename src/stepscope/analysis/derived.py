@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
@@ -13,22 +13,9 @@ from stepscope.analysis.host import HOST_SCHEMA, host_time
 from stepscope.analysis.idle import IDLE_SCHEMA, idle_time
 from stepscope.analysis.kernels import LAUNCH_SCHEMA, launch_table
 from stepscope.analysis.operators import COST_SCHEMA, operator_costs
-from stepscope.analysis.roofline import (
-    TABLE_SCHEMA as ROOFLINE_SCHEMA,
-)
-from stepscope.analysis.roofline import (
-    TENSOR_CORE_TABLE as TENSOR_CORE_SCHEMA,
-)
-from stepscope.analysis.roofline import (
-    roofline_table,
-    tensor_core_table,
-)
+from stepscope.analysis.roofline import TABLE_SCHEMA, TENSOR_CORE_TABLE, roofline_table, tensor_core_table
 from stepscope.analysis.steps import STEP_SCHEMA, step_table
 from stepscope.trace import Trace
-
-if TYPE_CHECKING:
-    import polars as pl
-
 
 Schema = Mapping[str, type[pl.DataType]]
 
@@ -40,8 +27,8 @@ DERIVED: Final[dict[str, tuple[Callable[[Trace], pl.DataFrame], Schema]]] = {
     "queue_time": (queue_time, QUEUE_TIME_SCHEMA),
     "launch_statistics": (launch_table, LAUNCH_SCHEMA),
     "operator_costs": (operator_costs, COST_SCHEMA),
-    "roofline": (roofline_table, ROOFLINE_SCHEMA),
-    "tensor_cores": (tensor_core_table, TENSOR_CORE_SCHEMA),
+    "roofline": (roofline_table, TABLE_SCHEMA),
+    "tensor_cores": (tensor_core_table, TENSOR_CORE_TABLE),
     "operator_places": (operator_places, ATTRIBUTION_SCHEMA),
     "work_places": (work_places, ATTRIBUTION_SCHEMA),
 }

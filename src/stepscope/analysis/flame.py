@@ -19,8 +19,9 @@ import polars as pl
 from stepscope.analysis.attribution import Attribution, attribute, parse, user_entries
 from stepscope.analysis.host import TABLES, HostActivity
 from stepscope.analysis.module_paths import FORWARD, PHASES
-from stepscope.analysis.operators import at, operator_costs
-from stepscope.analysis.where import call_path
+from stepscope.analysis.operators import operator_costs
+from stepscope.analysis.places import call_path
+from stepscope.analysis.rows import at, row_numbers
 from stepscope.trace import Trace
 from stepscope.trace.naming import UserCode
 from stepscope.trace.nesting import Rows, depths
@@ -250,7 +251,7 @@ def _operators_of(attribution: Attribution, slices: Rows) -> Rows:
     activity, trace = attribution.activity, attribution.trace
     table = at(activity.table, slices)
     row = at(activity.row, slices)
-    launching = trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
+    launching = row_numbers(trace.launches["operator"])
     by_launch = at(launching, np.where(table == TABLES.index("launches"), row, -1))
     return np.where(table == TABLES.index("operators"), row, by_launch)
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.rows import nullable
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, HOST_BACKEND, LAZY_EXECUTION, UserCode, cause_of_name
 from stepscope.trace.nesting import Rows, enclosing, inherit, open_after, parents
@@ -165,6 +166,33 @@ class HostActivity:
             self._slices[table] = found
         return self._slices[table]
 
+    def spread(self, table: str, values: Rows) -> Rows:
+        """Values of a table's rows as values of slices, -1 for the slices of other tables; shape (n,)."""
+        result = np.full(len(self.row), -1, np.int64)
+        mine = np.flatnonzero(self.table == TABLES.index(table))
+        result[mine] = values[self.row[mine]]
+        return result
+
+    def slice_index(self, table: pl.Series, row: pl.Series) -> Rows:
+        """Indices of slices given by table name and row, -1 where either is null; shape (m,)."""
+        result = np.full(len(table), -1, np.int64)
+        for name in TABLES:
+            mine = (table == name).fill_null(False).to_numpy()
+            if mine.any():
+                result[mine] = self.slices_of(name)[row.to_numpy()[mine].astype(np.int64)]
+        return result
+
+    def pieces(self, lane: int) -> pl.DataFrame:
+        """All of a thread's time, as `cut` gives it."""
+        if lane not in self._pieces:
+            times = self.timelines[lane].times
+            self._pieces[lane] = self.cut(lane, times[1:2], times[-1:])
+        return self._pieces[lane]
+
+    @cached_property
+    def _pieces(self) -> dict[int, pl.DataFrame]:
+        return {}
+
     @cached_property
     def _slices(self) -> dict[str, Rows]:
         return {}
@@ -192,6 +220,10 @@ class Timeline:
     def covered(cls, intervals: IntervalSet) -> Timeline:
         """Slice 0 inside these intervals, none outside."""
         return cls.of(intervals.starts, intervals.ends, np.zeros(len(intervals.starts), np.int64))
+
+    def at(self, times: Times) -> Rows:
+        """The innermost slice at each moment, -1 for none; shape (m,)."""
+        return self.slices[np.maximum(np.searchsorted(self.times, times, side="right") - 1, 0)]
 
     def cut(self, starts: Times, ends: Times) -> tuple[Rows, Times, Times, Rows]:
         """Cut intervals where the innermost slice changes.
@@ -271,11 +303,6 @@ def slice_columns(activity: HostActivity, pieces: pl.DataFrame) -> list[pl.Serie
     table[lines >= 0], row[lines >= 0] = len(TABLES), lines[lines >= 0]
     names = pl.Series("slice_table", [*TABLES, "lines", None], dtype=pl.String)
     return [names.gather(table), nullable(row).alias("slice_row")]
-
-
-def nullable(rows: Rows) -> pl.Series:
-    """Rows as a column of UInt32, null for -1."""
-    return pl.select(pl.when(pl.Series(rows) >= 0).then(pl.Series(rows)).cast(pl.UInt32)).to_series()
 
 
 def _causes(trace: Trace, slices: pl.DataFrame, table: npt.NDArray[np.int8], around: Rows) -> npt.NDArray[np.int16]:

@@ -12,15 +12,7 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.analysis.host import (
-    CAUSE_TYPE,
-    HostActivity,
-    Timeline,
-    covered_by,
-    host_activity,
-    recut,
-    slice_columns,
-)
+from stepscope.analysis.host import CAUSE_TYPE, HostActivity, Timeline, covered_by, host_activity, recut, slice_columns
 from stepscope.trace import Trace, Window
 from stepscope.trace.window import union
 

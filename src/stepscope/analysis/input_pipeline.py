@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.attribution import parse
 from stepscope.analysis.host import TABLES, HostActivity, host_activity
-from stepscope.analysis.where import parse
+from stepscope.analysis.rows import row_numbers
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import cause_of_name
 from stepscope.trace.nesting import Rows, by_level, depths, inherit
@@ -95,7 +96,7 @@ def _from_frames(trace: Trace, activity: HostActivity, window: Window | None) ->
         rows = rows[(start >= window.start_ns) & (start < window.end_ns)]
     if not rows.size:
         return pl.DataFrame(schema=dict(INPUT_SCHEMA))
-    parent = frames["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    parent = row_numbers(frames["parent"])
     duration = frames["duration_ns"].to_numpy()
     self_ns = duration.copy()
     inner = rows[parent[rows] >= 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import TABLES, HostActivity
-from stepscope.analysis.operators import Numbering, at, own_values
+from stepscope.analysis.rows import Numbering, at, by_value, row_numbers
 from stepscope.trace import Trace
 from stepscope.trace.naming import cause_of_name
 from stepscope.trace.nesting import Rows, inherit, innermost_at
@@ -41,9 +41,6 @@ class Scope(NamedTuple):
 
     modules: tuple[str, ...]
     direction: Literal["forward", "backward"] | None
-
-
-NO_SCOPE: Final = Scope((), None)
 
 
 @lru_cache(maxsize=65536)
@@ -78,9 +75,6 @@ def _parts(scope: str) -> list[str]:
     return [*parts, scope[begin:]]
 
 
-_FRAMES, _OPERATORS = TABLES.index("frames"), TABLES.index("operators")
-
-
 def own_modules(trace: Trace, activity: HostActivity) -> tuple[tuple[str, ...], Rows, Rows, Rows]:
     """The module paths, that of each slice that is a call of a module or whose module was recorded, and their parents.
 
@@ -93,12 +87,11 @@ def own_modules(trace: Trace, activity: HostActivity) -> tuple[tuple[str, ...], 
     if calls.height:
         for path in calls["name"].unique(maintain_order=True):
             _number_of_path(path.split("."), paths, parents)
-        own = _recorded_modules(calls, activity, pl.Series(paths.words, dtype=pl.String))
+        own = _recorded_modules(calls, activity, paths.words)
     elif trace.frames.height:
         _add_module_frames(trace, activity, own, paths, parents)
-    own = np.where(
-        own >= 0, own, own_values(activity, _OPERATORS, _of_scopes(trace.operators["scope"], paths, parents))
-    )
+    of_operators = activity.spread("operators", _of_scopes(trace.operators["scope"], paths, parents))
+    own = np.where(own >= 0, own, of_operators)
     of_work = _of_scopes(trace.device_work["scope"], paths, parents)
     around = np.array([parents.get(number, -1) for number in range(len(paths.words))], np.int64)
     return paths.words, own, around, of_work
@@ -106,21 +99,15 @@ def own_modules(trace: Trace, activity: HostActivity) -> tuple[tuple[str, ...], 
 
 def _of_scopes(scopes: pl.Series, paths: Numbering[str], parents: dict[int, int]) -> Rows:
     """The innermost module of each scope of compiled code, -1 for none."""
-    different = scopes.drop_nulls().unique(maintain_order=True)
-    if different.is_empty():
-        return np.full(len(scopes), -1, np.int64)
-    numbers = [_number_of_path(parsed_scope(scope).modules, paths, parents) for scope in different]
-    found = scopes.replace_strict(different, numbers, default=-1, return_dtype=pl.Int64)
-    result: Rows = found.fill_null(-1).to_numpy()
-    return result
+    return by_value(scopes, lambda scope: _number_of_path(parsed_scope(scope).modules, paths, parents))
 
 
-def _recorded_modules(calls: pl.DataFrame, activity: HostActivity, paths: pl.Series) -> Rows:
+def _recorded_modules(calls: pl.DataFrame, activity: HostActivity, paths: tuple[str, ...]) -> Rows:
     """The module that each slice's thread was in when the slice began, -1 for none."""
     lane, start, duration = (calls[name].to_numpy() for name in ("lane", "start_ns", "duration_ns"))
     call = innermost_at(activity.lane, activity.start, lane, start, duration, parents_of(lane, start, duration))
-    names = calls["name"].replace_strict(paths, range(len(paths)), return_dtype=pl.Int64)
-    return at(names.to_numpy(), call)
+    numbers = {path: number for number, path in enumerate(paths)}
+    return at(by_value(calls["name"], numbers.__getitem__), call)
 
 
 def _number_of_path(parts: Iterable[str], paths: Numbering[str], parents: dict[int, int]) -> int:
@@ -144,7 +131,7 @@ def _add_module_frames(
     """
     words = list(paths.words)
     rows = trace.frames["module"]
-    calls = np.flatnonzero(own_values(activity, _FRAMES, rows.is_not_null().cast(pl.Int64).to_numpy()) > 0)
+    calls = np.flatnonzero(activity.spread("frames", rows.is_not_null().cast(pl.Int64).to_numpy()) > 0)
     is_call = np.full(len(own), -1, np.int64)
     is_call[calls] = calls
     nearest = inherit(is_call, activity.around)
@@ -174,7 +161,7 @@ def backward_source(trace: Trace) -> Rows:
     again belong to the nearest forward operator before. Each thread of each process counts for itself: where several
     threads count, the recorded link decides. What runs inside a node belongs to the node's. Shape (operators,).
     """
-    parent = trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    parent = row_numbers(trace.operators["parent"])
     return inherit(node_source(trace), parent)
 
 
@@ -219,12 +206,6 @@ def _links(trace: Trace, *, several: bool, unknown: np.ndarray[tuple[int], np.dt
 PHASES: Final = ("forward", "backward", "optimizer", "input", "other")
 
 FORWARD, BACKWARD, OPTIMIZER, INPUT, OTHER = range(len(PHASES))
-_PHASES_OPERATORS, _PHASES_FRAMES, _ANNOTATIONS = (
-    TABLES.index("operators"),
-    TABLES.index("frames"),
-    TABLES.index("annotations"),
-)
-_LAUNCHES: Final = TABLES.index("launches")
 _BACKWARD_CALL: Final = re.compile(
     r"built-in method run_backward |: _engine_run_backward$|torch/autograd/__init__\.py\(\d+\): (?:backward|grad)$"
 )
@@ -238,15 +219,15 @@ def phases(trace: Trace, activity: HostActivity, sources: Rows, own_module: Rows
     backward = inherit(np.where(named == BACKWARD, 1, -1), activity.around)
     definite = np.where((named < 0) & (own_module >= 0), FORWARD, named)
     nearest = inherit(np.where(definite == BACKWARD, -1, definite), activity.around)
-    parent = trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    parent = row_numbers(trace.operators["parent"])
     if (sources >= 0).any():
         makes_nodes = np.full(len(parent), -1, np.int64)
         makes_nodes[_outermost(sources[sources >= 0], parent)] = FORWARD
-        loose = inherit(own_values(activity, _PHASES_OPERATORS, makes_nodes), activity.around)
+        loose = inherit(activity.spread("operators", makes_nodes), activity.around)
     elif (backward >= 0).any():
         loose = np.full(len(nearest), -1, np.int64)
     else:
-        works = np.isin(activity.table, (_PHASES_OPERATORS, _LAUNCHES))
+        works = np.isin(activity.table, (TABLES.index("operators"), TABLES.index("launches")))
         loose = inherit(np.where(works, FORWARD, -1), activity.around)
     phase = np.where(nearest >= 0, nearest, np.where(loose >= 0, loose, OTHER))
     phase = np.where(backward >= 0, BACKWARD, phase)
@@ -256,45 +237,35 @@ def phases(trace: Trace, activity: HostActivity, sources: Rows, own_module: Rows
 
 def phases_of_scopes(scopes: pl.Series) -> Rows:
     """The phase of each scope of compiled code, -1 for none; all is forward where nothing is differentiated."""
-    different = scopes.drop_nulls().unique(maintain_order=True)
-    if different.is_empty():
-        return np.full(len(scopes), -1, np.int64)
-    directions = [parsed_scope(scope).direction for scope in different]
-    code = {"backward": BACKWARD, "forward": FORWARD, None: -1 if any(directions) else FORWARD}
-    found = scopes.replace_strict(different, [code[each] for each in directions], default=-1, return_dtype=pl.Int64)
-    result: Rows = found.fill_null(-1).to_numpy()
-    return result
+    differentiated = any(parsed_scope(scope).direction for scope in scopes.drop_nulls().unique())
+    code = {"backward": BACKWARD, "forward": FORWARD, None: -1 if differentiated else FORWARD}
+    return by_value(scopes, lambda scope: code[parsed_scope(scope).direction])
 
 
 def _phases_by_name(trace: Trace, activity: HostActivity) -> Rows:
     """The phase that each slice's own name gives away, -1 for none."""
-    result = np.full(len(activity.row), -1, np.int64)
-    result = np.maximum(result, own_values(activity, _PHASES_OPERATORS, phases_of_scopes(trace.operators["scope"])))
-    for code in (_ANNOTATIONS, _PHASES_FRAMES, _PHASES_OPERATORS):
-        names = trace.table(TABLES[code])["name"]
-        different = names.unique()
-        phases = [_phase_of_name(name or "", code) for name in different]
-        found = names.replace_strict(different, phases, default=-1, return_dtype=pl.Int64)
-        result = np.maximum(result, own_values(activity, code, found.fill_null(-1).to_numpy()))
+    result = activity.spread("operators", phases_of_scopes(trace.operators["scope"]))
+    for table in ("annotations", "frames", "operators"):
+        phases = by_value(trace.table(table)["name"], partial(_phase_of_name, table=table))
+        result = np.maximum(result, activity.spread(table, phases))
     return result
 
 
 @lru_cache(maxsize=65536)
-def _phase_of_name(name: str, table: int) -> int:
-    if table == _PHASES_OPERATORS:
+def _phase_of_name(name: str, table: str) -> int:
+    if table == "operators":
         return BACKWARD if _NODE.search(name) else -1
-    if table == _PHASES_FRAMES and _BACKWARD_CALL.search(name):
+    if table == "frames" and _BACKWARD_CALL.search(name):
         return BACKWARD
     cause = cause_of_name(name)
-    if cause == "input" or (table == _PHASES_FRAMES and _INPUT_FRAME.search(name)):
+    if cause == "input" or (table == "frames" and _INPUT_FRAME.search(name)):
         return INPUT
     return OPTIMIZER if cause == "optimizer" else -1
 
 
 def _outermost(rows: Rows, parent: Rows) -> Rows:
     """The outermost operators around these rows."""
-    top = np.arange(len(parent))
-    top = inherit(np.where(parent < 0, top, -1), parent)
+    top = inherit(np.where(parent < 0, np.arange(len(parent)), -1), parent)
     return np.unique(top[rows])
 
 

@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import HostActivity, host_activity
+from stepscope.analysis.host import host_activity
+from stepscope.analysis.rows import at, row_numbers
 from stepscope.analysis.steps import step_table
 from stepscope.errors import UsageError
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.trace.nesting import Rows, by_level, depths, innermost_at
-
-_T = TypeVar("_T")
-
-
-class Numbering(Generic[_T]):
-    """Gives each thing a number, from 0 on."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[_T, int] = {}
-
-    def __getitem__(self, thing: _T) -> int:
-        return self._numbers.setdefault(thing, len(self._numbers))
-
-    @property
-    def words(self) -> tuple[_T, ...]:
-        return tuple(self._numbers)
-
-
-def own_values(activity: HostActivity, table: int, values: Rows) -> Rows:
-    """Values of a table's rows as values of slices, -1 for the slices of other tables."""
-    result = np.full(len(activity.row), -1, np.int64)
-    mine = np.flatnonzero(activity.table == table)
-    result[mine] = values[activity.row[mine]]
-    return result
-
-
-def at(values: npt.NDArray[np.signedinteger[Any]], index: Rows) -> Rows:
-    """The values at these positions, -1 for position -1."""
-    if not len(values):
-        return np.full(len(index), -1, np.int64)
-    return np.where(index >= 0, values[np.maximum(index, 0)], -1).astype(np.int64)
-
 
 GROUPINGS: Final = ("name", "input_shapes", "stack")
 
@@ -62,7 +30,7 @@ def operator_costs(trace: Trace) -> pl.DataFrame:
     """What each call of an operator cost: one row for each row of `operators`, in order; columns as in COST_SCHEMA."""
     operators = trace.operators
     duration = operators["duration_ns"].to_numpy()
-    parent = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    parent = row_numbers(operators["parent"])
     children = np.zeros(len(duration), np.int64)
     inside = parent >= 0
     np.add.at(children, parent[inside], duration[inside])

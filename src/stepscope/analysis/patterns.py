@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.rows import row_numbers
 from stepscope.analysis.work import (
     ARITHMETIC,
     PLAIN,
@@ -102,7 +103,7 @@ class _Calls:
         self.lane = operators["lane"].to_list()
         self.start: Rows = operators["start_ns"].to_numpy()
         self.end: Rows = self.start + operators["duration_ns"].to_numpy()
-        self.parent: Rows = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+        self.parent: Rows = row_numbers(operators["parent"])
         self.lanes = operators["lane"].to_numpy()
         self._shapes = operators["input_shapes"]
         self._types = operators["input_types"]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from stepscope.analysis.rows import conformed
 from stepscope.trace.telemetry import SAMPLE_SCHEMA, SERIES, Telemetry
 
 SUMMARY_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -107,7 +108,7 @@ def throttle_table(telemetry: Telemetry) -> pl.DataFrame:
         for bit, reason in THROTTLE_REASONS.items()
     ]
     found = pl.concat(tables).filter(pl.col("samples") > 0)
-    return found.select(pl.col(name).cast(dtype) for name, dtype in THROTTLE_SCHEMA.items()).sort(
+    return conformed(found, THROTTLE_SCHEMA).sort(
         "rank", "device", "share", descending=[False, False, True], nulls_last=True
     )
 

@@ -1,6 +1,6 @@
-"""The `stepscope` command: one module a command, each with NAME, HELP, `prepare_parser(parser)` and `run(arguments)`.
+"""The `stepscope` command and its commands, in five groups.
 
-Nothing heavy is imported before `run`: help, completion and mistakes answer at once.
+Nothing heavy is imported before a command runs: help, completion and mistakes answer at once.
 """
 
 from __future__ import annotations
@@ -13,34 +13,28 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Final
 
-from stepscope.commands.improve import batch_size, bench, data_parallel, sweep, tune
+from stepscope.commands.improve import batch, bench, sweep, tune
 from stepscope.commands.machine import cache, environment
 from stepscope.commands.plan import devices, plan, predict, prices
 from stepscope.commands.read import (
     compare,
     diagnose,
     energy,
-    explain,
     export,
     history,
-    idle,
-    input,
-    kernels,
-    lines,
     memory,
-    modules,
-    operators,
+    places,
     query,
-    roofline,
     rules,
-    steps,
+    tables,
     whatif,
 )
-from stepscope.commands.record import attach, run, runs, session, telemetry
-from stepscope.commands.shared.output import CommandParser, discard_standard_output, unknown_command, unknown_options
+from stepscope.commands.record import attach, run, runs, telemetry
+from stepscope.commands.shared.command import Command, CommandParser, unknown_command, unknown_options
+from stepscope.commands.shared.output import discard_standard_output, refuse_mixed_reports
 from stepscope.errors import StepscopeError
 from stepscope.report.format import printable
 
@@ -49,43 +43,43 @@ __all__ = ["COMMANDS", "OWN_ERROR", "main"]
 OWN_ERROR: Final = 70
 """The exit code of an error of ours: EX_SOFTWARE of sysexits.h."""
 _ENVIRONMENT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
-"""Of errors of the system, those that are neither our fault nor a mistake in the command."""
+"""Errors of the system that are neither our fault nor a mistake in the command."""
 
-COMMANDS: Final[tuple[ModuleType, ...]] = (
-    run,
-    bench,
-    tune,
-    sweep,
-    diagnose,
-    whatif,
-    predict,
-    compare,
-    plan,
-    prices,
-    runs,
-    history,
-    attach,
-    session,
-    steps,
-    idle,
-    operators,
-    input,
-    kernels,
-    roofline,
-    lines,
-    modules,
-    memory,
-    batch_size,
-    data_parallel,
-    query,
-    export,
-    telemetry,
-    energy,
-    environment,
-    devices,
-    rules,
-    explain,
-    cache,
+COMMANDS: Final[tuple[Command, ...]] = (
+    run.COMMAND,
+    bench.COMMAND,
+    tune.COMMAND,
+    sweep.COMMAND,
+    diagnose.COMMAND,
+    whatif.COMMAND,
+    predict.COMMAND,
+    compare.COMMAND,
+    plan.COMMAND,
+    prices.COMMAND,
+    runs.COMMAND,
+    history.COMMAND,
+    attach.ATTACH,
+    attach.SESSION,
+    tables.STEPS,
+    tables.IDLE,
+    tables.OPERATORS,
+    tables.INPUT,
+    tables.KERNELS,
+    tables.ROOFLINE,
+    places.LINES,
+    places.MODULES,
+    memory.COMMAND,
+    batch.BATCH_SIZE,
+    batch.DATA_PARALLEL,
+    query.COMMAND,
+    export.COMMAND,
+    telemetry.COMMAND,
+    energy.COMMAND,
+    environment.COMMAND,
+    devices.COMMAND,
+    rules.RULES,
+    rules.EXPLAIN,
+    cache.COMMAND,
 )
 """Every command, in the order the help lists them."""
 
@@ -241,6 +235,7 @@ def _run(argv: list[str]) -> int:
     if rest or "run" not in arguments:
         raise unknown_options(rest, command)
     with _log_to_user(verbose=getattr(arguments, "verbose", False)):
+        refuse_mixed_reports(arguments)
         return int(arguments.run(arguments))
 
 
@@ -252,10 +247,10 @@ def _parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
     parser.add_argument("--version", action="version", version=f"stepscope {__version__}")
     choices = parser.add_subparsers(title="commands", metavar="COMMAND")
     commands = {}
-    for module in COMMANDS:
-        command = choices.add_parser(module.NAME, help=module.HELP, description=module.HELP)
-        module.prepare_parser(command)
-        command.add_argument("--debug", action="store_true", help="show the traceback of an error of stepscope's own")
-        command.set_defaults(run=module.run)
-        commands[module.NAME] = command
+    for command in COMMANDS:
+        added = choices.add_parser(command.name, help=command.help, description=command.help, epilog=command.examples)
+        command.prepare_parser(added)
+        added.add_argument("--debug", action="store_true", help="show the traceback of an error of stepscope's own")
+        added.set_defaults(run=command.run)
+        commands[command.name] = added
     return parser, commands

@@ -16,7 +16,6 @@ from stepscope.analysis.host import host_time
 from stepscope.analysis.idle import idle_time
 from stepscope.analysis.memory import alive_table
 from stepscope.analysis.places import PlaceCosts, place_costs
-from stepscope.analysis.where import slice_index
 from stepscope.compare.notes import settings_of_trace
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
@@ -303,7 +302,7 @@ def _outside_of_operators(view: View, window: Window) -> pl.DataFrame:
     """The main thread's time in which no operator ran on it, as `idle_ns`."""
     pieces = host_time(view.trace, window=window, activity=view.activity)
     pieces = pieces.filter(~pl.col("slice_table").is_in(["operators", "launches"]).fill_null(False))
-    slices = slice_index(view.activity, pieces["slice_table"], pieces["slice_row"])
+    slices = view.activity.slice_index(pieces["slice_table"], pieces["slice_row"])
     attribution = view.attribution
     place, module = _at(attribution.place, slices), _at(attribution.module, slices)
     is_line = (pieces["slice_table"] == "lines").fill_null(False).to_numpy()

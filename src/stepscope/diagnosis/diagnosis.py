@@ -6,18 +6,17 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from types import ModuleType
 
 import polars as pl
 
-from stepscope.analysis.device_time import EngineUse, engine_uses
+from stepscope.analysis.device_time import DeviceUse, EngineUse, HostUse, device_uses, engine_uses, host_use
 from stepscope.analysis.host import host_summary, host_time
 from stepscope.analysis.idle import device_window, idle_summary
 from stepscope.analysis.kernels import kernel_table
 from stepscope.analysis.operators import operator_table
-from stepscope.analysis.summary import DeviceUse, HostUse, device_uses, host_use
 from stepscope.diagnosis.finding import Finding, NotAnswered
-from stepscope.diagnosis.parts import PARTS, needs_of
+from stepscope.diagnosis.parts import PARTS
+from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
@@ -210,15 +209,15 @@ def diagnose_view(
     return replace(diagnosis, together=both, afterwards=_afterwards(view, first, before, _replayed(hidden)))
 
 
-def asked(view: View, rules: Sequence[ModuleType]) -> tuple[list[Finding], list[NotAnswered]]:
+def asked(view: View, rules: Sequence[Rule]) -> tuple[list[Finding], list[NotAnswered]]:
     """Everything that these rules find, and what they cannot answer, in the rules' order."""
     findings: list[Finding] = []
     questions: list[NotAnswered] = []
     without_operators = PARTS["operators"].is_missing(view.trace)
     for rule in rules:
-        if without_operators and "operators" in needs_of(rule):
+        if without_operators and "operators" in rule.needs:
             continue  # other frameworks' operators are not what it knows; the report says that it could not look
-        result = rule.check(view)
+        result = rule.ask(view)
         findings.extend(result.findings)
         questions.extend(_with_those_concerned(question) for question in result.not_answered)
     return findings, questions
@@ -227,7 +226,7 @@ def asked(view: View, rules: Sequence[ModuleType]) -> tuple[list[Finding], list[
 def _with_those_concerned(question: NotAnswered) -> NotAnswered:
     """The question with the rules that need the part of the recording that is missing."""
     part = next((name for name, part in PARTS.items() if part.question == question.question), None)
-    concerned = tuple(rule.ID for rule in RULES if part in needs_of(rule))
+    concerned = tuple(rule.id for rule in RULES if part in rule.needs)
     return replace(question, rules=concerned) if concerned else question
 
 
@@ -303,11 +302,10 @@ def _afterwards(view: View, first: Sequence[Finding], before: int, small: Sequen
 def without_replaced(findings: Sequence[Finding]) -> list[Finding]:
     """The findings without those that others tell more precisely.
 
-    A rule may name in REPLACES the rules whose cause it tells more precisely. Their finding goes where the precise ones
-    explain at least EXPLAINED of its saving; notes stay.
+    The finding of a rule that others replace goes where these explain at least EXPLAINED of its saving; notes stay.
     """
     precise: dict[str, int] = {}
-    replaces = {rule.ID: getattr(rule, "REPLACES", ()) for rule in RULES}
+    replaces = {rule.id: rule.replaces for rule in RULES}
     for finding in findings:
         for general in replaces.get(finding.rule, ()):
             precise[general] = precise.get(general, 0) + finding.saving_ns_per_step
@@ -318,13 +316,13 @@ def without_replaced(findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def rule_by_id(identifier: str) -> ModuleType:
+def rule_by_id(identifier: str) -> Rule:
     """The rule of that name.
 
     Raises:
         UsageError: there is none; the message suggests the nearest.
     """
-    known = {rule.ID: rule for rule in RULES}
+    known = {rule.id: rule for rule in RULES}
     if identifier not in known:
         near = difflib.get_close_matches(identifier, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; the rules are {', '.join(known)}"
@@ -332,7 +330,7 @@ def rule_by_id(identifier: str) -> ModuleType:
     return known[identifier]
 
 
-def _chosen(rules: Sequence[str] | None) -> tuple[ModuleType, ...]:
+def _chosen(rules: Sequence[str] | None) -> tuple[Rule, ...]:
     return RULES if rules is None else tuple(rule_by_id(identifier) for identifier in rules)
 
 
@@ -340,8 +338,8 @@ def _check_settings(settings: Mapping[str, float]) -> None:
     for key in settings:
         identifier, dot, name = key.partition(".")
         rule = rule_by_id(identifier)
-        if not dot or name not in rule.THRESHOLDS:
-            known = ", ".join(f"{identifier}.{threshold}" for threshold in rule.THRESHOLDS)
+        if not dot or name not in rule.thresholds:
+            known = ", ".join(f"{identifier}.{threshold}" for threshold in rule.thresholds)
             raise UsageError(f"there is no threshold {key!r}; this rule has {known}")
 
 

@@ -140,17 +140,4 @@ class RuleResult:
     """What one rule says about one trace."""
 
     findings: tuple[Finding, ...] = ()
-    not_answered: tuple[NotAnswered, ...] = field(default=())
-
-
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """Default, unit and meaning of one threshold.
-
-    Attributes:
-        unit: "share" (0 to 1), "ns", "bytes" or "count".
-    """
-
-    value: float
-    unit: str
-    meaning: str
+    not_answered: tuple[NotAnswered, ...] = ()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Final
 
-from stepscope.diagnosis.finding import Threshold
+from stepscope.diagnosis.rule import Rule, Threshold
 from stepscope.diagnosis.rules import RULES
 
 SECTIONS: Final = (
@@ -22,16 +20,16 @@ SECTIONS: Final = (
 """The headings of every rule's docstring, in order."""
 
 
-def rule_page(rule: ModuleType) -> str:
+def rule_page(rule: Rule) -> str:
     """The page of one rule: its title and identifier, the sections of its docstring, and its thresholds."""
-    sections = re.sub("^# ", "## ", inspect.cleandoc(rule.__doc__ or ""), flags=re.MULTILINE)
-    parts = [f"# {rule.TITLE}", f"Rule `{rule.ID}`", sections, *_thresholds(rule.ID, rule.THRESHOLDS)]
+    sections = re.sub("^# ", "## ", rule.page, flags=re.MULTILINE)
+    parts = [f"# {rule.title}", f"Rule `{rule.id}`", sections, *_thresholds(rule)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def rule_index() -> str:
     """The list of all rules, in the order in which they are asked."""
-    rows = [f"| [{rule.ID}]({rule.ID}.md) | {rule.TITLE} | {_first_sentence(rule)} |" for rule in RULES]
+    rows = [f"| [{rule.id}]({rule.id}.md) | {rule.title} | {_first_sentence(rule)} |" for rule in RULES]
     return "\n".join(
         [
             "# The rules",
@@ -47,23 +45,23 @@ def rule_index() -> str:
     )
 
 
-def _first_sentence(rule: ModuleType) -> str:
-    found = inspect.cleandoc(rule.__doc__ or "").partition("\n\n")[0].removeprefix(f"# {SECTIONS[0]}\n")
+def _first_sentence(rule: Rule) -> str:
+    found = rule.page.partition("\n\n")[0].removeprefix(f"# {SECTIONS[0]}\n")
     return " ".join(found.split())
 
 
-def _thresholds(identifier: str, thresholds: dict[str, Threshold]) -> Iterator[str]:
-    if not thresholds:
+def _thresholds(rule: Rule) -> Iterator[str]:
+    if not rule.thresholds:
         return
     rows = [
-        f"| `{identifier}.{name}` | {_amount(threshold)} | {threshold.meaning} |"
-        for name, threshold in thresholds.items()
+        f"| `{rule.id}.{name}` | {_amount(threshold)} | {threshold.meant()} |"
+        for name, threshold in rule.thresholds.items()
     ]
     yield "## Thresholds"
     yield "\n".join(["| threshold | default | meaning |", "|---|---|---|", *rows])
-    name, threshold = next(iter(thresholds.items()))
+    name, threshold = next(iter(rule.thresholds.items()))
     yield "Set one when diagnosing:"
-    yield f"    stepscope diagnose TRACE --set {identifier}.{name}={threshold.value:g}"
+    yield f"    stepscope diagnose TRACE --set {rule.id}.{name}={threshold.value:g}"
 
 
 def _amount(threshold: Threshold) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Final
 
 import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.recorded_faults import whole_figure
+from stepscope.diagnosis.rule import PartName
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
 from stepscope.trace.program_facts import StepFacts
@@ -84,7 +84,7 @@ def _no_grids(trace: Trace) -> bool:
     return trace.device_work.height > 0 and not _has("device_work", "grid")(trace)
 
 
-PARTS: Final[dict[str, Part]] = {
+PARTS: Final[dict[PartName, Part]] = {
     "steps": Part(
         "How long is a step, and what varies between steps?",
         "the trace has no step annotations, and nothing repeats regularly enough to infer steps",
@@ -183,8 +183,8 @@ PARTS: Final[dict[str, Part]] = {
         },
     ),
 }
-"""Part -> what it is, in the order in which what is missing is told. A rule names in NEEDS the parts without which it
-cannot look at all."""
+"""Part -> what it is, in the order in which what is missing is told. A rule `needs` the parts without which
+it cannot look at all."""
 LAUNCHES: Final[Mapping[str, str]] = {
     "": "record CPU activities too, with warm-up steps before the recorded ones",
     "nsight_systems": "record with --trace=cuda,nvtx,osrt, from the program's start or with warm-up steps before",
@@ -209,18 +209,12 @@ def how_to_record(what: Mapping[str, str], trace_format: str, framework: str | N
     return next(what[key] for key in (framework, trace_format, "") if key is not None and key in what)
 
 
-def missing(view: View) -> list[str]:
+def missing(view: View) -> list[PartName]:
     """The parts that the view's trace lacks; shapes of operators only where there are operators."""
     absent = [name for name, part in PARTS.items() if part.is_missing(view.trace)]
     if "operators" in absent:
         absent = [name for name in absent if name != "shapes"]
-    return [*(["steps"] if view.summary.source == "none" else []), *absent]
-
-
-def needs_of(rule: ModuleType) -> tuple[str, ...]:
-    """The parts without which a rule cannot look at all."""
-    needs: tuple[str, ...] = getattr(rule, "NEEDS", ())
-    return needs
+    return absent if view.summary.source != "none" else ["steps", *absent]
 
 
 HOST_WORK: Final = (

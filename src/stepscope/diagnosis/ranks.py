@@ -19,8 +19,9 @@ from stepscope.analysis.communication import (
 from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
+from stepscope.diagnosis.rule import severity
 from stepscope.diagnosis.rules import exposed_communication, late_rank, slow_transfer
-from stepscope.diagnosis.view import View, severity
+from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
 
 _TELLING: Final = 0.25
@@ -106,7 +107,7 @@ def without_answered(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     return [
         replace(
             diagnosis,
-            not_answered=tuple(each for each in diagnosis.not_answered if each.rule != exposed_communication.ID),
+            not_answered=tuple(each for each in diagnosis.not_answered if each.rule != exposed_communication.RULE.id),
         )
         for diagnosis in diagnoses
     ]
@@ -125,8 +126,8 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | Non
     step_ns = max(record.step_ns for record in records)
     exposed = max(record.exposed_ns for record in others)
     saved = min(late // _steps(matched), exposed, step_ns)
-    limit = late_rank.THRESHOLDS["share"].value
-    times = late_rank.THRESHOLDS["times"].value
+    limit = late_rank.RULE.thresholds["share"].value
+    times = late_rank.RULE.thresholds["times"].value
     missing = max(record.ranks for record in records) > len(records)  # one that is not here may be the last
     if missing or saved <= 0 or saved / step_ns < limit or late < times * total:
         return None
@@ -136,7 +137,7 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | Non
     why = f", where {CAUSES.get(cause, 'the host computed')} {more / 1e6:,.1f} ms longer" if cause else ""
     share = saved / step_ns
     return Finding(
-        late_rank.ID,
+        late_rank.RULE.id,
         f"the other ranks wait {saved / 1e6:,.1f} ms a step for {slow.name}{why}",
         severity(share),
         saved,
@@ -172,7 +173,7 @@ def _own_cause(slow: RankRecord, others: Sequence[RankRecord]) -> tuple[str, int
 
 def _slow(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | None:
     """Whether data moves slowly once all ranks are there."""
-    rate, fewest, limit = (slow_transfer.THRESHOLDS[name].value for name in ("bytes_per_second", "bytes", "share"))
+    rate, fewest, limit = (slow_transfer.RULE.thresholds[name].value for name in ("bytes_per_second", "bytes", "share"))
     large = matched.filter((pl.col("bytes") >= fewest) & (pl.col("kind") != "send_receive"))
     if large.is_empty() or not all(record.on_device for record in records):
         return None  # a host's network has no rate that could be expected
@@ -186,7 +187,7 @@ def _slow(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | Non
         return None
     reached, share = carried / max(taken, 1) * 1e9, saved / step_ns
     return Finding(
-        slow_transfer.ID,
+        slow_transfer.RULE.id,
         f"data moves at {reached / 1e9:,.2f} GB/s once all ranks are there, below the {rate / 1e9:,.0f} expected",
         severity(share),
         saved,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,62 +16,33 @@ from stepscope.analysis.host import HOST_SCHEMA, TABLES, host_time
 from stepscope.analysis.idle import idle_time
 from stepscope.analysis.memory import DeviceMemory, device_memories
 from stepscope.analysis.module_paths import backward_source
-from stepscope.analysis.operators import at, operator_costs
+from stepscope.analysis.operators import operator_costs
+from stepscope.analysis.places import Place, line_places, merged, places
+from stepscope.analysis.rows import at
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, are_of_a_device, step_summary
-from stepscope.analysis.where import Place, line_places, merged, places, slice_index
-from stepscope.diagnosis.finding import Confidence, Evidence, Finding, Interval, Location, Remedy, Severity, Threshold
-from stepscope.diagnosis.framework_remedies import for_framework, framework_of
+from stepscope.diagnosis.finding import Figure, Interval, Location
 from stepscope.diagnosis.recorded_faults import without_recorded_faults
 from stepscope.trace import Trace, Window
 from stepscope.trace.evidence import Evidence as RunEvidence
+from stepscope.trace.evidence import Tally, Trigger
+from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.program_facts import ProgramFacts
+from stepscope.trace.window import Times
 from stepscope.whatif import Change, Experiment, Graph
 
-_OF_THE_RECORDING: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
-    (re.compile(pattern), words)
-    for pattern, words in (
-        (r"\bthe step waits\b", "the program waits"),
-        (r"\bthe step\b", "the recording"),
-        (r"\b(?:a|per|in each|in every) step\b", "in the recording"),
-    )
-)
-_ON_ANY_DEVICE: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
-    (re.compile(pattern), words)
-    for pattern, words in (
-        (r"\bwith torch\.cuda\.stream\((\w+)\)", r"with \1"),
-        (r"\btorch\.cuda\.(Stream|Event)\(", r"torch.\1("),
-        (r"\btorch\.cuda\.(current_stream|synchronize|empty_cache)\(", r"torch.accelerator.\1("),
-    )
-)
-"""What torch.cuda has, by its names for every accelerator (PyTorch 2.9 and later)."""
-
-
-def without_steps(title: str, basis: str, evidence: Evidence) -> tuple[str, str, Evidence]:
-    """A finding's title, its saving's basis and its evidence with nothing in them that speaks of a step."""
-    figures = tuple(replace(figure, name=_said(figure.name)) for figure in evidence.figures)
-    return _said(title), _said(basis), replace(evidence, figures=figures)
-
-
-def for_any_device(title: str, remedy: Remedy) -> tuple[str, Remedy]:
-    """A finding's title and remedy with PyTorch's names for every accelerator instead of those for CUDA."""
-    return _said(title, _ON_ANY_DEVICE), replace(
-        remedy, text=_said(remedy.text, _ON_ANY_DEVICE), code=_said(remedy.code, _ON_ANY_DEVICE)
-    )
-
-
-def _said(text: str, changes: tuple[tuple[re.Pattern[str], str], ...] = _OF_THE_RECORDING) -> str:
-    for pattern, words in changes:
-        text = pattern.sub(words, text)
-    return text
-
-
-HIGH_SHARE = 0.2
-MEDIUM_SHARE = 0.05
+Framework: TypeAlias = Literal["jax", "torch_xla", "hpu"]
+"""What a program may use other than PyTorch on a GPU or CPU; "hpu" is PyTorch on Intel Gaudi."""
+_ONLY_RECORDED_BY: Final[dict[Framework, str]] = {
+    "torch_xla": r"SyncTensorsGraph|XLAGraphExecutor|LazyGraphExecutor|XlaMarkStep|torch_xla/|^StepMarker$",
+    "jax": r"^PjitFunction|^jit\(|\bjit_\w|(?:^|/)jax/|backend_compile|^\$?(?:pjit|api|pxla|dispatch)\.py[:(]",
+}
+"""Names that only a program of that framework records; the first framework that is found decides."""
 MOST_PLACES = 20
 """Places of operators that are looked at together with the lines of other time."""
+MOST_TRIGGERS = 3
 SMALLEST_PLACE = 0.02
 """Places in the code that carry less of a finding's cost than this explain nothing and are not named."""
 
@@ -95,11 +65,7 @@ class View(StepView):
         device: str | None = None,
     ) -> None:
         super().__init__(trace, user_code=user_code, device=device)
-        self._settings = dict(settings or {})
-
-    def threshold(self, rule: str, thresholds: Mapping[str, Threshold], name: str) -> float:
-        """The threshold of that name, as the user set it for the rule or by default."""
-        return self._settings.get(f"{rule}.{name}", thresholds[name].value)
+        self.settings = dict(settings or {})
 
     @cached_property
     def program(self) -> ProgramFacts:
@@ -142,15 +108,48 @@ class View(StepView):
         return step_summary(self.steps)
 
     @cached_property
-    def has_cuda(self) -> bool:
-        """Whether `torch.cuda` is what drives the device, as it does those of NVIDIA and AMD, or nothing tells."""
+    def torch_device(self) -> str:
+        """PyTorch's module for the device: torch.cuda for NVIDIA, AMD and where nothing tells, else torch.accelerator.
+
+        The latter has the same functions for every accelerator (PyTorch 2.9 and later).
+        """
         calls = self.trace.launches["name"]
-        return calls.is_empty() or bool(calls.str.contains(r"^(?:cuda|cu[A-Z]|hip)").any())
+        has_cuda = calls.is_empty() or bool(calls.str.contains(r"^(?:cuda|cu[A-Z]|hip)").any())
+        return "torch.cuda" if has_cuda else "torch.accelerator"
 
     @cached_property
-    def framework(self) -> str | None:
-        """As `framework_of` tells: "jax", "torch_xla" or "hpu", None for PyTorch and where nothing tells."""
+    def torch_stream(self) -> str:
+        """What makes a stream of the device."""
+        return "torch.cuda.Stream" if self.torch_device == "torch.cuda" else "torch.Stream"
+
+    def on_stream(self, stream: str) -> str:
+        """What code puts between "with" and ":" to work on a stream of the device."""
+        return f"torch.cuda.stream({stream})" if self.torch_device == "torch.cuda" else stream
+
+    @cached_property
+    def framework(self) -> Framework | None:
+        """What the program uses, by what only it records; None for PyTorch on a GPU or CPU and where nothing tells."""
         return framework_of(self.trace)
+
+    @property
+    def period(self) -> str:
+        """What costs are shares of: "step", or "recording" where there are no steps."""
+        return "step" if self.complete_steps.height else "recording"
+
+    @property
+    def per(self) -> str:
+        """The end of a figure's name: "per step", or "in the recording" where there are no steps."""
+        return "per step" if self.complete_steps.height else "in the recording"
+
+    @property
+    def a_step(self) -> str:
+        """As in "3 times a step"; "in the recording" where there are no steps."""
+        return "a step" if self.complete_steps.height else "in the recording"
+
+    @property
+    def each_step(self) -> str:
+        """As in "in each step"; "in the recording" where there are no steps."""
+        return "in each step" if self.complete_steps.height else "in the recording"
 
     @cached_property
     def device_span(self) -> Window:
@@ -202,7 +201,7 @@ class View(StepView):
         return self._with_slices(rows)
 
     def _with_slices(self, rows: pl.DataFrame) -> pl.DataFrame:
-        index = slice_index(self.activity, rows["slice_table"], rows["slice_row"])
+        index = self.activity.slice_index(rows["slice_table"], rows["slice_row"])
         columns = ["gap", "start_ns", "duration_ns", "cause", "trigger_launch", "lane", "launch"]
         return rows.select(columns).with_columns(slice=pl.Series(index, dtype=pl.Int64))
 
@@ -220,25 +219,51 @@ class View(StepView):
     def operators(self) -> pl.DataFrame:
         """The operators that begin in the span, of all threads, with `row`."""
         rows = self.trace.operators.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-        return rows.filter(pl.col("start_ns").is_between(self.span.start_ns, self.span.end_ns, closed="left"))
+        return self.begin_in_span(rows)
 
     @cached_property
-    def _operator_parent(self) -> Rows:
-        parent: Rows = self.trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
-        return parent
+    def parents(self) -> Rows:
+        """For each operator, the row of the one around it, -1 for none."""
+        parents: Rows = self.trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+        return parents
+
+    @cached_property
+    def launching(self) -> Rows:
+        """For each launch, the row of the operator that made it, -1 for none."""
+        operators: Rows = self.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
+        return operators
+
+    def launched_in(self, rows: Rows) -> Rows:
+        """Rows of the launches made inside these rows of `operators`."""
+        if not len(self.launching):
+            return self.launching
+        return np.flatnonzero((self.launching >= 0) & self.inside(rows)[np.maximum(self.launching, 0)])
+
+    def pieces_of(self, *causes: str) -> pl.DataFrame:
+        """The rows of `pieces` that have one of these causes."""
+        return self.pieces.filter(pl.col("cause").is_in(causes))
+
+    def begin_in_span(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The rows that begin in the span."""
+        return table.filter(pl.col("start_ns").is_between(self.span.start_ns, self.span.end_ns, closed="left"))
+
+    def steps_with(self, starts: Times) -> int:
+        """Number of complete steps in which one of these moments lies; 1 where there are no steps."""
+        bounds = self.complete_steps["start_ns"].to_numpy()
+        return len(np.unique(np.searchsorted(bounds, starts, side="right"))) if len(bounds) else 1
 
     def inside(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which operators are one of these rows of `operators` or run inside one; shape (operators,)."""
-        own = np.full(len(self._operator_parent), -1, np.int64)
+        own = np.full(len(self.parents), -1, np.int64)
         own[rows] = 1
-        return inherit(own, self._operator_parent) > 0
+        return inherit(own, self.parents) > 0
 
     def outermost(self, rows: Rows) -> Rows:
         """Those of these rows of `operators` that run inside no other of them."""
-        own = np.full(len(self._operator_parent), -1, np.int64)
+        own = np.full(len(self.parents), -1, np.int64)
         own[rows] = 1
-        parent = self._operator_parent[rows]
-        covered = inherit(own, self._operator_parent)
+        parent = self.parents[rows]
+        covered = inherit(own, self.parents)
         return rows[~((parent >= 0) & (covered[np.maximum(parent, 0)] > 0))] if len(rows) else rows
 
     def backward_of(self, rows: Rows) -> Rows:
@@ -270,13 +295,9 @@ class View(StepView):
             return int(self.trace.operators["duration_ns"].to_numpy()[outermost].sum())
         inside = self.inside(outermost)
         device = int(self.operator_costs["device_self_ns"].to_numpy()[inside].sum())
-        operator = self.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
-        launch = self.pieces["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
-        if not len(operator):
-            return device
-        launching = np.where(launch >= 0, operator[np.maximum(launch, 0)], -1)
-        blamed = (launching >= 0) & inside[np.maximum(launching, 0)]
-        return device + int(self.pieces["duration_ns"].to_numpy()[blamed].sum())
+        launched = pl.Series(self.launched_in(outermost), dtype=pl.UInt32)
+        idle = self.pieces.filter(pl.col("launch").is_in(launched.implode()))
+        return device + int(idle["duration_ns"].sum())
 
     @cached_property
     def work(self) -> pl.DataFrame:
@@ -323,9 +344,38 @@ class View(StepView):
         found = places(self.attribution, slices, ns, top)
         return tuple(_location(place, total) for place in found if place.ns >= SMALLEST_PLACE * total)
 
+    def at_operators(self, rows: Rows, ns: Rows | None = None) -> tuple[Location, ...]:
+        """Places in the user's code that called these rows of `operators`, weighted by `ns` or else by their time."""
+        if ns is None:
+            ns = self.trace.operators["duration_ns"].to_numpy()[rows]
+        return self.locations_of(self.slices_of_operators(rows), np.maximum(ns, 1))
+
+    def at_launches(self, work: pl.DataFrame, weight: str = "duration_ns") -> tuple[Location, ...]:
+        """Places in the user's code that launched this work; columns launch and `weight`."""
+        launched = work.filter(pl.col("launch").is_not_null())
+        return self.locations_of(self.slices_of_launches(launched["launch"]), launched[weight].to_numpy())
+
+    def at_triggers(self, triggers: Sequence[Trigger]) -> tuple[Location, ...]:
+        """The lines of the user's code that files beside the trace name most."""
+        counts: Counter[tuple[str, int, str]] = Counter()
+        for trigger in triggers:
+            frame = next((frame for frame in trigger.frames if frame.file in self.user_code), None)
+            if frame is not None:
+                counts[frame.file, frame.line, frame.function] += trigger.count
+        total = max(sum(trigger.count for trigger in triggers), 1)
+        return tuple(
+            Location(*place, share=min(count / total, 1.0), exact_line=True)
+            for place, count in counts.most_common(MOST_TRIGGERS)
+        )
+
     def slices_of_operators(self, rows: Rows) -> Rows:
         """Indices of the slices of these rows of `operators`."""
         return self.activity.slices_of("operators")[rows]
+
+    def slices_of_launches(self, launches: pl.Series) -> Rows:
+        """Indices of the slices of these rows of `launches`."""
+        slices: Rows = self.activity.slices_of("launches")[launches.to_numpy().astype(np.int64)]
+        return slices
 
     def longest(self, pieces: pl.DataFrame, what: str, count: int = 3) -> tuple[Interval, ...]:
         """The longest gaps among idle pieces, as examples."""
@@ -334,52 +384,27 @@ class View(StepView):
         top = gaps.sort(["ns", "begin"], descending=[True, False]).head(count)
         return tuple(Interval(begin, ns, what) for begin, ns in top.select("begin", "ns").iter_rows())
 
-    def finding(
-        self,
-        rule: str,
-        title: str,
-        cost_ns: int | float,
-        *,
-        basis: str,
-        confidence: Confidence,
-        evidence: Evidence,
-        remedy: Remedy,
-        where: tuple[Location, ...] = (),
-        change: Change | None = None,
-        own_remedy: bool = False,
-    ) -> Finding:
-        """A finding whose saving is what a replay with this change gives, or else a cost over the span.
+    def saving_ns(self, cost_ns: float, change: Change | None) -> tuple[int, Change | None]:
+        """What a step loses with a change and the change, or with the cost and None where no replay is possible."""
+        if change is None or self.experiment.why_not is not None:
+            return self.per_step(cost_ns), None
+        return self.saved_ns(change), change
 
-        Args:
-            own_remedy: whether the remedy holds for every framework, so that none has another.
-        """
-        if self.complete_steps.is_empty():
-            title, basis, evidence = without_steps(title, basis, evidence)
-        if not self.has_cuda:
-            title, remedy = for_any_device(title, remedy)
-        if not own_remedy:
-            remedy = for_framework(self.framework, rule, remedy)
-        if change is not None and self.experiment.why_not is not None:
-            change = None
-        if change is None:
-            saving = self.per_step(cost_ns)
-        else:
-            saving = self.saved_ns(change)
-        share = saving / self.step_ns
-        return Finding(
-            rule,
-            title,
-            severity(share),
-            saving,
-            share,
-            basis,
-            confidence,
-            evidence,
-            remedy,
-            where,
-            saving_from="attributed" if change is None else "replayed",
-            change=change,
-        )
+    def count_per_step(self, name: str, count: float) -> Figure:
+        """A number over the span as one per step."""
+        return Figure(f"{name} {self.per}", count / self.step_count, "count")
+
+    def ns_per_step(self, name: str, ns: float) -> Figure:
+        """A cost over the span as one per step, never more than the step."""
+        return Figure(f"{name} {self.per}", self.per_step(ns), "ns")
+
+    def bytes_per_step(self, name: str, size: int) -> Figure:
+        """A size over the span as one per step."""
+        return Figure(f"{name} {self.per}", size // self.step_count, "bytes")
+
+    def share_figure(self, name: str, ns: float) -> Figure:
+        """A cost over the span as a share of the steps' time; the name follows "share of the step"."""
+        return Figure(f"share of the {self.period} {name}", self.share(ns), "share")
 
 
 def clipped(pieces: pl.DataFrame, window: Window) -> pl.DataFrame:
@@ -389,9 +414,32 @@ def clipped(pieces: pl.DataFrame, window: Window) -> pl.DataFrame:
     return pieces.with_columns(start_ns=start, duration_ns=end - start).filter(pl.col("duration_ns") > 0)
 
 
-def severity(share: float) -> Severity:
-    """How a saving of this share of the step is called."""
-    return "high" if share >= HIGH_SHARE else "medium" if share >= MEDIUM_SHARE else "low"
+def framework_of(trace: Trace) -> Framework | None:
+    """The framework of a program other than PyTorch on a GPU or CPU, by the names that only it records."""
+    if trace.metadata.format == "gaudi":
+        return "hpu"
+    if trace.metadata.format not in XLA_FORMATS:
+        return None
+    tables = (trace.operators, trace.frames, trace.launches, trace.annotations, trace.device_work)
+    names = pl.concat([table["name"] for table in tables]).unique()
+    return next((one for one, pattern in _ONLY_RECORDED_BY.items() if bool(names.str.contains(pattern).any())), None)
+
+
+def tally_figures(what: str, tally: Tally | None) -> list[Figure]:
+    """How often something happened in the whole run, how long all of it took and the longest, as far as is known."""
+    if tally is None:
+        return []
+    times = ((f"time of all {what}", tally.total_ns), (f"longest of the {what}", tally.longest_ns))
+    return [
+        Figure(f"{what} in the whole run", tally.count, "count"),
+        *(Figure(name, ns, "ns") for name, ns in times if ns is not None),
+    ]
+
+
+def rows_of(table: pl.DataFrame) -> Rows:
+    """The column `row` as an array."""
+    rows: Rows = table["row"].to_numpy().astype(np.int64)
+    return rows
 
 
 def _location(place: Place, total: int) -> Location:

@@ -18,9 +18,9 @@ from typing import Final, TypeAlias
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.blocks import memory_levels
 from stepscope.analysis.idle import idle_time
 from stepscope.analysis.memory import DeviceMemory, alive_table, device_memories
-from stepscope.analysis.memory_blocks import memory_levels
 from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.step_replay import ReplayedStep
 from stepscope.predict.trace_operations import Labels

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.errors import NoStepMarksError, UsageError
-from stepscope.readers import names
+from stepscope.readers import event_names
 from stepscope.readers.spill import Spill
 from stepscope.trace.nesting import innermost_at, parents
 from stepscope.trace.store import StoreWriter
@@ -188,7 +188,7 @@ class Assembly:
         self._writer = writer
         self._damage = damage
         self._origin_ns = origin_ns
-        self._own_steps = not names.are_steps_marked(strings)
+        self._own_steps = not event_names.are_steps_marked(strings)
         self._steps = steps
         self.window = window
 
@@ -278,10 +278,10 @@ class Assembly:
 
     def _describe_annotations(self, part: pl.DataFrame) -> pl.DataFrame:
         own = self._own_steps
-        return self._by_name(part, {"step": pl.Int64}, lambda name: (names.step_number(name, own=own),))
+        return self._by_name(part, {"step": pl.Int64}, lambda name: (event_names.step_number(name, own=own),))
 
     def _describe_frames(self, part: pl.DataFrame) -> pl.DataFrame:
-        return self._by_name(part, _FRAME_COLUMNS, names.frame)
+        return self._by_name(part, _FRAME_COLUMNS, event_names.frame)
 
     def _by_name(
         self, part: pl.DataFrame, schema: dict[str, type[pl.DataType]], function: Callable[[str], tuple[object, ...]]
@@ -336,12 +336,12 @@ class Assembly:
     def _with_launch_kind(self, launches: pl.DataFrame) -> pl.DataFrame:
         if not launches.width:
             return launches
-        return self._by_name(launches, {"kind": pl.String}, lambda name: (names.launch_kind(name),))
+        return self._by_name(launches, {"kind": pl.String}, lambda name: (event_names.launch_kind(name),))
 
     def _write_forward_backward(self, flows: pl.DataFrame, operators: pl.DataFrame) -> None:
         if not flows.width or not operators.width:
             return
-        forward_backward = self._codes_of(names.FORWARD_BACKWARD_FLOWS)
+        forward_backward = self._codes_of(event_names.FORWARD_BACKWARD_FLOWS)
         ends = flows.filter(pl.col("category").is_in(forward_backward)).drop("category")
         ends = ends.with_columns(end=self._strings.gather(ends["end"]))
         starting = operators.with_row_index("row").select("row", "lane", "start_ns", "sequence_number")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
 from stepscope.readers.budget import Budget
-from stepscope.readers.lines import join_lines, join_pauses, variant_of
-from stepscope.readers.source import ByteSource, is_regular_file, text_of
+from stepscope.readers.source import ByteSource, Found, Progress, Reader, is_regular_file, text_of
+from stepscope.readers.source_lines import join_lines, join_pauses, variant_of
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
-from stepscope.trace.model import Metadata, Trace, TraceWarning
+from stepscope.trace.model import Trace
 from stepscope.trace.store import StoreWriter, is_store, open_store
 from stepscope.trace.window import StepRange, Window
 
@@ -150,7 +148,7 @@ def _hosts(folder: Path) -> list[Path]:
 
 def _by_number(path: Path) -> list[tuple[int, int, str]]:
     parts = _NUMBERS.split(path.name)
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
 def _children(folder: Path) -> list[Path]:
@@ -160,19 +158,18 @@ def _children(folder: Path) -> list[Path]:
         return []
 
 
-READERS: Final[tuple[ModuleType, ...]] = (
-    xplane,
-    perfetto,
-    nsight_systems,
-    rocprof,
-    torch_snapshot,
-    xla_json,
-    gaudi,
-    kineto,
+READERS: Final[tuple[Reader, ...]] = (
+    xplane.READER,
+    perfetto.READER,
+    nsight_systems.READER,
+    rocprof.READER,
+    torch_snapshot.READER,
+    xla_json.READER,
+    gaudi.READER,
+    kineto.READER,
 )
 """Every format, asked in this order whether a file is its own."""
 
-Progress = Callable[[int, "int | None"], None]
 _SUFFIXES: Final = (
     ".json",
     ".json.gz",
@@ -282,8 +279,8 @@ def _read(
     window: Window | None,
     steps: StepRange | None,
     progress: Progress | None,
-) -> tuple[Metadata, tuple[TraceWarning, ...]]:
-    source = ByteSource(path)
+) -> Found:
+    source = ByteSource(path, progress)
     Budget.of(source.name)
     try:
         head = source.peek()
@@ -294,7 +291,7 @@ def _read(
             raise NotATraceError(f"{source.name} is {known}")
         for reader in READERS:
             if reader.recognises(head):
-                metadata, warnings = reader.read(source, writer, window=window, steps=steps, progress=progress)
+                metadata, warnings = reader.read(source, writer, window, steps)
                 join_pauses(writer, metadata)
                 metadata, more = join_lines(path, writer, metadata)
                 return metadata, (*warnings, *more)

@@ -1,4 +1,4 @@
-"""Bytes of a trace file, decompressed block by block, whatever its packing and however it ends."""
+"""What a reader is, and what it reads: the bytes of a trace file, decompressed block by block, however it ends."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from gzip import BadGzipFile
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import BinaryIO, Final, NamedTuple, Protocol, TypeAlias
 
 import zstandard
 from isal import igzip_lib
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers.budget import current
+from stepscope.trace.model import Metadata, TraceWarning
+from stepscope.trace.store import StoreWriter
+from stepscope.trace.window import StepRange, Window
+
+Progress: TypeAlias = Callable[[int, int | None], None]
+"""Told the packed bytes that were read so far, and how many there are; None where that is not known."""
+Found: TypeAlias = tuple[Metadata, tuple[TraceWarning, ...]]
+"""What a file says about itself, and what was skipped or repaired."""
 
 MAGIC: Final = b"\x1f\x8b"
 _INPUT_BYTES: Final = 2**16
@@ -120,9 +128,11 @@ class ByteSource:
         read_bytes: packed bytes taken from the file so far, for showing progress.
         total_bytes: packed size of the file; None where it is not known.
         plain_path: the file where it holds the content as it is, to be opened anew; None if packed or no regular file.
+        progress: told after every block.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, progress: Progress | None = None) -> None:
+        self.progress: Progress = progress or (lambda done, total: None)
         self.name = "standard input" if str(path) == "-" else str(path)
         self.damage: str | None = None
         self._raw = _open(path)
@@ -166,6 +176,7 @@ class ByteSource:
         while block := self._next_block():
             budget.unpack(len(block), self.read_bytes)
             yield block
+            self.progress(self.read_bytes, self.total_bytes)
 
     def peek(self) -> bytes:
         """The first unpacked block, which `blocks` will still give; empty if none could be unpacked."""
@@ -268,3 +279,17 @@ def text_of(head: bytes) -> bytes:
 def is_json(head: bytes) -> bool:
     """Whether a file begins like a JSON object or list; unlike binary data it holds no control characters."""
     return _DOCUMENT.fullmatch(text_of(head[:4096])[:_LOOKED_AT_BYTES]) is not None
+
+
+class Reader(NamedTuple):
+    """One format.
+
+    Attributes:
+        name: what `Metadata.format` says.
+        recognises: whether a file of these first unpacked bytes is of the format.
+        read: writes the tables of a file, as far as a window or steps ask for it.
+    """
+
+    name: str
+    recognises: Callable[[bytes], bool]
+    read: Callable[[ByteSource, StoreWriter, Window | None, StepRange | None], Found]

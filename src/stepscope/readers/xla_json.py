@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,16 +13,13 @@ import msgspec
 
 from stepscope.readers import xplane
 from stepscope.readers.gathering import warnings
+from stepscope.readers.kineto import EXPLANATIONS as OF_CHROME_TRACES
 from stepscope.readers.kineto.events import DECODE_ERRORS, Event, EventStream
-from stepscope.readers.kineto.reader import EXPLANATIONS as OF_CHROME_TRACES
-from stepscope.readers.source import ByteSource, text_of
-from stepscope.readers.xplane.names import DEVICE_PLANE, HOST_PLANES
-from stepscope.trace.model import Metadata, TraceWarning
+from stepscope.readers.source import ByteSource, Found, Progress, Reader, text_of
+from stepscope.readers.xplane.meanings import DEVICE_PLANE, HOST_PLANES
 from stepscope.trace.protobuf_fields import beginning, double, message, text, whole
 from stepscope.trace.store import StoreWriter
 from stepscope.trace.window import StepRange, Window
-
-__all__ = ["NAME", "read", "recognises"]
 
 
 def statistic(number: int, value: int | float | str) -> bytes:
@@ -212,14 +209,7 @@ def recognises(head: bytes) -> bool:
     return text.startswith((b"{", b"[")) and b'"ph"' in text and _PROCESS.search(text) is not None
 
 
-def read(
-    source: ByteSource,
-    writer: StoreWriter,
-    *,
-    window: Window | None = None,
-    steps: StepRange | None = None,
-    progress: Callable[[int, int | None], None] | None = None,
-) -> tuple[Metadata, tuple[TraceWarning, ...]]:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
     """Read a trace into `writer`'s tables, the same ones that the profile's `.xplane.pb` gives.
 
     Raises:
@@ -227,7 +217,7 @@ def read(
         UsageError: steps were asked for that the trace does not have.
     """
     profile = _Profile(source)
-    metadata, told = xplane.read(profile, writer, window=window, steps=steps, progress=progress)  # type: ignore[arg-type]
+    metadata, told = xplane.read(profile, writer, window, steps)  # type: ignore[arg-type]
     return replace(metadata, format="xla_json"), (*told, *warnings(profile.stream.damage, EXPLANATIONS))
 
 
@@ -240,6 +230,10 @@ class _Profile:
         self.plain_path: Path | None = None
         """No file holds the content as it is."""
         self.stream = EventStream(source)
+
+    @property
+    def progress(self) -> Progress:
+        return self._source.progress
 
     @property
     def damage(self) -> str | None:
@@ -262,4 +256,4 @@ class _Profile:
         yield from planes.serialised()
 
 
-NAME = "xla_json"
+READER: Final = Reader("xla_json", recognises, read)

@@ -7,8 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analysis.memory_blocks import CATEGORIES
-from stepscope.analysis.memory_growth import MemorySummary
+from stepscope.analysis.blocks import CATEGORIES
+from stepscope.analysis.memory import MemorySummary
 from stepscope.report.format import cell, count, duration, printable, share, size
 from stepscope.report.tables import showing, table_lines
 

@@ -9,9 +9,8 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope import __version__
-from stepscope.analysis.device_time import ENGINES, EngineUse
+from stepscope.analysis.device_time import ENGINES, DeviceUse, EngineUse, HostUse
 from stepscope.analysis.places import PHASE_COLUMNS, PlaceCosts
-from stepscope.analysis.summary import DeviceUse, HostUse
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.report.format import cell, count, duration, printable, share
 from stepscope.report.json import SCHEMA

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import HostActivity, host_activity
+from stepscope.analysis.rows import row_numbers
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times
@@ -215,7 +216,7 @@ def _inferred(trace: Trace, works: Works, calls: pl.DataFrame) -> tuple[Rows, Ro
     """For each call the work its thread launched next, and what was launched last before in each other queue."""
     nothing = np.zeros(0, np.int64)
     lanes = trace.launches["lane"].gather(trace.device_work["launch"])
-    lane = lanes.cast(pl.Int64).fill_null(-1).to_numpy()
+    lane = row_numbers(lanes)
     device = trace.device_work["device"].rank("dense").to_numpy().astype(np.int64)
     known = np.flatnonzero(works.stretch >= 0)
     if calls.is_empty() or not len(known):

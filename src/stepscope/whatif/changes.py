@@ -13,6 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import CAUSES, DEVICE_CAUSES
+from stepscope.analysis.rows import row_numbers
 from stepscope.errors import UsageError
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.window import Times, union
@@ -175,7 +176,7 @@ def scaled_work_of(rows: Rows, factor: float | Factors) -> Change:
         factors = np.broadcast_to(np.asarray(factor, np.float64), (len(rows),))
         chosen = np.full(table.height, -1, np.int64)
         chosen[rows] = np.arange(len(rows))
-        parent = table["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+        parent = row_numbers(table["parent"])
         if experiment.trace.device_work.is_empty():
             outermost, _ = _outermost_and_inside(chosen >= 0, parent)
             starts = table["start_ns"].to_numpy()[outermost]
@@ -189,8 +190,8 @@ def scaled_work_of(rows: Rows, factor: float | Factors) -> Change:
 
 def _work_under(experiment: Experiment, number: Rows) -> tuple[Rows, Rows]:
     """Rows of the work launched by operators that have a number, -1 for none, and its number."""
-    operator = experiment.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
-    launch = experiment.trace.device_work["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
+    operator = row_numbers(experiment.trace.launches["operator"])
+    launch = row_numbers(experiment.trace.device_work["launch"])
     if not len(operator) or not len(launch) or not len(number):
         nothing = np.zeros(0, np.int64)
         return nothing, nothing
@@ -210,7 +211,7 @@ def scaled_operators(rows: Rows, factor: float) -> Change:
         table = experiment.trace.operators
         chosen = np.zeros(table.height + 1, np.bool_)
         chosen[rows] = True
-        parent = table["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+        parent = row_numbers(table["parent"])
         outermost, inside = _outermost_and_inside(chosen[:-1], parent)
         lanes, starts = table["lane"].to_numpy()[outermost], table["start_ns"].to_numpy()[outermost]
         ends = starts + table["duration_ns"].to_numpy()[outermost]
@@ -277,12 +278,8 @@ def _scaled_host_cause(experiment: Experiment, graph: Graph, cause: str, factor:
     on_host = "dispatch" if cause == "compute" else cause
     activity = experiment.activity
     told = _overhead(experiment) if cause == "profiler_overhead" else (np.zeros(0, np.int64),) * 2
-    for lane, timeline in activity.timelines.items():
-        if len(timeline.times) < 2:
-            continue
-        first, last = int(timeline.times[1]), int(timeline.times[-1])
-        pieces = activity.cut(lane, np.array([first]), np.array([last]))
-        mine = pieces.filter(pl.col("cause") == on_host)
+    for lane in activity.timelines:
+        mine = activity.pieces(lane).filter(pl.col("cause") == on_host)
         whole = union(np.append(told[0], mine["start"]), np.append(told[1], mine["end"]))
         lanes = np.full(len(whole.starts), lane, np.int32)
         if cause in _BUSY:
@@ -454,7 +451,7 @@ def scaled_stretches(lanes: Lanes, starts: Times, ends: Times, factor: float) ->
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         calls = experiment.trace.launches
-        launch = experiment.trace.device_work["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
+        launch = row_numbers(experiment.trace.device_work["launch"])
         calling, called = calls["lane"].to_numpy(), calls["start_ns"].to_numpy()
         for lane in np.unique(lanes).tolist():
             whole = union(starts[lanes == lane], ends[lanes == lane])

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import TABLES, slice_columns
-from stepscope.analysis.operators import at
+from stepscope.analysis.rows import at, conformed
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times
 from stepscope.whatif.experiment import Experiment
@@ -216,7 +216,7 @@ def resources(path: pl.DataFrame) -> pl.DataFrame:
     table = path.group_by("kind", "cause").agg(ns=pl.col("duration_ns").sum())
     table = table.with_columns(share=pl.col("ns") / total)
     table = table.sort(["ns", "kind", "cause"], descending=[True, False, False])
-    return table.select([pl.col(name).cast(dtype) for name, dtype in RESOURCE_SCHEMA.items()])
+    return conformed(table, RESOURCE_SCHEMA)
 
 
 def _of_device(experiment: Experiment, taken: list[tuple[int, int, int]]) -> tuple[Rows, Times, Times]:

@@ -11,7 +11,7 @@ import polars as pl
 
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import TABLES, HostActivity
-from stepscope.analysis.operators import at
+from stepscope.analysis.rows import at, row_numbers
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import HOST_BACKEND
@@ -98,7 +98,7 @@ def _waits_of(calls: pl.DataFrame, work: pl.DataFrame, launched: pl.DataFrame) -
     """
     start, end = calls["start_ns"].to_numpy(), calls["end"].to_numpy()
     by_end = _ended_within(launched, start, end)
-    own_copy = calls["copied"].cast(pl.Int64).fill_null(-1).to_numpy()
+    own_copy = row_numbers(calls["copied"])
     kind = calls["kind"].to_numpy()
     staged = _staged(own_copy, work, start, end) & (kind == "copy")
     waiting = np.where((kind == "copy") & ~staged, _if_within(own_copy, work, start, end), by_end)

@@ -12,7 +12,7 @@ import polars as pl
 from stepscope.analysis.communication import collectives
 from stepscope.analysis.input_pipeline import Batches, batches
 from stepscope.analysis.module_paths import BACKWARD, OPTIMIZER
-from stepscope.analysis.operators import at
+from stepscope.analysis.rows import at
 from stepscope.errors import UsageError
 from stepscope.trace.nesting import Rows
 from stepscope.trace.program_facts import ProgramFacts

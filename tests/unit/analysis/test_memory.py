@@ -7,6 +7,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
+from stepscope.analysis.blocks import blocks, category_of_stack, memory_devices, memory_levels
 from stepscope.analysis.memory import (
     DeviceMemory,
     alive_at,
@@ -14,9 +15,8 @@ from stepscope.analysis.memory import (
     allocation_table,
     category_levels,
     device_memories,
+    memory_growth,
 )
-from stepscope.analysis.memory_blocks import blocks, category_of_stack, memory_devices, memory_levels
-from stepscope.analysis.memory_growth import memory_growth
 from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import ModelFacts, ProgramFacts

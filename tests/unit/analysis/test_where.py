@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stepscope.analysis.attribution import attribute
+from stepscope.analysis.attribution import attribute, parse, user_entries
 from stepscope.analysis.host import host_activity
-from stepscope.analysis.where import Place, parse, places, slice_index, user_entries
+from stepscope.analysis.places import Place, places
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
 
@@ -29,7 +29,7 @@ def test_nothing_stands_nowhere() -> None:
 
     assert places(attribute(trace), none, none) == []
     assert places(attribute(trace), np.array([-1]), np.array([5])) == []
-    assert slice_index(activity, pl.Series([], dtype=pl.String), pl.Series([], dtype=pl.UInt32)).tolist() == []
+    assert activity.slice_index(pl.Series([], dtype=pl.String), pl.Series([], dtype=pl.UInt32)).tolist() == []
 
 
 def test_without_frames_and_stacks_there_is_no_place() -> None:
@@ -127,8 +127,8 @@ def test_slices_by_table_and_row() -> None:
     recording.operator(40, 20, "aten::mm")
     activity = host_activity(recording.trace())
 
-    index = slice_index(
-        activity, pl.Series(["operators", None, "frames", "operators"]), pl.Series([1, None, 0, 0], dtype=pl.UInt32)
+    index = activity.slice_index(
+        pl.Series(["operators", None, "frames", "operators"]), pl.Series([1, None, 0, 0], dtype=pl.UInt32)
     )
 
     assert [(int(activity.table[row]), int(activity.row[row])) if row >= 0 else None for row in index] == [

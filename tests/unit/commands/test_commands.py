@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,11 +14,14 @@ import polars as pl
 import pytest
 
 import stepscope.diagnosis
-import stepscope.diagnosis.ranks  # with the true rules, before a fixture puts others in their place
+import stepscope.diagnosis.ranks
+import stepscope.diagnosis.rules
 from stepscope.commands import COMMANDS, main
 from stepscope.commands.machine.cache import parsed_size
 from stepscope.commands.read.diagnose import parsed_setting, parsed_share
 from stepscope.commands.shared import output, reading
+from stepscope.commands.shared.command import Command
+from stepscope.diagnosis.rule import Answers, Limits, Rule, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace
@@ -27,21 +29,22 @@ from stepscope.trace.naming import UserCode
 from tests.unit.hand_built import FULL, empty, full
 
 
-@dataclass(frozen=True)
-class Threshold:
-    value: float
-    unit: str
-    meaning: str
+class DocumentedRule(Rule):
+    page = "The device waits for data.\n\nWhat to do\n    Use workers."
+
+
+def finds_nothing(view: View, limits: Limits) -> Answers:
+    yield from ()
 
 
 RULES = [
-    SimpleNamespace(
-        __doc__="The device waits for data.\n\n    What to do\n        Use workers.",
-        ID="input-bound",
-        TITLE="Data loading",
-        THRESHOLDS={"minimum_share": Threshold(0.05, "share", "idle time that counts")},
+    DocumentedRule(
+        "input-bound",
+        "Data loading",
+        {"minimum_share": Threshold(0.05, "share", "idle time that counts")},
+        finds_nothing,
     ),
-    SimpleNamespace(__doc__="x", ID="launch-bound", TITLE="Launches", THRESHOLDS={}),
+    DocumentedRule("launch-bound", "Launches", {}, finds_nothing),
 ]
 
 
@@ -53,7 +56,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture(autouse=True)
 def _rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "stepscope.diagnosis.rules", module_with(RULES=RULES))
+    monkeypatch.setattr(stepscope.diagnosis.rules, "RULES", RULES)
 
 
 @pytest.fixture
@@ -86,7 +89,7 @@ def diagnose_as(monkeypatch: pytest.MonkeyPatch, *diagnoses: Any) -> list[dict[s
     calls: list[dict[str, Any]] = []
 
     def diagnose_view(view: View, **arguments: Any) -> Any:
-        calls.append({**arguments, "settings": view._settings, "user_code": view.user_code})
+        calls.append({**arguments, "settings": view.settings, "user_code": view.user_code})
         return diagnoses[len(calls) - 1]
 
     monkeypatch.setattr(stepscope.diagnosis, "diagnose_view", diagnose_view, raising=False)
@@ -98,16 +101,14 @@ class TestFrame:
         assert main([]) == 0
         help_text = capsys.readouterr().out
         for command in COMMANDS:
-            assert command.NAME in help_text
+            assert command.name in help_text
         assert "stepscope diagnose trace.json" in help_text
         assert "stepscope run train.py" in help_text
 
-    @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.NAME)
-    def test_every_command_has_help_with_examples(
-        self, command: ModuleType, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main([command.NAME, "--help"]) == 0
-        assert f"  stepscope {command.NAME}" in capsys.readouterr().out
+    @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+    def test_every_command_has_help_with_examples(self, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([command.name, "--help"]) == 0
+        assert f"  stepscope {command.name}" in capsys.readouterr().out
 
     def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["--version"]) == 0
@@ -701,14 +702,16 @@ def test_progress_is_quiet_for_a_second_and_cleans_up(monkeypatch: pytest.Monkey
     clock = iter([0.0, 0.5, 1.5, 1.55, 1.7])
     monkeypatch.setattr(reading.time, "monotonic", lambda: next(clock))
     stream = io.StringIO()
-    progress = reading.Progress("a\x1b.json", stream)
-    for done in (1, 2, 3, 4):
-        progress(done << 20, 4 << 20)
-    progress.clear()
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr", stream)
+    with reading.Progress("a\x1b.json") as progress:
+        for done in (1, 2, 3, 4):
+            progress(done << 20, 4 << 20)
     assert stream.getvalue() == (
         "\r\x1b[Kreading a\\x1b.json: 50.0 % of 4.0 MiB\r\x1b[Kreading a\\x1b.json: 100.0 % of 4.0 MiB\r\x1b[K"
     )
-    quiet = io.StringIO()
+    stream.truncate(0)
     monkeypatch.setattr(reading.time, "monotonic", lambda: 0.0)
-    reading.Progress("b", quiet).clear()
-    assert quiet.getvalue() == ""
+    with reading.Progress("b"):
+        pass
+    assert stream.getvalue() == ""

@@ -8,13 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stepscope.commands import main
-from stepscope.commands.read import rules
+from stepscope.commands.shared.command import Command
+from stepscope.commands.shared.tables import add_table_options
 from tests.unit.small_traces import complete
+
+
+def _put_in_place_of_rules(run: Callable[[object], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    command = Command("rules", "A command for tests.", add_table_options, run)
+    monkeypatch.setattr("stepscope.commands.COMMANDS", (command,))
 
 
 @pytest.fixture
@@ -24,7 +31,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     def fail(_: object) -> int:
         raise ZeroDivisionError("secret of the trace")
 
-    monkeypatch.setattr(rules, "run", fail)
+    _put_in_place_of_rules(fail, monkeypatch)
     monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path))
     return tmp_path / "faults"
 
@@ -66,7 +73,7 @@ def test_memory_that_runs_out_is_one_sentence(
     def fail(_: object) -> int:
         raise MemoryError
 
-    monkeypatch.setattr(rules, "run", fail)
+    _put_in_place_of_rules(fail, monkeypatch)
     assert main(["rules"]) == 2
     assert "not enough memory" in capsys.readouterr().err
 

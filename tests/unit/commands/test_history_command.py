@@ -277,7 +277,7 @@ def test_of_several_ranks_the_first_counts(capsys: pytest.CaptureFixture[str]) -
         (["--command", "nothing"], "no run's command contains 'nothing'"),
         (["--series", "colour"], "invalid choice"),
         (["--last", "-1"], "is not a whole number"),
-        (["--json", "-", "--csv", "-"], "only one of --html, --json and --csv can go to standard output"),
+        (["--json", "-", "--csv", "-"], "only one report can go to standard output"),
         (["--html", ""], "the name of the file to write is empty"),
         (["--html", "/nowhere/at/all.html"], "cannot be written"),
     ],

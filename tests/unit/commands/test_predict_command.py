@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.commands import main
-from stepscope.commands.plan.predict import USUAL, host_factor, targets
+from stepscope.commands.plan.predict import USUAL, devices_named, host_factor
 from stepscope.errors import UsageError
 from stepscope.machine.devices import device_table
 from stepscope.trace import Metadata, Trace
@@ -82,15 +82,15 @@ def test_the_fastest_comes_first(trace: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_the_usual_devices_and_all() -> None:
-    assert [row.name for row in targets(None)] == list(USUAL)
-    assert targets(" ALL ") == device_table()
-    assert [row.name for row in targets("L4, t4 ,L4,")] == ["L4", "T4"]
+    assert [row.name for row in devices_named(None)] == list(USUAL)
+    assert devices_named(" ALL ") == device_table()
+    assert [row.name for row in devices_named("L4, t4 ,L4,")] == ["L4", "T4"]
 
 
 @pytest.mark.parametrize("text", ["", " , ", "NoSuchDevice", ",".join(["L4"] * 201)])
 def test_targets_that_are_none(text: str) -> None:
     with pytest.raises(UsageError):
-        targets(text)
+        devices_named(text)
 
 
 def test_nonsense_is_one_sentence(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +109,7 @@ def test_factors_on_the_host_that_are_none(text: str) -> None:
 def test_batch_sizes_that_are_none_are_told_the_range(
     trace: str, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
-    said = "is no batch size: write a number from 1 to 999999999, such as 64"
+    said = "is no batch size from 1 to 999999999"
     assert f"'{text}' {said}" in refused(capsys, trace, f"--batch={text}")
 
 

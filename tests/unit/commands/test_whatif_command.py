@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepscope.commands import main
-from stepscope.commands.shared.changes import parsed_megabytes, parsed_scale, parsed_time
+from stepscope.commands.read.whatif import megabytes, nanoseconds, parsed_scale
 from stepscope.trace import Trace
 from tests.unit.recording import Recording, saved
 from tests.unit.waiting_twice import US, alone, waiting_twice
@@ -207,7 +207,7 @@ def test_a_recording_without_steps(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         (["--remove", "inpt"], "there is no cause or rule 'inpt'; did you mean input?"),
         (["--remove", "zzz"], "there is no cause or rule 'zzz'; the causes are input, synchronisation,"),
-        (["--remove", "recompilation"], "the rule recompilation finds nothing to mend in this trace"),
+        (["--remove", "recompilation"], "the rule recompilation finds nothing to fix in this trace"),
         (["--scale", "nothing=0.5"], "the trace has no operator, kernel, module or line 'nothing'"),
         (["--overlap", "communication"], "communication"),
         (["--bucket-size", "25"], "all-reduces"),
@@ -304,20 +304,20 @@ def test_no_scale(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "ns"), [("2us", 2_000), ("500ns", 500), ("500", 500), (" 1.5 us", 1_500), ("0", 0)])
 def test_a_time(text: str, ns: int) -> None:
-    assert parsed_time(text) == ns
+    assert nanoseconds(text) == ns
 
 
 @pytest.mark.parametrize("text", ["", "us", "-1", "1 h", "1e3", "nan", "11s", "9" * 13])
 def test_no_time(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        parsed_time(text)
+        nanoseconds(text)
 
 
 def test_megabytes() -> None:
-    assert (parsed_megabytes("25"), parsed_megabytes("0.5")) == (25.0, 0.5)
+    assert (megabytes("25"), megabytes("0.5")) == (25.0, 0.5)
     for text in ("0", "-1", "nan", "inf", "", "25MB", "1e7"):
         with pytest.raises(argparse.ArgumentTypeError):
-            parsed_megabytes(text)
+            megabytes(text)
 
 
 @pytest.mark.traces

@@ -11,7 +11,10 @@ import pytest
 
 from stepscope.commands import main
 from stepscope.diagnosis.finding import Finding
-from stepscope.diagnosis.rules import cpu_fallback, host_synchronisation, recompilation
+from stepscope.diagnosis.rule import Rule
+from stepscope.diagnosis.rules.cpu_fallback import RULE as cpu_fallback
+from stepscope.diagnosis.rules.host_synchronisation import RULE as host_synchronisation
+from stepscope.diagnosis.rules.recompilation import RULE as recompilation
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
@@ -41,9 +44,8 @@ def traced(evidence: Evidence, compiling_ns: int = 0) -> Trace:
     return recording.trace()
 
 
-def findings_of(rule: object, trace: Trace) -> tuple[Finding, ...]:
-    found: tuple[Finding, ...] = rule.check(View(trace)).findings  # type: ignore[attr-defined]
-    return found
+def findings_of(rule: Rule, trace: Trace) -> tuple[Finding, ...]:
+    return rule.ask(View(trace)).findings
 
 
 def figures_of(finding: Finding) -> list[tuple[str, float]]:
@@ -58,8 +60,8 @@ COMPILING = Evidence(
 
 
 @pytest.mark.parametrize("rule", [recompilation, cpu_fallback, host_synchronisation])
-def test_without_evidence_nothing_is_said(rule: object) -> None:
-    result = rule.check(View(traced(Evidence())))  # type: ignore[attr-defined]
+def test_without_evidence_nothing_is_said(rule: Rule) -> None:
+    result = rule.ask(View(traced(Evidence())))
 
     assert (result.findings, result.not_answered) == ((), ())
 
@@ -106,7 +108,7 @@ def test_long_compilations_and_executions_are_notes() -> None:
 
 
 def test_counts_without_steps_are_a_question() -> None:
-    [question] = recompilation.check(View(traced(Evidence(compilations=Tally(57, 41 * SECOND))))).not_answered
+    [question] = recompilation.ask(View(traced(Evidence(compilations=Tally(57, 41 * SECOND))))).not_answered
 
     assert question.question == "Are graphs still compiled once training runs steadily?"
     assert "57 compilations" in question.why
@@ -185,7 +187,7 @@ def test_waits_that_the_trace_shows_get_the_counts(tmp_path: Path) -> None:
     evidence = Evidence(steps=4, transfers_out=Tally(4))
     view = View(replace(trace, metadata=replace(trace.metadata, evidence=evidence)))
 
-    [finding] = host_synchronisation.check(view).findings
+    [finding] = host_synchronisation.ask(view).findings
 
     assert finding.saving_ns_per_step > 0
     assert figures_of(finding)[-1] == ("reads from the device in the whole run", 4)

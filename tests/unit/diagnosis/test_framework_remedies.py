@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stepscope.diagnosis.diagnosis import diagnose
-from stepscope.diagnosis.finding import Remedy
-from stepscope.diagnosis.framework_remedies import REMEDIES, for_framework, framework_of
-from stepscope.diagnosis.rules import RULES
+from stepscope.diagnosis.view import framework_of
 from stepscope.trace import Metadata, Trace
 from tests.unit.recording import Recording
 
@@ -36,17 +34,6 @@ def named(trace_format: str, *names: str) -> Trace:
 )
 def test_the_framework_is_told_by_what_only_it_records(trace_format: str, name: str, framework: str | None) -> None:
     assert framework_of(named(trace_format, "something", name)) == framework
-
-
-def test_a_rule_without_an_entry_keeps_its_own_words() -> None:
-    own = Remedy("Do this.", "code")
-    assert for_framework("jax", "padding-waste", own) is own
-    assert for_framework(None, "input-bound", own) is own
-
-
-def test_every_entry_is_of_a_rule() -> None:
-    known = {rule.ID for rule in RULES}
-    assert {rule for remedies in REMEDIES.values() for rule in remedies} <= known
 
 
 def test_a_jax_program_that_compiles_in_each_step_is_told_what_helps_in_jax() -> None:

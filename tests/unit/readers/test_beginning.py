@@ -54,7 +54,7 @@ BINARY: dict[str, Callable[[Path], bytes]] = {
 
 
 def _first_reader(head: bytes) -> str:
-    return next(reader.__name__.rpartition(".")[2] for reader in READERS if reader.recognises(head))
+    return next(reader.name for reader in READERS if reader.recognises(head))
 
 
 @pytest.mark.parametrize("before", BLANKS)

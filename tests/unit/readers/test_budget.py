@@ -12,7 +12,7 @@ from stepscope.commands import main
 from stepscope.errors import TooLargeError, UsageError
 from stepscope.readers import open_trace
 from stepscope.readers.budget import LIMITS, VARIABLE, Budget, parse_limits
-from stepscope.readers.torch_snapshot.reader import load
+from stepscope.readers.torch_snapshot import load
 from tests.unit.small_traces import complete
 
 

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 from stepscope.readers import spill
+from stepscope.readers.event_names import frame_name, host_slice_table
 from stepscope.readers.gathering import EXPLANATIONS, Gathering, warnings
-from stepscope.readers.names import frame_name, host_slice_table
 from stepscope.trace.model import Metadata, Trace
 from stepscope.trace.store import StoreWriter, open_unsealed
 from stepscope.trace.window import StepRange, Window

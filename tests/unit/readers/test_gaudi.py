@@ -20,7 +20,7 @@ from stepscope.commands import main
 from stepscope.diagnosis import diagnose
 from stepscope.errors import StepscopeError
 from stepscope.readers import gaudi, open_trace
-from stepscope.readers.gaudi import names
+from stepscope.readers.gaudi import columns as names
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import Device
 from tests.simulator import programs

@@ -17,7 +17,7 @@ from stepscope.errors import NotATraceError, TooLargeError, UnreadableTraceError
 from stepscope.readers import budget, open_trace, source
 from stepscope.readers.perfetto import packets, recognises
 from stepscope.readers.perfetto import packets as messages
-from stepscope.readers.perfetto.meaning import ANNOTATIONS, CATEGORIES, category
+from stepscope.readers.perfetto.events import ANNOTATIONS, CATEGORIES, category
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
 from stepscope.trace.window import StepRange, Window

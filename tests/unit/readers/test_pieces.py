@@ -10,8 +10,8 @@ import pytest
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers import assembly, open_trace, source, spill, trace_files
+from stepscope.readers.kineto import EXPLANATIONS
 from stepscope.readers.kineto import events as chunks
-from stepscope.readers.kineto.reader import EXPLANATIONS
 from stepscope.readers.source import Gunzip
 from stepscope.trace.tables import SCHEMAS
 from tests.unit.small_traces import complete, counted, opened

@@ -14,7 +14,8 @@ import pytest
 
 from stepscope.errors import NotATraceError, UnreadableTraceError, UsageError
 from stepscope.readers import open_trace, source
-from stepscope.readers.rocprof import reader, recognises, records
+from stepscope.readers import rocprof as reader
+from stepscope.readers.rocprof import recognises, records
 from stepscope.readers.rocprof.records import Document
 from stepscope.trace import Trace
 from stepscope.trace.window import StepRange, Window

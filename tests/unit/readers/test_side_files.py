@@ -334,6 +334,13 @@ def test_packed_files_and_bytes_that_are_no_text(tmp_path: Path) -> None:
     assert read_xla_metrics(path).steps == 11
 
 
+def test_a_count_beside_an_invisible_separator_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "report.txt"
+    path.write_text("Metric: CompileTime\n  TotalSamples: \x1c21\n  Accumulator: 1s\n")
+
+    assert read_xla_metrics(path).compilations == Tally(21)
+
+
 @pytest.mark.parametrize("reader", READERS)
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())

@@ -15,13 +15,13 @@ from typing import Any
 import polars as pl
 import pytest
 
+from stepscope.analysis.blocks import allocator_table, out_of_memory
 from stepscope.analysis.memory import alive_at, alive_table, device_memories
-from stepscope.analysis.memory_blocks import allocator_table, out_of_memory
 from stepscope.diagnosis import diagnose
 from stepscope.errors import NotATraceError, TooLargeError, UsageError
 from stepscope.readers import open_trace
 from stepscope.readers.budget import Budget
-from stepscope.readers.torch_snapshot.reader import load
+from stepscope.readers.torch_snapshot import load
 from stepscope.trace import Trace, Window
 from stepscope.trace.window import StepRange
 from tests.simulator.allocator import KIB, SimulatedAllocator, training
@@ -77,10 +77,10 @@ def nested(depth: int) -> list[Any]:
         (pickle.dumps({1, 2}, protocol=4), "has an operation that memory snapshots do not use"),
         (pickle.dumps({(1, 2): 3}), "has keys that are neither texts nor numbers"),
         (pickle.dumps(10**100), "holds a number of more than 16 bytes"),
-        (pickle.dumps([1, 2, 3])[:-3], "is cut off"),
+        (pickle.dumps([1, 2, 3])[:-3], "is damaged or cut off"),
         (b"\x80\x04]}a}s.", "is damaged or cut off"),
-        (b"\x80\x04K\x01K\x02a.", "appends to something that is no list"),
-        (b"\x80\x04h\x05.", "is damaged or cut off (KeyError at byte 4)"),
+        (b"\x80\x04K\x01K\x02a.", "is damaged or cut off"),
+        (b"\x80\x04h\x05.", "is damaged or cut off"),
         (b"\x80\x04X\xff\xff\xff\x7fabc", "is cut off"),
         (b"\x80\x04.", "is damaged or cut off"),
         (b"\x80\x04](K\x01u.", "sets items of something that is no dictionary"),

@@ -7,8 +7,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analysis.device_time import EngineTime, EngineUse, engine_of, engine_uses
-from stepscope.analysis.summary import device_uses
+from stepscope.analysis.device_time import EngineTime, EngineUse, device_uses, engine_of, engine_uses
 from stepscope.diagnosis import diagnose
 from stepscope.report.html.page import html_report
 from stepscope.report.json import json_report

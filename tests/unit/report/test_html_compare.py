@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.analysis.picture import StepPicture
 from stepscope.commands import main
-from stepscope.commands.shared.tables import compared_picture
+from stepscope.commands.read.compare import compared_picture
 from stepscope.compare import Comparison, Side, compare_sides, compare_traces
 from stepscope.report.html.compare import html_comparison
 from stepscope.trace import Metadata, Trace

@@ -8,7 +8,7 @@ import re
 import polars as pl
 import pytest
 
-from stepscope.analysis.memory_growth import MOMENTS, MemoryPicture, memory_pictures
+from stepscope.analysis.memory import MOMENTS, MemoryPicture, memory_pictures
 from stepscope.report.html.memory import memory_view
 from stepscope.report.html.page import html_report
 from stepscope.trace import Metadata, Trace

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from stepscope.analysis.device_time import DeviceUse, HostUse, device_uses, host_use
 from stepscope.analysis.host import host_time
-from stepscope.analysis.summary import DeviceUse, HostUse, device_uses, host_use
 from stepscope.diagnosis import diagnose
 from stepscope.report.html.page import html_report
 from stepscope.report.json import json_report

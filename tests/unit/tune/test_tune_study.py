@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,7 +163,10 @@ def test_time_is_kept_for_a_proof_only_where_there_is_something_to_prove(
         nonlocal now
         now += 15.0
 
-    monkeypatch.setattr("stepscope.tune.search.time", SimpleNamespace(monotonic=lambda: now, sleep=lambda _: None))
+    monkeypatch.setattr(
+        "stepscope.tune.search.time",
+        SimpleNamespace(monotonic=lambda: now, sleep=lambda _: None, time=time.time, time_ns=time.time_ns),
+    )
     truth = Truth(factors, space=SPACE, before=fifteen_seconds)
     Search(study(tmp_path), SPACE, truth, tmp_path / "lock", 70.0).run()
     assert [proposal.purpose for proposal in truth.proposals[:5]] == purposes

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import re
-import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from stepscope.commands.record.run import at_least
 from stepscope.commands.shared import output
-from stepscope.commands.shared.applying import add_slower_option, applications, judged
+from stepscope.commands.shared.command import Command, CommandParser
+from stepscope.commands.shared.options import (
+    add_report_options,
+    add_slower_option,
+    add_trial_options,
+    exit_code_if_slower,
+)
+from stepscope.commands.shared.output import say
+from stepscope.commands.shared.programs import INTERRUPTED, applications, interrupted_by_signals
+from stepscope.commands.shared.values import whole
 from stepscope.errors import TraceError, UsageError
 from stepscope.files import private_folder
 from stepscope.report.format import duration, printable
@@ -26,56 +30,22 @@ if TYPE_CHECKING:
     from stepscope.compare.bench import Bench, BenchFailure, BenchRun
     from stepscope.compare.bench_programs import BenchCommand
 
-NAME: Final = "bench"
-HELP: Final = "Run commands in turn, time their steps without a profiler, and say which is faster and how sure that is."
-_EXAMPLES: Final = """\
-Each command is one quoted argument; the first is what the others are compared with. A program is found and started
-as stepscope run does it, runs until it has taken --steps steps, and is then ended. No shell is asked: variables may
-stand before a program, pipes may not.
-
-examples:
-  stepscope bench 'python train.py --workers 0' 'python train.py --workers 4'
-  stepscope bench 'train.py' 'train.py --fused' 'train.py --fused --bf16' --steps 100
-  stepscope bench train.py train.py --apply B=fuse-optimizer,workers=4
-  stepscope bench 'OMP_NUM_THREADS=1 train.py' 'OMP_NUM_THREADS=4 train.py' --precision 0.5% --budget 30m
-  stepscope bench 'torchrun --nproc-per-node 2 a.py' 'torchrun --nproc-per-node 2 b.py' --profile
-  stepscope bench 'old/train.py' 'new/train.py' --fail-if-slower 3% --markdown comment.md
-
-Exit codes: 0 done, 1 a command is slower than --fail-if-slower allows, 2 a command failed, 130 interrupted."""
-_TIMES: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 _LABELS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-INTERRUPTED: Final = 130
 _MOST_SHOWN: Final = 99
 """More rounds than these are never needed; the precision is reached before."""
 
 
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
+def _prepare_parser(parser: CommandParser) -> None:
     parser.add_argument("commands", metavar="COMMAND", nargs="+", help="two or more, each quoted as one argument")
     how = parser.add_argument_group("how much is measured")
-    how.add_argument(
-        "--steps", metavar="N", type=at_least(3), default=50, help="steps to time in a run, with its warm-up (50)"
+    add_trial_options(
+        how,
+        precision="stop when every change is known to this share of the first command's step, more or less (1%%)",
+        budget="begin no further round after it: 90s, 10m, 1h (10m)",
+        budget_s=600.0,
     )
-    how.add_argument(
-        "--precision",
-        metavar="SHARE",
-        type=share_of_step,
-        default=0.01,
-        help="stop when every change is known to this share of the first command's step, more or less (1%%)",
-    )
-    how.add_argument(
-        "--budget",
-        metavar="TIME",
-        type=time_of,
-        default=600.0,
-        help="begin no further round after it: 90s, 10m, 1h (10m)",
-    )
-    how.add_argument("--rounds", metavar="N", type=at_least(2), help="at most so many runs of each command")
-    how.add_argument(
-        "--quiet-machine", action="store_true", help="keep each rank to its own cores, and collect no garbage"
-    )
-    how.add_argument("--seed", metavar="N", type=at_least(0), help="with --quiet-machine: fix the random generators")
+    how.add_argument("--rounds", metavar="N", type=whole(2), help="at most so many runs of each command")
+    how.add_argument("--seed", metavar="N", type=whole(0), help="with --quiet-machine: fix the random generators")
     parser.add_argument_group("what to change, without touching the programs").add_argument(
         "--apply",
         metavar="LABEL=LIST",
@@ -88,9 +58,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--profile", action="store_true", help="then record one run of each, and say where the difference comes from"
     )
     add_slower_option(after)
-    after.add_argument("--json", metavar="FILE", type=output.target, help="write everything for programs; - prints it")
-    after.add_argument(
-        "--markdown", metavar="FILE", type=output.target, help="write the result for a pull request; - prints it"
+    add_report_options(
+        after,
+        json="write everything for programs; - prints it",
+        markdown="write the result for a pull request; - prints it",
     )
     after.add_argument(
         "--folder", metavar="DIR", help="make the bench's folder in DIR instead of the user's data folder"
@@ -100,29 +71,29 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     """Measure and print; 1 where --fail-if-slower says so, 2 where a command failed, 130 where Ctrl-C came."""
     from stepscope.compare.bench import measure
 
     if arguments.seed is not None and not arguments.quiet_machine:
         raise UsageError("--seed goes with --quiet-machine")
-    if arguments.json == "-" and arguments.markdown == "-":
-        raise UsageError("only one of --json and --markdown can be -")
     bench = _new_bench(arguments)
-    _say(f"{len(bench.commands)} commands in turn; logs in {bench.folder}")
-    with ended_by_signals():
-        measure(bench, lambda run: _say(_progress(bench, run)))
+    say(f"{len(bench.commands)} commands in turn; logs in {bench.folder}")
+    with interrupted_by_signals():
+        measure(bench, lambda run: say(_progress(bench, run)))
         if bench.failure is not None:
             _show_failure(bench.failure)
         if all(bench.runs_of(command.label) for command in bench.commands):
             _write(arguments, bench, _explanations(bench) if arguments.profile else [])
         elif bench.stop == "interrupted":
-            _say("interrupted before every command had run once")
+            say("interrupted before every command had run once")
     if bench.failure is not None:
         raise UsageError(_failure(bench, bench.failure))
     if bench.stop == "interrupted":
         return INTERRUPTED
-    return judged(arguments.fail_if_slower, ((command.label, found) for command, found in bench.comparisons()))
+    return exit_code_if_slower(
+        arguments.fail_if_slower, ((command.label, found) for command, found in bench.comparisons())
+    )
 
 
 def _new_bench(arguments: argparse.Namespace) -> Bench:
@@ -202,26 +173,24 @@ def _explanations(bench: Bench) -> list[Comparison]:
     if bench.stop in ("interrupted", "failed"):
         return []
     try:
-        folders = profile_commands(bench, _say)
+        folders = profile_commands(bench, say)
         return explanations(bench, folders, lambda path: open_trace(path, cache=TraceCache()))
     except KeyboardInterrupt:
         bench.stop = "interrupted"  # what was measured is shown
     except TraceError as error:
-        _say(f"the profiles cannot be compared: {error}")
+        say(f"the profiles cannot be compared: {error}")
     return []
 
 
 def _write(arguments: argparse.Namespace, bench: Bench, comparisons: Sequence[Comparison]) -> None:
-    """Print the result, or what is to stand on standard output in its place, and write the files."""
     from stepscope.report.bench import bench_json, bench_markdown, bench_text
-    from stepscope.report.json import json_bytes
 
-    if "-" not in (arguments.json, arguments.markdown):
-        output.print_text(bench_text(bench, comparisons, width=output.width()))
-    if arguments.json is not None:
-        output.write_output(arguments.json, json_bytes(bench_json(bench, comparisons)))
-    if arguments.markdown is not None:
-        output.write_output(arguments.markdown, bench_markdown(bench, comparisons).encode())
+    output.write_reports(
+        arguments,
+        lambda: bench_text(bench, comparisons, width=output.width()),
+        json=lambda: bench_json(bench, comparisons),
+        markdown=lambda: bench_markdown(bench, comparisons),
+    )
 
 
 def _show_failure(failure: BenchFailure) -> None:
@@ -238,43 +207,23 @@ def _failure(bench: Bench, failure: BenchFailure) -> str:
     return f"command {failure.label}, {command.shown}, {failure.sentence}{log}"
 
 
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Take the signals that end a process as Ctrl-C, so that no program is left behind."""
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
+COMMAND: Final = Command(
+    "bench",
+    "Run commands in turn, time their steps without a profiler, and say which is faster and how sure that is.",
+    _prepare_parser,
+    _run,
+    """\
+Each command is one quoted argument; the first is what the others are compared with. A program is found and started
+as stepscope run does it, runs until it has taken --steps steps, and is then ended. No shell is asked: variables may
+stand before a program, pipes may not.
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+examples:
+  stepscope bench 'python train.py --workers 0' 'python train.py --workers 4'
+  stepscope bench 'train.py' 'train.py --fused' 'train.py --fused --bf16' --steps 100
+  stepscope bench train.py train.py --apply B=fuse-optimizer,workers=4
+  stepscope bench 'OMP_NUM_THREADS=1 train.py' 'OMP_NUM_THREADS=4 train.py' --precision 0.5% --budget 30m
+  stepscope bench 'torchrun --nproc-per-node 2 a.py' 'torchrun --nproc-per-node 2 b.py' --profile
+  stepscope bench 'old/train.py' 'new/train.py' --fail-if-slower 3% --markdown comment.md
 
-    for number, handler in before.items():
-        if handler not in (signal.SIG_IGN, None):  # as under nohup
-            signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:
-                signal.signal(number, handler)
-
-
-def _say(sentence: str) -> None:
-    print(f"stepscope: {printable(sentence)}", file=sys.stderr, flush=True)
-
-
-def share_of_step(text: str) -> float:
-    """A share from "3%" or "0.03"."""
-    match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(%?)\s*", text, re.ASCII)
-    value = float(match[1]) / (100 if match[2] else 1) if match else 0.0
-    if not 0 < value < 10:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share of a step: write 3% or 0.03")
-    return value
-
-
-def time_of(text: str) -> float:
-    """Seconds from "90s", "10m" or "1h"."""
-    match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(s|m|min|h|)\s*", text, re.ASCII)
-    value = float(match[1]) * _TIMES[match[2]] if match else 0.0
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 90s, 10m or 1h")
-    return value
+Exit codes: 0 done, 1 a command is slower than --fail-if-slower allows, 2 a command failed, 130 interrupted.""",
+)

@@ -3,68 +3,44 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stepscope.commands.record.run import at_least
 from stepscope.commands.shared import output
-from stepscope.commands.shared.output import CommandParser
-from stepscope.commands.shared.tables import whole_number
+from stepscope.commands.shared.command import Command, CommandParser
+from stepscope.commands.shared.options import add_redact_option, add_report_options, add_top_option
+from stepscope.commands.shared.output import counted, say
+from stepscope.commands.shared.programs import INTERRUPTED
+from stepscope.commands.shared.reading import local_names
+from stepscope.commands.shared.values import whole
 from stepscope.errors import UsageError
 from stepscope.files import private_folder
-from stepscope.report.format import printable
 
 if TYPE_CHECKING:
     from stepscope.tune.sweep.file import Sweep
     from stepscope.tune.sweep.results import SweepResults
     from stepscope.tune.sweep.run import Stop, TrialEnd
 
-NAME: Final = "sweep"
-HELP: Final = "Search a command's hyperparameters for the best value of a metric that it logs or prints."
 FOLDER: Final = "stepscope-sweeps"
 _DATABASE: Final = "study.sqlite"
 _TOP: Final = 10
-INTERRUPTED: Final = 130
-_EXAMPLES: Final = """\
-A sweep file names the command, the metric and the parameters; W&B's sweep files are read as they are. What belongs to
-the sweep goes into ./stepscope-sweeps/NAME. The same command again goes on where it was stopped, and several processes
-may run it at the same time.
-
-    command: python train.py --lr {lr} --width {width}
-    metric: val_loss                          # or {name: accuracy, goal: maximize}
-    parameters:
-      lr: {min: 1e-5, max: 1e-1, log: true}
-      width: [64, 128, 256]
-
-examples:
-  stepscope sweep sweep.yaml                               30 trials, one after the other, by TPE
-  stepscope sweep sweep.yaml --trials 100 --jobs 4         four at a time, each with its share of the GPUs
-  stepscope sweep sweep.yaml --method random --budget 2h   as many as begin within two hours
-  stepscope sweep sweep.yaml --metric step_ms              the fastest step, as stepscope measures it
-  stepscope sweep show stepscope-sweeps/sweep --html sweep.html     what it found so far
-
-Exit codes: 0 done, 2 a mistake, or no trial gave a value, 130 interrupted; interrupted trials are repeated."""
 
 
-def prepare_parser(parser: CommandParser) -> None:
-    """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
+def _prepare_parser(parser: CommandParser) -> None:
     parser.usage = "stepscope sweep [options] FILE\n       stepscope sweep show [options] FOLDER"
     parser.late = "study"
     parser.add_argument("file", metavar="FILE", help="the sweep file, or show")
     parser.add_argument("study", metavar="FOLDER", nargs="?", help="with show: a sweep's folder, or its name")
     search = parser.add_argument_group("the search; each goes before what the file says")
-    search.add_argument(
-        "--trials", metavar="N", type=at_least(1), help="at most so many trials, those before among them"
-    )
+    search.add_argument("--trials", metavar="N", type=whole(1), help="at most so many trials, those before among them")
     search.add_argument("--method", choices=("grid", "random", "tpe", "bayes", "hyperband"), help="how to search")
     search.add_argument("--metric", metavar="NAME", help="what is minimised, or maximised with --goal")
     search.add_argument("--goal", choices=("minimize", "maximize"), help="of the metric (minimize)")
     search.add_argument("--budget", metavar="TIME", help="begin no further trial after it: 90s, 20m, 2h")
-    search.add_argument("--seed", metavar="N", type=at_least(0), help="for the same search again")
+    search.add_argument("--seed", metavar="N", type=whole(0), help="for the same search again")
     how = parser.add_argument_group("how it runs")
-    how.add_argument("--jobs", metavar="N", type=at_least(1), help="trials at the same time (1)")
+    how.add_argument("--jobs", metavar="N", type=whole(1), help="trials at the same time (1)")
     how.add_argument("--name", metavar="NAME", help="of the study (default: the file's name key, or its own name)")
     how.add_argument("--folder", metavar="DIR", help=f"the sweep's folder (default: {FOLDER}/NAME)")
     how.add_argument(
@@ -74,16 +50,12 @@ def prepare_parser(parser: CommandParser) -> None:
         "SQLite file in the folder)",
     )
     reports = parser.add_argument_group("reports (- writes to standard output)")
-    reports.add_argument("--json", metavar="FILE", type=output.target, help="for programs")
-    reports.add_argument("--html", metavar="FILE", type=output.target, help="one page with a plot of all trials")
-    reports.add_argument("--top", metavar="N", type=whole_number, default=_TOP, help=f"trials, 0 for all ({_TOP})")
-    reports.add_argument("--redact", action="store_true", help="take out paths, host and user names")
+    add_report_options(reports, json="for programs", html="one page with a plot of all trials")
+    add_top_option(reports, f"trials, 0 for all ({_TOP})", _TOP)
+    add_redact_option(reports)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Search, or show what was found; then write the reports."""
-    if arguments.json == "-" and arguments.html == "-":
-        raise UsageError("only one report can go to standard output")
+def _run(arguments: argparse.Namespace) -> int:
     if arguments.file == "show" and not Path("show").is_file():
         return _show(arguments)
     if arguments.study is not None:
@@ -99,17 +71,16 @@ def _search(arguments: argparse.Namespace) -> int:
 
     sweep = read_sweep(Path(arguments.file), _changes(arguments))
     for sentence in sweep.warnings:
-        _say(f"{arguments.file}: {sentence}")
+        say(f"{arguments.file}: {sentence}")
     folder = _folder(arguments, sweep)
     study = SweepStudy(sweep, arguments.storage or folder / _DATABASE, folder)
     if study.earlier_command:
-        _say(f"the command was another before, {study.earlier_command}: earlier trials are of that one")
-    progress = _Progress(sweep, folder)
-    progress.begin(len(results_of(sweep, study.study).trials))
-    runner = SweepRun(study, folder, progress.ended, _say)
+        say(f"the command was another before, {study.earlier_command}: earlier trials are of that one")
+    say(_beginning(sweep, folder, len(results_of(sweep, study.study).trials)))
+    runner = SweepRun(study, folder, partial(_say_ended, sweep), say)
     stop = runner.run()
     results = results_of(sweep, study.study)
-    _say(_how_it_ended(stop, sweep, results, len(runner.ended)))
+    say(_how_it_ended(stop, sweep, results, len(runner.ended)))
     _write(arguments, results, folder)
     if stop == "interrupted":
         return INTERRUPTED
@@ -120,7 +91,9 @@ def _show(arguments: argparse.Namespace) -> int:
     from stepscope.tune.sweep.results import read_results
 
     given = [
-        name for name in ("trials", "method", "metric", "goal", "budget", "seed", "jobs") if _given(arguments, name)
+        name
+        for name in ("trials", "method", "metric", "goal", "budget", "seed", "jobs")
+        if getattr(arguments, name) is not None
     ]
     if given:
         raise UsageError(f"stepscope sweep show only reports: it takes no --{given[0]}")
@@ -145,10 +118,6 @@ def _shown_folder(arguments: argparse.Namespace) -> Path:
     return folder if folder.exists() else Path(FOLDER, arguments.study)
 
 
-def _given(arguments: argparse.Namespace, name: str) -> bool:
-    return getattr(arguments, name) is not None
-
-
 def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the command line says, by the keys of a sweep file."""
     names = ("trials", "method", "goal", "budget", "seed", "jobs", "name", "metric")
@@ -165,26 +134,25 @@ def _folder(arguments: argparse.Namespace, sweep: Sweep) -> Path:
 
 
 def _write(arguments: argparse.Namespace, results: SweepResults, folder: Path) -> None:
-    if arguments.redact:
-        results = _redacted(results, folder)
-    if arguments.json:
-        from stepscope.report.json import json_bytes
-        from stepscope.report.sweep import sweep_json
+    from stepscope.report.sweep import sweep_json, sweep_text
 
-        output.write_output(arguments.json, json_bytes(sweep_json(results)))
-    if arguments.html:
+    shown = _redacted(results, folder) if arguments.redact else results
+
+    def html() -> bytes:
         from stepscope.report.html.sweep import html_sweep
 
-        output.write_output(arguments.html, html_sweep(results))
-    if "-" not in (arguments.json, arguments.html):
-        from stepscope.report.sweep import sweep_text
+        return html_sweep(shown)
 
-        output.print_text(sweep_text(results, width=output.width(), top=arguments.top))
+    output.write_reports(
+        arguments,
+        lambda: sweep_text(shown, width=output.width(), top=arguments.top),
+        json=lambda: sweep_json(shown),
+        html=html,
+    )
 
 
 def _redacted(results: SweepResults, folder: Path) -> SweepResults:
     """The results without paths, host and user names; parameters keep their names, by which values are found."""
-    from stepscope.commands.shared.reading import local_names
     from stepscope.report.json import Redactor
 
     own = [each.name for each in results.sweep.parameters]
@@ -192,41 +160,33 @@ def _redacted(results: SweepResults, folder: Path) -> SweepResults:
     return Redactor(names, [str(folder)]).redact(results)
 
 
-class _Progress:
-    """Says on standard error what becomes of the trials."""
+def _beginning(sweep: Sweep, folder: Path, before: int) -> str:
+    goal = "maximising" if sweep.metric.is_maximized else "minimising"
+    many = "" if sweep.trials is None else f", {counted(sweep.trials, 'trial')}"
+    jobs = f", {sweep.jobs} at a time" if sweep.jobs > 1 else ""
+    done = f", {before} of them there already" if before else ""
+    return f"{goal} {sweep.metric.name} by {sweep.method}{many}{done}{jobs}; logs in {folder}"
 
-    def __init__(self, sweep: Sweep, folder: Path) -> None:
-        self._sweep = sweep
-        self._folder = folder
 
-    def begin(self, before: int) -> None:
-        sweep = self._sweep
-        goal = "maximising" if sweep.metric.is_maximized else "minimising"
-        many = "" if sweep.trials is None else f", {sweep.trials} trial{'s' if sweep.trials > 1 else ''}"
-        jobs = f", {sweep.jobs} at a time" if sweep.jobs > 1 else ""
-        done = f", {before} of them there already" if before else ""
-        _say(f"{goal} {sweep.metric.name} by {sweep.method}{many}{done}{jobs}; logs in {self._folder}")
+def _say_ended(sweep: Sweep, end: TrialEnd) -> None:
+    from stepscope.report.sweep import duration_words, number_words, values_words
 
-    def ended(self, end: TrialEnd) -> None:
-        """One sentence a trial."""
-        from stepscope.report.sweep import duration_words, number_words, values_words
-
-        name = self._sweep.metric.name
-        what = {
-            "complete": f"{name} {number_words(end.value)}",
-            "pruned": f"pruned at iteration {end.iterations}, {name} {number_words(end.value)}",
-            "failed": f"failed: {end.reason}",
-            "interrupted": "interrupted; it is repeated next time",
-        }[end.state]
-        values = values_words({each.name: end.values[each.name] for each in self._sweep.searched})
-        _say(f"trial {end.number}: {what}, in {duration_words(end.seconds)}; {values}")
+    name = sweep.metric.name
+    what = {
+        "complete": f"{name} {number_words(end.value)}",
+        "pruned": f"pruned at iteration {end.iterations}, {name} {number_words(end.value)}",
+        "failed": f"failed: {end.reason}",
+        "interrupted": "interrupted; it is repeated next time",
+    }[end.state]
+    values = values_words({each.name: end.values[each.name] for each in sweep.searched})
+    say(f"trial {end.number}: {what}, in {duration_words(end.seconds)}; {values}")
 
 
 def _how_it_ended(stop: Stop, sweep: Sweep, results: SweepResults, here: int) -> str:
     again = "the same command again goes on"
     match stop:
         case "budget":
-            return f"the budget is used up after {here} trial{'s' if here != 1 else ''}; {again}"
+            return f"the budget is used up after {counted(here, 'trial')}; {again}"
         case "target":
             return f"the target {sweep.metric.target:g} of {sweep.metric.name} is reached"
         case "interrupted":
@@ -235,8 +195,31 @@ def _how_it_ended(stop: Stop, sweep: Sweep, results: SweepResults, here: int) ->
             return f"the first {here} trials all failed, so no more were begun; {again}"
     if not here and results.trials:
         return f"all {len(results.trials)} trials are there already; --trials asks for more"
-    return f"{here} trial{'s' if here != 1 else ''} here, {len(results.trials)} in the study"
+    return f"{counted(here, 'trial')} here, {len(results.trials)} in the study"
 
 
-def _say(sentence: str) -> None:
-    print(f"stepscope: {printable(sentence)}", file=sys.stderr, flush=True)
+COMMAND: Final = Command(
+    "sweep",
+    "Search a command's hyperparameters for the best value of a metric that it logs or prints.",
+    _prepare_parser,
+    _run,
+    """\
+A sweep file names the command, the metric and the parameters; W&B's sweep files are read as they are. What belongs to
+the sweep goes into ./stepscope-sweeps/NAME. The same command again goes on where it was stopped, and several processes
+may run it at the same time.
+
+    command: python train.py --lr {lr} --width {width}
+    metric: val_loss                          # or {name: accuracy, goal: maximize}
+    parameters:
+      lr: {min: 1e-5, max: 1e-1, log: true}
+      width: [64, 128, 256]
+
+examples:
+  stepscope sweep sweep.yaml                               30 trials, one after the other, by TPE
+  stepscope sweep sweep.yaml --trials 100 --jobs 4         four at a time, each with its share of the GPUs
+  stepscope sweep sweep.yaml --method random --budget 2h   as many as begin within two hours
+  stepscope sweep sweep.yaml --metric step_ms              the fastest step, as stepscope measures it
+  stepscope sweep show stepscope-sweeps/sweep --html sweep.html     what it found so far
+
+Exit codes: 0 done, 2 a mistake, or no trial gave a value, 130 interrupted; interrupted trials are repeated.""",
+)

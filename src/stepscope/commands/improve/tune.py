@@ -3,46 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stepscope.commands.improve.bench import INTERRUPTED, ended_by_signals, share_of_step, time_of
-from stepscope.commands.record.run import at_least
 from stepscope.commands.shared import output
-from stepscope.commands.shared.output import CommandParser
+from stepscope.commands.shared.command import Command, CommandParser
+from stepscope.commands.shared.options import TRIAL_STEPS, add_report_options, add_trial_options
+from stepscope.commands.shared.output import say
+from stepscope.commands.shared.programs import INTERRUPTED, interrupted_by_signals
+from stepscope.commands.shared.values import relative_share, whole
 from stepscope.errors import UsageError
 from stepscope.files import private_folder
-from stepscope.report.format import duration, printable
+from stepscope.report.format import duration
 
 if TYPE_CHECKING:
     from stepscope.compare.bench import Bench, BenchRun, BenchSettings
     from stepscope.tune.search import TuneResult, TuneStudy
     from stepscope.tune.trials import Knob, Space
 
-NAME: Final = "tune"
-HELP: Final = "Try remedies on a program, combine those that make it faster, and prove by how much, with equal losses."
-_EXAMPLES: Final = """\
-Everything from PROGRAM on is the program's; it is started again and again, and ended after its steps. A search that
-was stopped goes on with the --study that it names, and the same program; several processes may share a study.
-
-examples:
-  stepscope tune train.py --lr 3e-4                          findings' remedies and standard knobs
-  stepscope tune --steps 100 --budget 1h train.py            more steps a run, and more time
-  stepscope tune --knob --workers=0,2,4 --knob --fused train.py    the program's own options too
-  stepscope tune --only workers,compile train.py             nothing else
-  stepscope tune --study mine train.py                       begin, go on with or join the study "mine"
-  stepscope tune --study mine --storage postgresql://host/db train.py    from several machines
-
-Exit codes: 0 done, also where nothing helps; 2 the program fails as it is; 130 interrupted."""
 RESULT: Final = "result"
-_STEPS: Final = 50
+
 _OPTIONS: Final[dict[str, object]] = {
     "folder": None,
     "storage": None,
-    "steps": _STEPS,
+    "steps": TRIAL_STEPS,
     "seed": 0,
     "only": None,
     "skip": None,
@@ -51,28 +38,15 @@ _OPTIONS: Final[dict[str, object]] = {
 """Options with a value that a search must be given again to go on, and their defaults."""
 
 
-def prepare_parser(parser: CommandParser) -> None:
-    """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
+def _prepare_parser(parser: CommandParser) -> None:
     parser.usage = "stepscope tune [options] PROGRAM [ARGUMENT ...]"
     parser.program = "program"
     parser.of_program = "--knob"
-    how = parser.add_argument_group("how much is measured")
-    how.add_argument(
-        "--steps", metavar="N", type=at_least(3), default=_STEPS, help="steps to time in a run, with its warm-up (50)"
-    )
-    how.add_argument(
-        "--budget", metavar="TIME", type=time_of, default=1200.0, help="begin no further trial after it: 20m, 1h (20m)"
-    )
-    how.add_argument(
-        "--precision",
-        metavar="SHARE",
-        type=share_of_step,
-        default=0.01,
-        help="end the proof when the change is known to this share of a step, more or less (1%%)",
-    )
-    how.add_argument(
-        "--quiet-machine", action="store_true", help="keep each rank to its own cores, and collect no garbage"
+    add_trial_options(
+        parser.add_argument_group("how much is measured"),
+        precision="end the proof when the change is known to this share of a step, more or less (1%%)",
+        budget="begin no further trial after it: 20m, 1h (20m)",
+        budget_s=1200.0,
     )
     what = parser.add_argument_group("what is tried")
     what.add_argument(
@@ -90,13 +64,13 @@ def prepare_parser(parser: CommandParser) -> None:
     what.add_argument(
         "--loss-tolerance",
         metavar="SHARE",
-        type=share_of_step,
+        type=relative_share,
         help="largest relative difference of a loss (0.01%%; compiled 0.1%%, TF32 0.5%%, bf16 and fp16 2%%)",
     )
     what.add_argument(
         "--seed",
         metavar="N",
-        type=at_least(0),
+        type=whole(0),
         default=0,
         help="for random generators that the program does not seed (0)",
     )
@@ -106,23 +80,22 @@ def prepare_parser(parser: CommandParser) -> None:
     after.add_argument(
         "--storage", metavar="URL", help="keep the trials in this database, such as postgresql://host/db"
     )
-    after.add_argument("--json", metavar="FILE", type=output.target, help="write everything for programs; - prints it")
-    after.add_argument(
-        "--markdown", metavar="FILE", type=output.target, help="write the result for a pull request; - prints it"
+    add_report_options(
+        after,
+        json="write everything for programs; - prints it",
+        markdown="write the result for a pull request; - prints it",
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     """Search, prove and print; 130 where Ctrl-C came."""
     from stepscope.record.launch import command_of
     from stepscope.tune.search import TuneStudy
     from stepscope.tune.space import chosen_space
     from stepscope.tune.study import import_optuna, open_study
-    from stepscope.tune.trials import Space
+    from stepscope.tune.trials import Space, named_once, user_knob
 
-    if arguments.json == "-" and arguments.markdown == "-":
-        raise UsageError("only one of --json and --markdown can be -")
-    knobs = _user_knobs(arguments)
+    knobs = named_once(user_knob(text) for text in arguments.knob)
     if not arguments.program:
         raise UsageError("say what to tune: stepscope tune train.py")
     only, skip = _names(arguments.only), _names(arguments.skip) or ()
@@ -132,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments, words)
     study = TuneStudy(open_study(arguments.storage or folder / "study.db", folder.name))
     study.check_program(_program(arguments, words))
-    with ended_by_signals():
+    with interrupted_by_signals():
         try:
             space = _space(arguments, words, folder, study, knobs)
         except KeyboardInterrupt:
@@ -140,14 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
         result = _search(arguments, words, folder, study, space)
         _write(arguments, folder, result)
     if result.stop == "budget":
-        _say(f"the budget ended first; to go on: {_command_to_go_on(arguments, folder)}")
+        say(f"the budget ended first; to go on: {_command_to_go_on(arguments, folder)}")
     return _interrupted(arguments, folder) if result.stop == "interrupted" else 0
-
-
-def _user_knobs(arguments: argparse.Namespace) -> list[Knob]:
-    from stepscope.tune.trials import named_once, user_knob
-
-    return named_once(user_knob(text) for text in arguments.knob)
 
 
 def _folder(arguments: argparse.Namespace, words: list[str]) -> Path:
@@ -198,18 +165,18 @@ def _settings(arguments: argparse.Namespace) -> BenchSettings:
 
 def _space(arguments: argparse.Namespace, words: list[str], folder: Path, study: TuneStudy, knobs: list[Knob]) -> Space:
     """What is searched: kept in the study from the first process on."""
-    from stepscope.commands.shared.user_code import UserSources
+    from stepscope.commands.shared.sources import UserSources
     from stepscope.readers import open_trace
     from stepscope.trace.cache import TraceCache
     from stepscope.tune.space import Baseline, baseline_of, chosen_space, search_space, surroundings_of
     from stepscope.tune.study import held
 
-    with held(_lock(), lambda: _say("another stepscope tune measures on this machine; waiting")):
+    with held(_lock(), lambda: say("another stepscope tune measures on this machine; waiting")):
         known = study.space()
         if known is not None:
-            _say(f"the study {folder.name} goes on; {folder}")
+            say(f"the study {folder.name} goes on; {folder}")
             return known
-        _say(f"study {folder.name}; {folder}")
+        say(f"study {folder.name}; {folder}")
         baseline = Baseline()
         if not arguments.no_profile:
             root = folder / "baseline" / str(time.time_ns())
@@ -220,7 +187,7 @@ def _space(arguments: argparse.Namespace, words: list[str], folder: Path, study:
                 _settings(arguments),
                 lambda path: open_trace(path, cache=TraceCache()),
                 UserSources(Path.cwd()).read,
-                _say,
+                say,
             )
         around = surroundings_of(baseline.trace, baseline.facts or {}, baseline.ranks)
         space = chosen_space(
@@ -254,34 +221,23 @@ def _search(
     def begins(proposal: Proposal, step: Plan) -> None:
         against = f" against {space.shown(proposal.reference)}" if proposal.reference.settings else ""
         left = f" ({len(step.proposals)} to go)" if step.phase == "screen" else ""
-        _say(f"{proposal.purpose}{left}: {space.shown(proposal.configuration)}{against}")
+        say(f"{proposal.purpose}{left}: {space.shown(proposal.configuration)}{against}")
 
     def tell(trial: Trial) -> None:
-        _say(f"  {gain_words(trial)}")
+        say(f"  {gain_words(trial)}")
 
     def ran(bench: Bench, one: BenchRun) -> None:
         if one.round > 1 or one.label == "B":
             return
         steady = one.steady_ns
-        _say(f"  {duration(sum(steady) / len(steady))} a step before")
+        say(f"  {duration(sum(steady) / len(steady))} a step before")
 
-    _say(f"{len(space.knobs)} knobs: {', '.join(knob.name for knob in space.knobs) or 'none'}")
+    say(f"{len(space.knobs)} knobs: {', '.join(knob.name for knob in space.knobs) or 'none'}")
     measure = BenchMeasure(
         tuple(arguments.program), tuple(words), space, folder, _settings(arguments), arguments.loss_tolerance, ran
     )
-    waiting = _once("another stepscope tune measures on this machine; waiting")
+    waiting = functools.cache(lambda: say("another stepscope tune measures on this machine; waiting"))
     return Search(study, space, measure, _lock(), arguments.budget, begins, tell, waiting).run()
-
-
-def _once(sentence: str) -> Any:
-    said: list[str] = []
-
-    def say() -> None:
-        if not said:
-            said.append(sentence)
-            _say(sentence)
-
-    return say
 
 
 def _write(arguments: argparse.Namespace, folder: Path, result: TuneResult) -> None:
@@ -292,21 +248,20 @@ def _write(arguments: argparse.Namespace, folder: Path, result: TuneResult) -> N
     command = arguments.program
     data = json_bytes(tune_json(result, command))
     markdown = tune_markdown(result, command).encode()
-    output.write_atomically(folder / f"{RESULT}.json", data, private=True)
-    output.write_atomically(folder / f"{RESULT}.md", markdown, private=True)
-    text = tune_text(result, command, width=120).encode()
-    output.write_atomically(folder / f"{RESULT}.txt", text, private=True)
-    if "-" not in (arguments.json, arguments.markdown):
-        output.print_text(tune_text(result, command, width=output.width()))
-    if arguments.json is not None:
-        output.write_output(arguments.json, data)
-    if arguments.markdown is not None:
-        output.write_output(arguments.markdown, markdown)
-    _say(f"the result stands in {folder / RESULT}.json, .md and .txt")
+    kept = {"json": data, "md": markdown, "txt": tune_text(result, command, width=120).encode()}
+    for ending, content in kept.items():
+        output.write_atomically(folder / f"{RESULT}.{ending}", content, private=True)
+    output.write_reports(
+        arguments,
+        lambda: tune_text(result, command, width=output.width()),
+        json=lambda: data,
+        markdown=lambda: markdown,
+    )
+    say(f"the result stands in {folder / RESULT}.json, .md and .txt")
 
 
 def _interrupted(arguments: argparse.Namespace, folder: Path) -> int:
-    _say(f"interrupted; to go on: {_command_to_go_on(arguments, folder)}")
+    say(f"interrupted; to go on: {_command_to_go_on(arguments, folder)}")
     return INTERRUPTED
 
 
@@ -326,5 +281,22 @@ def _command_to_go_on(arguments: argparse.Namespace, folder: Path) -> str:
     )
 
 
-def _say(sentence: str) -> None:
-    print(f"stepscope: {printable(sentence)}", file=sys.stderr, flush=True)
+COMMAND: Final = Command(
+    "tune",
+    "Try remedies on a program, combine those that make it faster, and prove by how much, with equal losses.",
+    _prepare_parser,
+    _run,
+    """\
+Everything from PROGRAM on is the program's; it is started again and again, and ended after its steps. A search that
+was stopped goes on with the --study that it names, and the same program; several processes may share a study.
+
+examples:
+  stepscope tune train.py --lr 3e-4                          findings' remedies and standard knobs
+  stepscope tune --steps 100 --budget 1h train.py            more steps a run, and more time
+  stepscope tune --knob --workers=0,2,4 --knob --fused train.py    the program's own options too
+  stepscope tune --only workers,compile train.py             nothing else
+  stepscope tune --study mine train.py                       begin, go on with or join the study "mine"
+  stepscope tune --study mine --storage postgresql://host/db train.py    from several machines
+
+Exit codes: 0 done, also where nothing helps; 2 the program fails as it is; 130 interrupted.""",
+)

@@ -5,48 +5,36 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.shared import output
+from stepscope.commands.shared.command import Command, CommandParser
 from stepscope.errors import UsageError
-from stepscope.report.format import printable, printable_json
+from stepscope.report.format import printable
 
 if TYPE_CHECKING:
     from stepscope.machine.environment import Machine, Observation, Runtime
 
-NAME: Final = "environment"
-HELP: Final = "What makes timings slow or noisy on this machine, and what to do about it."
-_EXAMPLES: Final = """\
-Nothing is changed. What cannot be read is said to be unknown.
-
-examples:
-  stepscope environment                                      this machine, as a new process sees it
-  stepscope environment --pid 4711                           as a running process sees it: its cores, variables, swap
-  stepscope environment --format json                        for programs
-"""
 _LABEL: Final = 10
 
 
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
+def _prepare_parser(parser: CommandParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
     parser.add_argument("--pid", metavar="PID", type=int, help="look from this running process instead of a new one")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Look, and print what was found."""
-    from stepscope.machine.environment import inspect_environment
+def _run(arguments: argparse.Namespace) -> int:
+    from stepscope import __version__
+    from stepscope.machine.environment import inspect_environment, observations_json
 
     observations = inspect_environment(_machine(arguments.pid))
     if arguments.format == "json":
-        import msgspec
-
-        from stepscope import __version__
-        from stepscope.machine.environment import observations_json
+        from stepscope.report.json import json_bytes
 
         report = {"schema": 1, "stepscope": __version__, "observations": observations_json(observations)}
-        output.write_output("-", printable_json(msgspec.json.format(msgspec.json.encode(report))) + b"\n")
+        output.write_output("-", json_bytes(report))
     else:
         output.print_text("\n".join(text_lines(observations, output.width())) + "\n")
     return 0
@@ -79,8 +67,6 @@ def text_lines(observations: Sequence[Observation], width: int) -> Iterator[str]
 
 
 def _machine(process: int | None) -> Machine:
-    from pathlib import Path
-
     from stepscope.machine.environment import Machine
 
     if process is None:
@@ -92,8 +78,6 @@ def _machine(process: int | None) -> Machine:
 
 def _runtime() -> Runtime:
     """What a new Python process with the user's PyTorch says of itself."""
-    from dataclasses import replace
-
     from stepscope.machine.environment import Runtime
 
     try:
@@ -112,3 +96,19 @@ def _wrapped(text: str, indent: str, width: int) -> list[str]:
     return textwrap.wrap(
         printable(text), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+
+
+COMMAND: Final = Command(
+    "environment",
+    "What makes timings slow or noisy on this machine, and what to do about it.",
+    _prepare_parser,
+    _run,
+    """\
+Nothing is changed. What cannot be read is said to be unknown.
+
+examples:
+  stepscope environment                                      this machine, as a new process sees it
+  stepscope environment --pid 4711                           as a running process sees it: its cores, variables, swap
+  stepscope environment --format json                        for programs
+""",
+)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.shared import output
-from stepscope.commands.shared.output import CommandParser
+from stepscope.commands.shared.command import Command, CommandParser
 from stepscope.commands.shared.tables import add_table_options, write_table
 from stepscope.errors import UsageError
 from stepscope.report.format import printable
@@ -18,26 +17,10 @@ if TYPE_CHECKING:
 
     from stepscope.machine.own_devices import DevicePeaks
 
-NAME: Final = "devices"
-HELP: Final = "What accelerators can do: makers' figures, measured ones and their sources; add or measure your own."
-_EXAMPLES: Final = """\
-Rates are dense, without sparsity. Measured ones are what large matrix products and copies really reached.
-Your own devices are kept in the user's configuration folder, or where STEPSCOPE_CONFIG_DIR says; STEPSCOPE_DEVICES
-names a further file for one run. A device of yours takes the place of the one of the same name.
-
-examples:
-  stepscope devices                                          every device that is known
-  stepscope devices H100-SXM                                 one, with the sources of its figures
-  stepscope devices --format csv --output devices.csv        all figures
-  stepscope devices measure --output mine.toml               measure the device of this machine, with your PyTorch
-  stepscope devices --add mine.toml                          keep it for every prediction
-"""
 _MEASURE: Final = "measure"
 
 
-def prepare_parser(parser: CommandParser) -> None:
-    """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
+def _prepare_parser(parser: CommandParser) -> None:
     parser.late = "name"
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="only this device; or measure: measure one of this machine"
@@ -53,29 +36,26 @@ def prepare_parser(parser: CommandParser) -> None:
     add_table_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Show, keep, remove or measure."""
+def _run(arguments: argparse.Namespace) -> int:
+    from stepscope.machine.devices import device_table
+
     measures = arguments.name == _MEASURE
-    asked = [arguments.name, arguments.add, arguments.remove]
-    if len([one for one in asked if one is not None]) > 1:
+    if [arguments.name, arguments.add, arguments.remove].count(None) < 2:
         raise UsageError("name a device, --add a file or --remove a device: one at a time")
     given = {"--device": arguments.device, "--called": arguments.called, "--quick": arguments.quick or None}
     for option, value in given.items():
         if value is not None and not measures:
             raise UsageError(f"{option} goes with stepscope devices measure")
     if measures:
-        return _measure(arguments)
-    if arguments.add is not None:
-        return _add(arguments.add)
-    if arguments.remove is not None:
-        return _remove(arguments.remove)
-    if arguments.name is not None:
-        return _show(arguments)
-    if arguments.top is None:
-        arguments.top = 0
-    from stepscope.machine.devices import device_table
-
-    write_table(devices_frame(device_table()), arguments, "devices")
+        _measure(arguments)
+    elif arguments.add is not None:
+        _add(arguments.add)
+    elif arguments.remove is not None:
+        _remove(arguments.remove)
+    elif arguments.name is not None:
+        _show(arguments)
+    else:
+        write_table(devices_frame(device_table()), arguments, "devices", rows=0)
     return 0
 
 
@@ -83,17 +63,17 @@ def devices_frame(rows: tuple[DevicePeaks, ...]) -> pl.DataFrame:
     """A row for each device, in the units of its makers' data sheets: GB, GB/s, tera-operations per second, W, us."""
     import polars as pl
 
+    from stepscope.machine.devices import NUMBER_TYPES
+
+    kinds = (*NUMBER_TYPES[1:], NUMBER_TYPES[0])  # those of deep learning first
     columns: dict[str, list[str | float | None]] = {
         "device": [row.name for row in rows],
         "memory_gb": [_over(row.memory_bytes, 1e9) for row in rows],
         "gb_per_s": [_over(row.bandwidth_bytes_s, 1e9) for row in rows],
-        **{f"{kind}_tflops": [_over(row.flops_s.get(kind), 1e12) for row in rows] for kind in _kinds()},
+        **{f"{kind}_tflops": [_over(row.flops_s.get(kind), 1e12) for row in rows] for kind in kinds},
         "power_w": [row.power_w for row in rows],
         "measured_gb_per_s": [_over(row.sustained_bandwidth_bytes_s, 1e9) for row in rows],
-        **{
-            f"measured_{kind}_tflops": [_over(row.sustained_flops_s.get(kind), 1e12) for row in rows]
-            for kind in _kinds()
-        },
+        **{f"measured_{kind}_tflops": [_over(row.sustained_flops_s.get(kind), 1e12) for row in rows] for kind in kinds},
         "best_bf16_tflops": [_over(row.best_bf16_flops_s, 1e12) for row in rows],
         "launch_us": [_over(row.launch_ns, 1e3) for row in rows],
         "idle_w": [row.idle_power_w for row in rows],
@@ -115,18 +95,11 @@ def devices_frame(rows: tuple[DevicePeaks, ...]) -> pl.DataFrame:
     return pl.DataFrame(columns, schema=types, strict=False)
 
 
-def _kinds() -> tuple[str, ...]:
-    """Number types, those of deep learning first."""
-    from stepscope.machine.own_devices import NUMBER_TYPES
-
-    return (*NUMBER_TYPES[1:], NUMBER_TYPES[0])
-
-
 def _over(value: float | None, unit: float) -> float | None:
     return None if value is None else float(f"{value / unit:.9g}")
 
 
-def _show(arguments: argparse.Namespace) -> int:
+def _show(arguments: argparse.Namespace) -> None:
     from stepscope.machine.devices import named_device
     from stepscope.report.devices import device_lines
 
@@ -135,10 +108,9 @@ def _show(arguments: argparse.Namespace) -> int:
         write_table(devices_frame((row,)), arguments, "devices")
     else:
         output.print_text("\n".join(device_lines(row)) + "\n")
-    return 0
 
 
-def _add(file: str) -> int:
+def _add(file: str) -> None:
     from stepscope.machine.own_devices import kept_file, plain, read_tables
 
     if not file or not Path(file).exists():
@@ -150,10 +122,9 @@ def _add(file: str) -> int:
     names = ", ".join(table["name"] for table in new)
     again = f"; {', '.join(replaced)} took the place of an earlier one" if replaced else ""
     output.print_text(printable(f"Kept {names} in {kept}{again}.") + "\n")
-    return 0
 
 
-def _remove(name: str) -> int:
+def _remove(name: str) -> None:
     from stepscope.machine.own_devices import kept_file, plain, read_tables
 
     tables = read_tables(kept_file())
@@ -163,7 +134,6 @@ def _remove(name: str) -> int:
         raise UsageError(f"you keep no device {name!r}; " + (f"you keep {names}" if names else "you keep none"))
     _keep(left)
     output.print_text(printable(f"No longer kept: {name}.") + "\n")
-    return 0
 
 
 def _keep(tables: list[dict[str, object]]) -> None:
@@ -183,32 +153,40 @@ def _keep(tables: list[dict[str, object]]) -> None:
     forget_devices()
 
 
-def _measure(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace) -> None:
     from stepscope.machine.measure_device import QUICK, measure_device, measured_lines, measured_row
     from stepscope.machine.own_devices import devices_toml
 
-    _refuse_table_options(arguments)
-
-    def progress(what: str) -> None:
-        print(f"stepscope: measuring {what}", file=sys.stderr)
-
-    measured = measure_device(arguments.device, effort=QUICK if arguments.quick else None, progress=progress)
+    for option in ("sort", "ascending", "top", "format", "redact"):
+        if getattr(arguments, option) not in (None, False):
+            raise UsageError(f"--{option} does not go with stepscope devices measure, which writes TOML")
+    measured = measure_device(
+        arguments.device,
+        effort=QUICK if arguments.quick else None,
+        progress=lambda what: output.say(f"measuring {what}"),
+    )
     lines = list(measured_lines(measured))
     data = devices_toml([measured_row(measured, arguments.called)], comments=lines)
     if arguments.output != "-":
         output.print_text("\n".join(map(printable, lines)) + "\n")
     output.write_output(arguments.output, data)
-    return 0
 
 
-def _refuse_table_options(arguments: argparse.Namespace) -> None:
-    given = {
-        "--sort": arguments.sort is not None,
-        "--ascending": arguments.ascending,
-        "--top": arguments.top is not None,
-        "--format": arguments.format is not None,
-        "--redact": arguments.redact,
-    }
-    for option, is_given in given.items():
-        if is_given:
-            raise UsageError(f"{option} does not go with stepscope devices measure, which writes TOML")
+COMMAND: Final = Command(
+    "devices",
+    "What accelerators can do: makers' figures, measured ones and their sources; add or measure your own.",
+    _prepare_parser,
+    _run,
+    """\
+Rates are dense, without sparsity. Measured ones are what large matrix products and copies really reached.
+Your own devices are kept in the user's configuration folder, or where STEPSCOPE_CONFIG_DIR says; STEPSCOPE_DEVICES
+names a further file for one run. A device of yours takes the place of the one of the same name.
+
+examples:
+  stepscope devices                                          every device that is known
+  stepscope devices H100-SXM                                 one, with the sources of its figures
+  stepscope devices --format csv --output devices.csv        all figures
+  stepscope devices measure --output mine.toml               measure the device of this machine, with your PyTorch
+  stepscope devices --add mine.toml                          keep it for every prediction
+""",
+)

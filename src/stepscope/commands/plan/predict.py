@@ -4,65 +4,65 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stepscope.commands.shared import output
-from stepscope.commands.shared.changes import (
-    add_scaling_options,
-    joined,
-    scaled_devices,
-    scaling_json_of,
-    scaling_text_of,
+from stepscope.commands.shared.command import Command, CommandParser
+from stepscope.commands.shared.options import (
+    RANKS,
+    add_reading_options,
+    add_redact_option,
+    add_report_options,
+    add_top_option,
+    add_trace,
 )
-from stepscope.commands.shared.reading import add_reading_options, open_from, redactor_of
-from stepscope.commands.shared.tables import whole_number
+from stepscope.commands.shared.reading import open_from, redactor_of, trace_paths
+from stepscope.commands.shared.values import number, whole, whole_list
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.machine.own_devices import DevicePeaks
     from stepscope.predict.answer import PredictedSteps
-    from stepscope.predict.prediction import StepPredictor
+    from stepscope.predict.links import Link
+    from stepscope.predict.prediction import StepPrediction, StepPredictor
+    from stepscope.predict.scaling import ScaledStep
     from stepscope.whatif.experiment import Experiment
 
-NAME: Final = "predict"
-HELP: Final = "How long the recorded steps would take on other hardware, how sure that is, and what limits them there."
 USUAL: Final = (
     "T4", "L4", "A10", "L40S", "A100-SXM4-40GB", "A100-SXM4-80GB", "H100-PCIe", "H100-SXM", "H200-SXM", "B200-SXM",
     "MI300X",
 )  # fmt: skip
-"""Devices that are asked for where the user names none."""
+"""The devices that are predicted for where the user names none."""
 _TOP: Final = 20
 _MOST_TARGETS: Final = 200
-_EXAMPLES: Final = """\
-examples:
-  stepscope predict trace.json                               on the usual devices
-  stepscope predict trace.json --to H100-SXM,L4,MI300X
-  stepscope predict trace.json --to all --precision bf16     on every device of the table (stepscope devices)
-  stepscope predict trace.json --to H100-SXM --batch 256     with another batch size
-  stepscope predict trace.json --to L4 --host-factor 0.8     beside a processor that is a fifth faster
-  stepscope predict report.sqlite --from A100-SXM4-80GB      where the trace does not name its device
-  stepscope predict trace.json --to H100-SXM --devices 1,2,4,8 --link nvlink4
-  stepscope predict trace.json --to H100-SXM --json -
-
-The device's work is predicted, the host's part stays as it was measured. docs/predict.md tells how, and when not to
-believe it."""
+_batch = whole(1, 999_999_999, "batch size")
+host_factor = number("is no factor on the host's time: write 0.8, at least 0.01, at most 100", least=0.01, most=100.0)
 
 
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
-    parser.add_argument(
-        "trace", metavar="TRACE", help="a trace file, a folder of ranks, a run's name, or - for standard input"
-    )
+def _prepare_parser(parser: CommandParser) -> None:
+    add_trace(parser, RANKS)
     parser.add_argument(
         "--to", metavar="DEVICES", help="devices separated by commas, or all; stepscope devices lists them"
     )
     add_prediction_options(parser)
-    add_scaling_options(parser)
-    parser.add_argument("--top", metavar="N", type=whole_number, default=_TOP, help=f"devices, 0 for all ({_TOP})")
-    parser.add_argument("--json", metavar="FILE", type=output.target, help="for programs; - for standard output")
-    parser.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
+    group = parser.add_argument_group("several devices that share the work, as data-parallel training does")
+    group.add_argument(
+        "--devices",
+        metavar="NUMBERS",
+        type=whole_list("numbers of devices", most=99_999, longest=32),
+        help="so many of each device of --to, or of the recorded one: 1,2,4,8",
+    )
+    group.add_argument(
+        "--link",
+        metavar="LINK",
+        help="what joins them: nvlink4, pcie4, ethernet-100, or a bandwidth in one direction, 12GB/s or, with the "
+        "latency of each hop, 12GB/s+5us; where several ranks were recorded, their own link",
+    )
+    add_top_option(parser, f"devices, 0 for all ({_TOP})", _TOP)
+    add_report_options(parser, json="for programs; - for standard output")
+    add_redact_option(parser)
     add_reading_options(parser)
 
 
@@ -71,12 +71,12 @@ def add_prediction_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--precision", metavar="TYPE", help="the number type to compute in: fp32, tf32, fp16, bf16, fp8"
     )
-    parser.add_argument("--batch", metavar="N", type=batch_size, help="another batch size, of each device")
+    parser.add_argument("--batch", metavar="N", type=_batch, help="another batch size, of each device")
     parser.add_argument(
-        "--recorded-batch", metavar="M", type=batch_size, help="the recorded one, where the trace does not tell it"
+        "--recorded-batch", metavar="M", type=_batch, help="the recorded one, where the trace does not say it"
     )
     parser.add_argument(
-        "--from", metavar="DEVICE", dest="source", help="what it was recorded on, where the trace does not tell it"
+        "--from", metavar="DEVICE", dest="source", help="what it was recorded on, where the trace does not say it"
     )
     parser.add_argument(
         "--host-factor",
@@ -87,51 +87,30 @@ def add_prediction_options(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def batch_size(text: str) -> int:
-    """A batch size from the command line."""
-    if not re.fullmatch(r"\s*\d{1,9}\s*", text) or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no batch size: write a number from 1 to 999999999, such as 64")
-    return int(text)
-
-
-def host_factor(text: str) -> float:
-    """A factor on host time from the command line."""
-    number = float(text) if re.fullmatch(r"\s*\d{1,4}(\.\d{1,9})?\s*", text) else 0.0
-    if not 0.01 <= number <= 100:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no factor on the host's time: write 0.8, at least 0.01, at most 100"
-        )
-    return number
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Predict the steps and print the answer."""
-    from stepscope.report.predict import predict_json, predict_text
+def _run(arguments: argparse.Namespace) -> int:
+    from stepscope.predict.answer import predicted_steps
+    from stepscope.report.predict import predict_json, predict_text, scaling_json, scaling_text
     from stepscope.whatif.experiment import Experiment
 
     experiment = Experiment(open_from(arguments, arguments.trace))
-    answer = _answer(arguments, experiment)
-    scaled = scaled_devices(arguments, experiment, answer.device or "", answer.predictions)
+    targets = devices_named(arguments.to) if arguments.to is not None or arguments.devices is None else ()
+    predictor = predictor_of(arguments, experiment)
+    answer = predicted_steps(predictor, _over_links(arguments, experiment, targets))
+    scaled = _scaled_devices(arguments, experiment, answer)
     if arguments.redact:
         redactor = redactor_of(arguments, paths=[answer.path])
         parts = {name: redactor.value(name, getattr(answer, name)) for name in ("path", "warnings")}
         answer = dataclasses.replace(answer, **parts)
-    if arguments.json:
-        from stepscope.report.json import json_bytes
 
-        output.write_output(arguments.json, json_bytes(predict_json(answer) | {"scaling": scaling_json_of(scaled)}))
-    if arguments.json != "-":
-        text = predict_text(answer, width=output.width(), top=arguments.top)
-        texts = [text] if answer.predictions or not scaled else []
-        output.print_text("\n".join([*texts, *scaling_text_of(scaled, output.width())]))
+    def text() -> str:
+        width = output.width()
+        texts = [predict_text(answer, width=width, top=arguments.top)] if answer.predictions or not scaled else []
+        return "\n".join([*texts, *(scaling_text(*each, width=width) for each in scaled)])
+
+    output.write_reports(
+        arguments, text, json=lambda: predict_json(answer) | {"scaling": [scaling_json(*each) for each in scaled]}
+    )
     return 0
-
-
-def _answer(arguments: argparse.Namespace, experiment: Experiment) -> PredictedSteps:
-    from stepscope.predict.answer import predicted_steps
-
-    chosen = targets(arguments.to) if arguments.to is not None or arguments.devices is None else ()
-    return predicted_steps(predictor_of(arguments, experiment), joined(arguments, experiment, chosen))
 
 
 def predictor_of(arguments: argparse.Namespace, experiment: Experiment) -> StepPredictor:
@@ -151,9 +130,7 @@ def predictor_of(arguments: argparse.Namespace, experiment: Experiment) -> StepP
 
 
 def _sampled_memory(experiment: Experiment) -> int | None:
-    """What the telemetry beside the trace saw in use of its busiest device's memory."""
-    from pathlib import Path
-
+    """How much of its busiest device's memory was in use, by the telemetry beside the trace."""
     from stepscope.predict.limits import sampled_memory
     from stepscope.trace.telemetry import read_telemetry, telemetry_files
 
@@ -165,11 +142,11 @@ def _sampled_memory(experiment: Experiment) -> int | None:
         return None
 
 
-def targets(text: str | None) -> tuple[DevicePeaks, ...]:
+def devices_named(text: str | None) -> tuple[DevicePeaks, ...]:
     """The devices of `--to`, each once.
 
     Raises:
-        UsageError: a name that the table does not know, or none.
+        UsageError: a name that the table does not know, or no name.
     """
     from stepscope.machine.devices import device_table, named_device
 
@@ -183,3 +160,104 @@ def targets(text: str | None) -> tuple[DevicePeaks, ...]:
         problem = "names no device" if not names else f"names {len(names)} devices, more than {_MOST_TARGETS}"
         raise UsageError(f"--to {problem}: write H100-SXM,L4 or all; stepscope devices lists them")
     return tuple({row.name: row for row in map(named_device, names)}.values())
+
+
+def _over_links(
+    arguments: argparse.Namespace, experiment: Experiment, targets: Sequence[DevicePeaks]
+) -> tuple[DevicePeaks, ...]:
+    """The devices of --to, where there are several of each joined as --link says, or else as they were recorded."""
+    from stepscope.analysis.roofline import device_peaks
+    from stepscope.machine.devices import named_device
+    from stepscope.predict.scaling import over_link
+
+    if arguments.devices is None:
+        return tuple(targets)
+    link = link_of(arguments)
+    known = device_peaks(experiment.trace, experiment.device or "")
+    recorded = named_device(arguments.source) if arguments.source is not None else known
+    return tuple(over_link(each, link, recorded) for each in targets)
+
+
+def link_of(arguments: argparse.Namespace) -> Link | None:
+    """The link that --link names."""
+    from stepscope.predict.links import named_link
+
+    return None if arguments.link is None else named_link(arguments.link)
+
+
+class _ScaledDevice(NamedTuple):
+    """What the steps take on several of one device.
+
+    Attributes:
+        device: its name; "" where that is not known.
+        link: over which they exchange gradients.
+        steps: one for each number of devices.
+    """
+
+    device: str
+    link: Link | None
+    steps: tuple[ScaledStep, ...]
+
+
+def _scaled_devices(
+    arguments: argparse.Namespace, experiment: Experiment, answer: PredictedSteps
+) -> list[_ScaledDevice]:
+    """The steps on several of each predicted device, or of the recorded one; nothing without --devices.
+
+    Raises:
+        UsageError: a link without devices, an unknown link, or a trace that does not say what devices exchange.
+    """
+    from stepscope.predict.scaling import data_parallel, exchange_of
+
+    if arguments.devices is None:
+        if arguments.link is not None:
+            raise UsageError("--link joins devices: say how many, --devices 1,2,4,8")
+        return []
+    link = link_of(arguments)
+    others = other_ranks(arguments)
+    targets = answer.predictions
+    known: list[StepPrediction | None] = [each for each in targets if each.step_ns is not None]
+    if targets and not known:
+        why = f": {targets[0].notes[-1]}" if targets[0].notes else ""
+        raise UsageError(f"for none of these devices a step time is given, so neither for several of them{why}")
+    used = link or exchange_of(experiment, others).link
+    numbers = tuple(dict.fromkeys(arguments.devices))
+    return [
+        _ScaledDevice(
+            each.device.name if each is not None else answer.device or "",
+            used,
+            data_parallel(experiment, numbers, link, target=each, others=others),
+        )
+        for each in known or [None]
+    ]
+
+
+def other_ranks(arguments: argparse.Namespace) -> list[Experiment]:
+    """The same steps of other ranks, where the word stands for several."""
+    from stepscope.whatif.experiment import MOST_RANKS, Experiment
+
+    paths = trace_paths(arguments.trace) if arguments.trace != "-" else []
+    if not 1 < len(paths) <= MOST_RANKS:
+        return []
+    return [Experiment(open_from(arguments, path)) for path in paths[1:]]
+
+
+COMMAND: Final = Command(
+    "predict",
+    "How long the recorded steps would take on other hardware, how sure that is, and what limits them there.",
+    _prepare_parser,
+    _run,
+    """\
+examples:
+  stepscope predict trace.json                               on the usual devices
+  stepscope predict trace.json --to H100-SXM,L4,MI300X
+  stepscope predict trace.json --to all --precision bf16     on every device of the table (stepscope devices)
+  stepscope predict trace.json --to H100-SXM --batch 256     with another batch size
+  stepscope predict trace.json --to L4 --host-factor 0.8     beside a processor that is a fifth faster
+  stepscope predict report.sqlite --from A100-SXM4-80GB      where the trace does not name its device
+  stepscope predict trace.json --to H100-SXM --devices 1,2,4,8 --link nvlink4
+  stepscope predict trace.json --to H100-SXM --json -
+
+The device's work is predicted, the host's part stays as it was measured. docs/predict.md explains how, and when not to
+believe it.""",
+)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.shared import output
+from stepscope.commands.shared.command import Command, CommandParser
+from stepscope.commands.shared.output import counted
 from stepscope.commands.shared.tables import add_table_options, write_table
 from stepscope.errors import UsageError
 from stepscope.report.format import count, printable
@@ -16,31 +18,14 @@ from stepscope.report.format import count, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.commands.shared.output import CommandParser
     from stepscope.predict.cost.price_files import ImportedPrices
     from stepscope.predict.cost.prices import Price, PriceStore
 
-NAME: Final = "prices"
-HELP: Final = "List what machines with accelerators cost, with each price's age; import price lists of others."
 _ACTIONS: Final = ("list", "import", "remove", "reset")
 _MOST_NAMED: Final = 8
-_EXAMPLES: Final = """\
-Imported are SkyPilot's vms.csv, gpuhunt's CSV, DeepView's providers.json, and a CSV with the columns of
-stepscope prices --format csv; told by what is in them. An import takes the place of what was imported of the same
-provider before. docs/plan.md tells where the prices that come along are from.
-
-examples:
-  stepscope prices                                           every price, its age and its source
-  stepscope prices --providers lambda,runpod --sort on_demand_usd_h
-  stepscope prices import aws/vms.csv --provider aws         SkyPilot's list of one cloud
-  stepscope prices import v1.csv --as-of 2026-11-01          the day it was made, where the file's own is another
-  stepscope prices remove aws                                what was imported of AWS
-  stepscope prices reset                                     everything that was imported"""
 
 
-def prepare_parser(parser: CommandParser) -> None:
-    """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
+def _prepare_parser(parser: CommandParser) -> None:
     parser.add_argument("action", nargs="?", choices=_ACTIONS, default="list", help="default: list")
     parser.add_argument(
         "names", metavar="WHAT", nargs="*", help="with import: files; with remove: providers, as the list names them"
@@ -54,24 +39,22 @@ def prepare_parser(parser: CommandParser) -> None:
     add_table_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Do what was asked for and say what came of it."""
-    if arguments.action == "import":
-        _import(arguments)
-        return 0
+def _run(arguments: argparse.Namespace) -> int:
     for option, value in (("--provider", arguments.provider), ("--as-of", arguments.as_of)):
-        if value is not None:
+        if value is not None and arguments.action != "import":
             raise UsageError(f"{option} belongs to stepscope prices import")
-    if arguments.action == "remove":
-        _remove(arguments.names)
-        return 0
-    if arguments.names:
+    if arguments.names and arguments.action in ("list", "reset"):
         raise UsageError(f"stepscope prices {arguments.action} takes no {arguments.names[0]!r}")
-    if arguments.action == "reset":
-        done = "Removed all imported prices." if price_store().reset() else "There are no imported prices."
-        output.print_text(f"{done}\n")
-        return 0
-    _list(arguments)
+    match arguments.action:
+        case "import":
+            _import(arguments)
+        case "remove":
+            _remove(arguments.names)
+        case "reset":
+            done = "Removed all imported prices." if price_store().reset() else "There are no imported prices."
+            output.print_text(f"{done}\n")
+        case _:
+            _list(arguments)
     return 0
 
 
@@ -149,14 +132,14 @@ def _imported(path: Path, found: ImportedPrices) -> list[str]:
     whose = ", ".join(sorted({price.provider for price in found.prices})[:_MOST_NAMED])
     lines = [
         f"{printable(str(path))}: {found.format}, "
-        f"{'1 price' if len(found.prices) == 1 else f'{count(len(found.prices))} prices'} of {whose} {dated}, "
-        f"from {_rows(found.rows)}."
+        f"{counted(len(found.prices), 'price')} of {whose} {dated}, from {counted(found.rows, 'row')}."
     ]
     if found.without_gpu:
-        lines.append(f"  Passed over: {_rows(found.without_gpu)} of machines without an accelerator.")
+        lines.append(f"  Passed over: {counted(found.without_gpu, 'row')} of machines without an accelerator.")
     where = "entry" if found.format == "DeepView" else "line"
     lines += [
-        f"  Left out: {_rows(each.count)} with {printable(each.reason)}, the first in {where} {each.first_line}."
+        f"  Left out: {counted(each.count, 'row')} with {printable(each.reason)}, "
+        f"the first in {where} {each.first_line}."
         for each in found.bad
     ]
     unknown = found.not_predictable
@@ -170,14 +153,30 @@ def _imported(path: Path, found: ImportedPrices) -> list[str]:
     return lines
 
 
-def _rows(number: int) -> str:
-    return "1 row" if number == 1 else f"{count(number)} rows"
-
-
 def _remove(names: Sequence[str]) -> None:
     if not names:
         raise UsageError("name the providers whose imported prices to remove: stepscope prices remove aws")
     removed = price_store().remove({name.strip().lower() for name in names})
     if not removed:
         raise UsageError(f"no prices of {', '.join(names)} were imported; those that come along stay")
-    output.print_text(f"Removed {'1 imported price' if removed == 1 else f'{count(removed)} imported prices'}.\n")
+    output.print_text(f"Removed {counted(removed, 'imported price')}.\n")
+
+
+COMMAND: Final = Command(
+    "prices",
+    "List what machines with accelerators cost, with each price's age; import price lists of others.",
+    _prepare_parser,
+    _run,
+    """\
+Imported are SkyPilot's vms.csv, gpuhunt's CSV, DeepView's providers.json, and a CSV with the columns of
+stepscope prices --format csv; told by what is in them. An import takes the place of what was imported of the same
+provider before. docs/plan.md tells where the prices that come along are from.
+
+examples:
+  stepscope prices                                           every price, its age and its source
+  stepscope prices --providers lambda,runpod --sort on_demand_usd_h
+  stepscope prices import aws/vms.csv --provider aws         SkyPilot's list of one cloud
+  stepscope prices import v1.csv --as-of 2026-11-01          the day it was made, where the file's own is another
+  stepscope prices remove aws                                what was imported of AWS
+  stepscope prices reset                                     everything that was imported""",
+)

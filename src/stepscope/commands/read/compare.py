@@ -5,45 +5,40 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.shared import output
-from stepscope.commands.shared.applying import add_slower_option, judged
-from stepscope.commands.shared.reading import add_reading_options, place_of, readable_traces, redactor_of
-from stepscope.commands.shared.tables import whole_number
-from stepscope.commands.shared.user_code import add_user_code_options, user_code_from
+from stepscope.commands.shared.command import Command, CommandParser
+from stepscope.commands.shared.options import (
+    add_reading_options,
+    add_redact_option,
+    add_report_options,
+    add_slower_option,
+    add_top_option,
+    add_user_code_options,
+    exit_code_if_slower,
+    user_code_from,
+)
+from stepscope.commands.shared.reading import place_of, readable_traces, redacted, redactor_of
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
+    import polars as pl
+
+    from stepscope.analysis.picture import StepPicture
     from stepscope.compare import Comparison, Side
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.report.html.compare import Pictures
-    from stepscope.trace import Trace
+    from stepscope.trace import Trace, Window
 
-NAME: Final = "compare"
-HELP: Final = "Say whether one run is faster than another, and what makes the difference."
-_EXAMPLES: Final = """\
-The first is the baseline; each of the others is held against it. A folder is its traces: of the ranks of one run, or
-of several runs; a,b,c is several runs too. How much these differ from each other tells what chance does.
-
-examples:
-  stepscope compare before.json.gz after.json.gz
-  stepscope compare baseline workers-4 workers-8             runs, by their names
-  stepscope compare before/ after/ --html difference.html    both steps drawn on one scale
-  stepscope compare base-1,base-2,base-3 head-1,head-2,head-3
-  stepscope compare before/ after/ --markdown -              for a pull request
-  stepscope compare base head --fail-if-slower 3%            in CI: exit 1 where steps got 3 % slower, and not by chance
-  stepscope compare base head --json - | jq '.comparisons[0].verdict'
-
-Exit codes: 0 done, 1 slower than --fail-if-slower allows, 2 a mistake or a file that cannot be used."""
 _ROWS: Final = 5
 _HTML_ROWS: Final = 20
 
 
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
+def _prepare_parser(parser: CommandParser) -> None:
     parser.add_argument(
         "paths",
         metavar="PATH",
@@ -51,19 +46,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="a trace, a run's name or folder, a folder of traces; or several, as a,b",
     )
     reports = parser.add_argument_group("reports, besides the text on the terminal (- writes it there instead)")
-    reports.add_argument("--json", metavar="FILE", type=output.target, help="for programs")
-    reports.add_argument("--markdown", metavar="FILE", type=output.target, help="for a pull request")
-    reports.add_argument(
-        "--html", metavar="FILE", type=output.target, help="one page that needs nothing else, with both steps drawn"
+    add_report_options(
+        reports,
+        json="for programs",
+        markdown="for a pull request",
+        html="one page that needs nothing else, with both steps drawn",
     )
-    reports.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
+    add_redact_option(reports)
     what = parser.add_argument_group("what is shown")
-    what.add_argument(
-        "--top",
-        metavar="N",
-        type=whole_number,
-        help=f"rows of each table, 0 for all (default: {_ROWS}, HTML: {_HTML_ROWS}, JSON: all)",
-    )
+    add_top_option(what, f"rows of each table, 0 for all (default: {_ROWS}, HTML: {_HTML_ROWS}, JSON: all)")
     add_slower_option(what)
     what.add_argument(
         "--all-steps",
@@ -74,23 +65,19 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_reading_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Compare every path with the first, write the reports, and judge by --fail-if-slower."""
+def _run(arguments: argparse.Namespace) -> int:
     if len(arguments.paths) < 2:
         raise UsageError("name two things to compare: stepscope compare BEFORE AFTER")
-    if [arguments.json, arguments.markdown, arguments.html].count("-") > 1:
-        raise UsageError("only one report can go to standard output")
     if arguments.paths.count("-") > 1:
         raise UsageError("standard input can be only one side of a comparison")
     comparisons = _compared(arguments)
-    shown = _redacted(comparisons, arguments) if arguments.redact else comparisons
-    _write_reports(arguments, shown)
-    return judged(arguments.fail_if_slower, ((each.after.name, each.samples) for each in shown))
+    if arguments.redact:
+        comparisons = _redacted(comparisons, arguments)
+    _write_reports(arguments, comparisons)
+    return exit_code_if_slower(arguments.fail_if_slower, ((each.after.name, each.samples) for each in comparisons))
 
 
 def _compared(arguments: argparse.Namespace) -> list[Comparison]:
-    from dataclasses import replace
-
     from stepscope.compare import compare_sides
 
     passed_over: dict[str, list[Unreadable]] = {}
@@ -124,7 +111,6 @@ def _side(arguments: argparse.Namespace, path: str, passed_over: list[Unreadable
 def _with_difference(before: Side, after: Side) -> Side:
     """With how much the commits of two runs differ, where the repository here knows both."""
     from dataclasses import replace
-    from pathlib import Path
 
     from stepscope.record.manifest import git_difference
 
@@ -146,7 +132,7 @@ def _runs_in(path: str) -> list[str]:
 def _traces(arguments: argparse.Namespace, path: str, passed_over: list[Unreadable]) -> Iterator[Trace]:
     for trace in readable_traces(arguments, [path], passed_over):
         if trace.metadata.format == "torch_snapshot":
-            raise UsageError(f"{trace.metadata.path} is a memory snapshot, which tells nothing of time")
+            raise UsageError(f"{trace.metadata.path} is a memory snapshot, which holds no times")
         yield trace
 
 
@@ -157,36 +143,85 @@ def _redacted(comparisons: Sequence[Comparison], arguments: argparse.Namespace) 
 
 
 def _write_reports(arguments: argparse.Namespace, comparisons: Sequence[Comparison]) -> None:
-    top = _ROWS if arguments.top is None else arguments.top
-    if arguments.json:
-        from stepscope.report.comparison_formats import comparison_bytes, comparison_report
+    from stepscope.report import comparison_formats as formats
 
-        report = comparison_report(comparisons, top=arguments.top or 0)
-        output.write_output(arguments.json, comparison_bytes(report))
-    if arguments.markdown:
-        from stepscope.report.comparison_formats import comparison_markdown
-
-        output.write_output(arguments.markdown, comparison_markdown(comparisons, top=top).encode())
-    if arguments.html:
+    def html() -> bytes:
         from stepscope.report.html.compare import html_comparison
 
-        top_of_page = _HTML_ROWS if arguments.top is None else arguments.top
-        page = html_comparison(comparisons, _pictures(comparisons, arguments), top=top_of_page)
-        output.write_output(arguments.html, page)
-    if "-" not in (arguments.json, arguments.markdown, arguments.html):
-        from stepscope.report.comparison_formats import comparison_text
+        top = _HTML_ROWS if arguments.top is None else arguments.top
+        return html_comparison(comparisons, _pictures(comparisons, arguments), top=top)
 
-        output.print_text(comparison_text(comparisons, width=output.width(), top=top))
+    top = _ROWS if arguments.top is None else arguments.top
+    output.write_reports(
+        arguments,
+        lambda: formats.comparison_text(comparisons, width=output.width(), top=top),
+        json=lambda: formats.comparison_bytes(formats.comparison_report(comparisons, top=arguments.top or 0)),
+        markdown=lambda: formats.comparison_markdown(comparisons, top=top),
+        html=html,
+    )
 
 
 def _pictures(comparisons: Sequence[Comparison], arguments: argparse.Namespace) -> list[Pictures]:
     """Of each comparison both sides' typical steps; the baseline's is drawn once."""
-    from stepscope.commands.shared.tables import compared_picture
-
     sides = [comparisons[0].before, *(comparison.after for comparison in comparisons)]
-    drawn = [compared_picture(side.trace) for side in sides]
-    if arguments.redact:
-        hosts = [side.trace.metadata.host for side in sides if side.trace.metadata.host]
-        redactor = redactor_of(arguments, hosts)
-        drawn = [redactor.redact(picture) for picture in drawn]
+    hosts = [side.trace.metadata.host for side in sides if side.trace.metadata.host]
+    drawn = [redacted(arguments, compared_picture(side.trace), hosts) for side in sides]
     return [(drawn[0], picture) for picture in drawn[1:]]
+
+
+def compared_picture(trace: Trace) -> StepPicture:
+    """The typical step, or everything; without a device, the causes are the main thread's, as of one without a name."""
+    from stepscope.analysis.idle import idle_time
+    from stepscope.analysis.picture import step_picture, typical_step
+    from stepscope.analysis.steps import step_table
+
+    causes = _main_thread(trace) if trace.device_work.is_empty() else idle_time(trace)
+    return step_picture(trace, typical_step(step_table(trace), causes) or _whole(trace), causes)
+
+
+def _main_thread(trace: Trace) -> pl.DataFrame:
+    """Its time by cause in the form of idle time: without what it computed, as a device's is without its busy time."""
+    import polars as pl
+
+    from stepscope.analysis.host import host_time
+
+    pieces = host_time(trace).filter(pl.col("cause") != "compute")
+    no_device, no_trigger = pl.lit("").alias("device"), pl.lit(None, pl.String).alias("trigger")
+    return pieces.select(no_device, "start_ns", "duration_ns", "cause", no_trigger)
+
+
+def _whole(trace: Trace) -> Window:
+    """From the first device work, or operator, to the end of the last one."""
+    import polars as pl
+
+    from stepscope.trace import Window
+
+    work = trace.operators if trace.device_work.is_empty() else trace.device_work
+    if work.is_empty():
+        return Window(0, 1)
+    start, end = work.select(
+        pl.col("start_ns").min(), (pl.col("start_ns") + pl.col("duration_ns")).max().alias("end")
+    ).row(0)
+    return Window(start, max(end, start + 1))
+
+
+COMMAND: Final = Command(
+    "compare",
+    "Say whether one run is faster than another, and what makes the difference.",
+    _prepare_parser,
+    _run,
+    """\
+The first is the baseline; each of the others is held against it. A folder is its traces: of the ranks of one run, or
+of several runs; a,b,c is several runs too. How much these differ from each other tells what chance does.
+
+examples:
+  stepscope compare before.json.gz after.json.gz
+  stepscope compare baseline workers-4 workers-8             runs, by their names
+  stepscope compare before/ after/ --html difference.html    both steps drawn on one scale
+  stepscope compare base-1,base-2,base-3 head-1,head-2,head-3
+  stepscope compare before/ after/ --markdown -              for a pull request
+  stepscope compare base head --fail-if-slower 3%            in CI: exit 1 where steps got 3 % slower, and not by chance
+  stepscope compare base head --json - | jq '.comparisons[0].verdict'
+
+Exit codes: 0 done, 1 slower than --fail-if-slower allows, 2 a mistake or a file that cannot be used.""",
+)

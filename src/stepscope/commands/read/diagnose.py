@@ -11,25 +11,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stepscope.commands.read.explain import rule_named
+from stepscope.commands.read.rules import rule_named
 from stepscope.commands.shared import output
-from stepscope.commands.shared.output import suggestion
-from stepscope.commands.shared.reading import (
+from stepscope.commands.shared.command import Command, CommandParser, suggestion
+from stepscope.commands.shared.options import (
     add_evidence_options,
     add_reading_options,
-    readable_traces,
-    redactor_of,
-    side_files,
-    with_evidence,
+    add_user_code_options,
+    user_code_from,
 )
-from stepscope.commands.shared.tables import whole_number
-from stepscope.commands.shared.user_code import add_user_code_options, user_code_from
+from stepscope.commands.shared.reading import readable_traces, redactor_of, side_files, with_evidence
+from stepscope.commands.shared.values import file_to_write
+from stepscope.commands.shared.values import row_count as whole_number
 from stepscope.errors import UsageError
 from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
     from stepscope.analysis.flame import FlameGraph
-    from stepscope.analysis.memory_growth import MemoryPicture
+    from stepscope.analysis.memory import MemoryPicture
     from stepscope.analysis.picture import StepPicture
     from stepscope.analysis.telemetry import TelemetryPicture
     from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
@@ -69,23 +68,22 @@ _SCALES: Final = {
 }
 
 
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
+def prepare_parser(parser: CommandParser) -> None:
     """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
     parser.add_argument(
         "paths", metavar="PATH", nargs="+", help="a trace file, a folder of them, a run's name, or - for standard input"
     )
     reports = parser.add_argument_group("reports, besides the text on the terminal (- writes it there instead)")
-    reports.add_argument("--json", metavar="FILE", type=output.target, help="for programs")
-    reports.add_argument("--markdown", metavar="FILE", type=output.target, help="for an issue or a pull request")
+    reports.add_argument("--json", metavar="FILE", type=file_to_write, help="for programs")
+    reports.add_argument("--markdown", metavar="FILE", type=file_to_write, help="for an issue or a pull request")
     reports.add_argument(
         "--html",
         metavar="FILE",
-        type=output.target,
+        type=file_to_write,
         help="one page that needs nothing else, with a picture of a step",
     )
     reports.add_argument(
-        "--diff", metavar="FILE", type=output.target, help="changes of your own files, for git apply or patch -p1"
+        "--diff", metavar="FILE", type=file_to_write, help="changes of your own files, for git apply or patch -p1"
     )
     reports.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
     what = parser.add_argument_group("what is shown")
@@ -115,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("a diff is made of your own files, which --redact leaves out: ask for one of them")
     for name in arguments.rule or []:
         rule_named(name)
-    from stepscope.commands.shared.user_code import UserSources
+    from stepscope.commands.shared.sources import UserSources
     from stepscope.diagnosis.diffs import Diffs
 
     settings = dict(parsed_setting(text) for text in arguments.set)
@@ -156,7 +154,7 @@ def parsed_setting(text: str) -> tuple[str, float]:
     match = re.fullmatch(r"\s*([\w-]+)\.(\w+)\s*=\s*(-?\d{1,15}(?:\.\d{1,9})?(?:e-?\d{1,2})?)\s*([A-Za-z%]*)\s*", text)
     if match is None or (match[4] and match[4] not in _SCALES):
         raise UsageError(f"{text!r} sets no threshold: write RULE.THRESHOLD=VALUE, such as input-bound.share=10%")
-    thresholds = rule_named(match[1]).THRESHOLDS
+    thresholds = rule_named(match[1]).thresholds
     if match[2] not in thresholds:
         guess = suggestion(match[2], thresholds) or f"; it has {', '.join(thresholds) or 'none'}"
         raise UsageError(f"the rule {match[1]} has no threshold {match[2]!r}{guess}")
@@ -232,7 +230,7 @@ def _without_answered(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
 
 
 def _memory(view: View) -> tuple[MemoryPicture, ...]:
-    from stepscope.analysis.memory_growth import memory_pictures
+    from stepscope.analysis.memory import memory_pictures
 
     return memory_pictures(view.trace, activity=view.activity)
 
@@ -383,3 +381,6 @@ def _judged(limit: float | None, findings: Sequence[Finding]) -> int:
         saving = share(finding.saving_share)
         print(f"stepscope: {printable(finding.rule)} would save {saving}, --fail-on {share(limit)}", file=sys.stderr)
     return 1 if above else 0
+
+
+COMMAND: Final = Command(NAME, HELP, prepare_parser, run, _EXAMPLES)

@@ -6,7 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.shared import output
-from stepscope.commands.shared.reading import add_reading_options, open_from, redactor_of
+from stepscope.commands.shared.command import Command, CommandParser
+from stepscope.commands.shared.options import add_reading_options, add_trace
+from stepscope.commands.shared.reading import open_from, redacted
 from stepscope.commands.shared.tables import add_table_options, write_table
 from stepscope.errors import UsageError
 
@@ -14,56 +16,37 @@ if TYPE_CHECKING:
     from stepscope.analysis.memory import DeviceMemory
     from stepscope.trace import Trace
 
-NAME: Final = "memory"
-HELP: Final = "What memory was used for: the peak and what was alive then, growth, fragmentation, the allocator."
-_EXAMPLES: Final = """\
-TRACE is a trace that was recorded with allocations, or a snapshot of torch.cuda.memory._dump_snapshot.
-
-examples:
-  stepscope memory trace.json                                one screen for each device
-  stepscope memory trace.json --by operator                  what operators allocate per call and step
-  stepscope memory trace.json --by line --sort peak_bytes    who holds what at the peak
-  stepscope memory snapshot.pickle --by category
-  stepscope memory trace.json --over-time --format csv       allocated and reserved, event by event
-  stepscope memory trace.json --format json | jq .devices    everything, for programs
-"""
-_GROUPINGS: Final = ("category", "line", "module", "operator")
 _ROWS: Final = 8
 
 
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
-    parser.add_argument("trace", metavar="TRACE", help="a trace file, a memory snapshot, or - for standard input")
+def _prepare_parser(parser: CommandParser) -> None:
+    add_trace(parser, "a trace file, a memory snapshot, a run's name, or - for standard input")
     parser.add_argument(
         "--device",
         metavar="DEVICE",
         help="only this one: cpu, or a device's number (--by and --over-time: the largest)",
     )
     detail = parser.add_mutually_exclusive_group()
-    detail.add_argument("--by", choices=_GROUPINGS, help="a table instead: what was allocated, and alive at the peak")
+    detail.add_argument(
+        "--by",
+        choices=("category", "line", "module", "operator"),
+        help="a table instead: what was allocated, and alive at the peak",
+    )
     detail.add_argument("--over-time", action="store_true", help="a table instead: the level after every event")
     add_table_options(parser)
     add_reading_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the screen or the table."""
+def _run(arguments: argparse.Namespace) -> int:
     import polars as pl
 
     from stepscope.analysis.memory import allocation_table, device_memories
-    from stepscope.diagnosis.parts import PARTS
 
     trace = open_from(arguments, arguments.trace)
     memories = _chosen(device_memories(trace), arguments.device)
     if not memories and arguments.format in (None, "table") and arguments.output == "-":
-        output.print_text(
-            f"No allocations were recorded: {PARTS['memory'].how_for(trace.metadata.format)}.\n"
-            if trace.memory.is_empty()
-            else "Nothing was allocated in this trace.\n"
-        )
-        return 0
-    if not memories and (arguments.by or arguments.over_time):
+        output.print_text(_why_nothing(trace))
+    elif not memories and (arguments.by or arguments.over_time):
         write_table(pl.DataFrame(), arguments, "rows")
     elif arguments.by:
         write_table(allocation_table(memories[0], arguments.by), arguments, "rows")
@@ -72,6 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _write_screen(trace, memories, arguments)
     return 0
+
+
+def _why_nothing(trace: Trace) -> str:
+    from stepscope.diagnosis.parts import PARTS
+
+    if trace.memory.is_empty():
+        return f"No allocations were recorded: {PARTS['memory'].how_for(trace.metadata.format)}.\n"
+    return "Nothing was allocated in this trace.\n"
 
 
 def _chosen(memories: tuple[DeviceMemory, ...], device: str | None) -> tuple[DeviceMemory, ...]:
@@ -85,25 +76,35 @@ def _chosen(memories: tuple[DeviceMemory, ...], device: str | None) -> tuple[Dev
 
 
 def _write_screen(trace: Trace, memories: tuple[DeviceMemory, ...], arguments: argparse.Namespace) -> None:
-    from stepscope.analysis.memory_growth import memory_summary
+    from stepscope.analysis.memory import memory_summary
     from stepscope.report.memory import memory_json, memory_text
 
-    if arguments.sort is not None:
-        raise UsageError("--sort goes with --by or --over-time, which print one table")
+    given = "--sort" if arguments.sort is not None else None
     if arguments.format in ("csv", "parquet"):
-        raise UsageError(f"--format {arguments.format} goes with --by or --over-time, which print one table")
-    summaries = [memory_summary(trace, memory) for memory in memories]
-    if arguments.redact:
-        summaries = [redactor_of(arguments).redact(summary) for summary in summaries]
-    wants_json = arguments.format == "json" or (arguments.format is None and arguments.output.endswith(".json"))
-    if wants_json:
-        from stepscope.report.json import json_bytes
-
-        output.write_output(arguments.output, json_bytes(memory_json(summaries)))
-        return
+        given = given or f"--format {arguments.format}"
+    if given:
+        raise UsageError(f"{given} goes with --by or --over-time, which print one table")
+    summaries = [redacted(arguments, memory_summary(trace, memory)) for memory in memories]
     top = _ROWS if arguments.top is None else arguments.top
-    text = memory_text(summaries, width=output.width(), top=top)
-    if arguments.output == "-":
-        output.print_text(text)
-    else:
-        output.write_output(arguments.output, text.encode())
+    output.write_document(
+        arguments, lambda: memory_text(summaries, width=output.width(), top=top), lambda: memory_json(summaries)
+    )
+
+
+COMMAND: Final = Command(
+    "memory",
+    "What memory was used for: the peak and what was alive then, growth, fragmentation, the allocator.",
+    _prepare_parser,
+    _run,
+    """\
+TRACE is a trace that was recorded with allocations, or a snapshot of torch.cuda.memory._dump_snapshot.
+
+examples:
+  stepscope memory trace.json                                one screen for each device
+  stepscope memory trace.json --by operator                  what operators allocate per call and step
+  stepscope memory trace.json --by line --sort peak_bytes    who holds what at the peak
+  stepscope memory snapshot.pickle --by category
+  stepscope memory trace.json --over-time --format csv       allocated and reserved, event by event
+  stepscope memory trace.json --format json | jq .devices    everything, for programs
+""",
+)

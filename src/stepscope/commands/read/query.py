@@ -7,14 +7,17 @@ import re
 import textwrap
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, TimeoutError
 from typing import TYPE_CHECKING, Final
 
+from stepscope import guard
 from stepscope.commands.shared import output
-from stepscope.commands.shared.output import CommandParser, suggestion
-from stepscope.commands.shared.reading import add_reading_options, open_from, redactor_of
+from stepscope.commands.shared.command import Command, CommandParser, suggestion
+from stepscope.commands.shared.options import add_reading_options, add_trace
+from stepscope.commands.shared.reading import open_from, redactor_of
 from stepscope.commands.shared.tables import add_table_options, write_table
+from stepscope.commands.shared.values import number
 from stepscope.errors import UsageError
-from stepscope.report.format import count
 
 if TYPE_CHECKING:
     import polars as pl
@@ -24,18 +27,6 @@ if TYPE_CHECKING:
 
 
 DEFAULT_TIMEOUT_S: Final = 60.0
-NAME: Final = "query"
-HELP: Final = "Ask the tables of a trace anything, in SQL; without a query, list them."
-_EXAMPLES: Final = """\
-Every table has a column `row`, which other tables' parent, launch and operator columns refer to.
-Times are nanoseconds from the start of the trace. The trace itself is never changed.
-
-examples:
-  stepscope query trace.json
-  stepscope query trace.json "select name, count(*) as calls from operators group by name order by calls desc"
-  stepscope query trace.json "select cause, sum(duration_ns) as ns from idle group by cause order by ns desc"
-  stepscope query trace.json "select w.name, l.name as launch from device_work w join launches l on w.launch = l.row"
-"""
 _STATEMENTS: Final = re.compile(r"[\s(]*(select|with|from|values|show)\b", re.IGNORECASE)
 # Whatever stands between: a query that reads other files is refused, even where it only seems to.
 _TABLE_FUNCTION: Final = re.compile(
@@ -44,16 +35,14 @@ _TABLE_FUNCTION: Final = re.compile(
 _SCAN: Final = re.compile(r"^.*\bSCAN\b.*$", re.MULTILINE)
 
 
-def prepare_parser(parser: CommandParser) -> None:
-    """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
+def _prepare_parser(parser: CommandParser) -> None:
     parser.late = "sql"
-    parser.add_argument("trace", metavar="TRACE", help="a trace file, or - for standard input")
+    add_trace(parser)
     parser.add_argument("sql", metavar="SQL", nargs="?", help="a query; without one, the tables and columns are listed")
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=seconds,
+        type=number("is no number of seconds", most=1e7),
         default=DEFAULT_TIMEOUT_S,
         help=f"give the query up after so long, 0 never (default: {DEFAULT_TIMEOUT_S:g})",
     )
@@ -61,19 +50,11 @@ def prepare_parser(parser: CommandParser) -> None:
     add_reading_options(parser)
 
 
-def seconds(text: str) -> float:
-    """A time from the command line."""
-    if not re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,3})?", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-    return float(text)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Print the answer."""
+def _run(arguments: argparse.Namespace) -> int:
     trace = open_from(arguments, arguments.trace)
     if arguments.sql is not None:
         redactor = redactor_of(arguments) if arguments.redact else None
-        write_table(answer(trace, arguments.sql, arguments.timeout or None, redactor), arguments, "rows")
+        write_table(_answer(trace, arguments.sql, arguments.timeout or None, redactor), arguments, "rows")
     elif arguments.format or arguments.output != "-":
         write_table(_tables(trace), arguments, "tables")
     else:
@@ -81,12 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def answer(trace: Trace, sql: str, timeout_s: float | None = None, redactor: Redactor | None = None) -> pl.DataFrame:
+def _answer(trace: Trace, sql: str, timeout_s: float | None, redactor: Redactor | None) -> pl.DataFrame:
     """The result of a query over the trace's tables, each with its row numbers as `row`.
 
     Args:
         timeout_s: seconds the query may take; None for any.
-        redactor: is done to the tables before the query: an answer's columns do not tell what they hold.
+        redactor: redacts the tables before the query: an answer's columns do not say what they hold.
 
     Raises:
         UsageError: the query is wrong, takes longer, or is for more than reading these tables.
@@ -114,25 +95,21 @@ def answer(trace: Trace, sql: str, timeout_s: float | None = None, redactor: Red
 
 def _collected(plan: pl.LazyFrame, timeout_s: float | None) -> pl.DataFrame:
     """The plan's rows, collected by a thread that ends with the process: Polars cannot be stopped within one."""
-    done: list[pl.DataFrame] = []
-    failed: list[BaseException] = []
+    collected: Future[pl.DataFrame] = Future()
 
     def collect() -> None:
-        try:
-            done.append(plan.collect())
-        except BaseException as error:  # raised where the query was asked
-            failed.append(error)
+        with guard.attempt() as collecting:  # Polars panics with errors that are no Exception
+            collected.set_result(plan.collect())
+        if collecting.error is not None:
+            collected.set_exception(collecting.error)
 
-    thread = threading.Thread(target=collect, name="stepscope query", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if failed:
-        raise failed[0]
-    if not done:
+    threading.Thread(target=collect, name="stepscope query", daemon=True).start()
+    try:
+        return collected.result(timeout_s)
+    except TimeoutError:
         raise UsageError(
             f"the query took longer than {timeout_s:g} s and was given up; --timeout SECONDS gives it more, 0 any time"
-        )
-    return done[0]
+        ) from None
 
 
 def _refuse_more_than_reading(sql: str) -> None:
@@ -175,7 +152,7 @@ def _sentence(message: str, tables: dict[str, pl.LazyFrame]) -> str:
 def _listing(tables: pl.DataFrame, width: int) -> Iterator[str]:
     """The tables for reading: none of their columns is cut."""
     for name, rows, columns in tables.iter_rows():
-        size = "made when a query names it" if rows is None else f"{count(rows)} {'row' if rows == 1 else 'rows'}"
+        size = "made when a query names it" if rows is None else output.counted(rows, "row")
         yield f"{name}: {size}"
         yield textwrap.fill(", ".join(columns), width, initial_indent="    ", subsequent_indent="    ")
 
@@ -192,3 +169,21 @@ def _tables(trace: Trace) -> pl.DataFrame:
     ]
     rows += [(name, None, ["row", *schema]) for name, (_, schema) in DERIVED.items()]  # made when a query names them
     return pl.DataFrame(rows, schema=["table", "rows", "columns"], orient="row")
+
+
+COMMAND: Final = Command(
+    "query",
+    "Ask the tables of a trace anything, in SQL; without a query, list them.",
+    _prepare_parser,
+    _run,
+    """\
+Every table has a column `row`, which other tables' parent, launch and operator columns refer to.
+Times are nanoseconds from the start of the trace. The trace itself is never changed.
+
+examples:
+  stepscope query trace.json
+  stepscope query trace.json "select name, count(*) as calls from operators group by name order by calls desc"
+  stepscope query trace.json "select cause, sum(duration_ns) as ns from idle group by cause order by ns desc"
+  stepscope query trace.json "select w.name, l.name as launch from device_work w join launches l on w.launch = l.row"
+""",
+)

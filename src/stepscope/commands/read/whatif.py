@@ -4,47 +4,42 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from stepscope.commands.read.rules import rule_named
 from stepscope.commands.shared import output
-from stepscope.commands.shared.changes import add_change_options, changes_from
-from stepscope.commands.shared.reading import add_reading_options, open_from, redactor_of, trace_paths
-from stepscope.commands.shared.tables import whole_number
-from stepscope.commands.shared.user_code import add_user_code_options, user_code_from
+from stepscope.commands.shared.command import Command, CommandParser, suggestion
+from stepscope.commands.shared.options import (
+    RANKS,
+    add_reading_options,
+    add_redact_option,
+    add_report_options,
+    add_top_option,
+    add_trace,
+    add_user_code_options,
+    user_code_from,
+)
+from stepscope.commands.shared.reading import open_from, redacted, trace_paths
+from stepscope.commands.shared.values import NANOSECONDS, number, whole
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.diagnosis.view import View
     from stepscope.whatif import Change
-    from stepscope.whatif.answer import Answer
+    from stepscope.whatif.answer import Answer, NamedChange
     from stepscope.whatif.experiment import RankProspect
 
-NAME: Final = "whatif"
-HELP: Final = "Replay the steps with something different: how long they would take, and what limits them then."
 CURVES: Final = ("operators", "lines", "kernels", "modules")
 _TOP: Final = 20
 _CURVE_TOP: Final = 10
 _ALL: Final = 2**31
-_EXAMPLES: Final = """\
-examples:
-  stepscope whatif trace.json                                what the steps wait for, and what each cause costs
-  stepscope whatif trace.json --remove input                 if no batch were ever waited for
-  stepscope whatif trace.json --remove host-synchronisation --scale 'aten::mm=0.5'
-  stepscope whatif trace.json --launch-overhead 2us --sync-every 10
-  stepscope whatif trace.json --curve lines                  which line is worth making faster
-  stepscope whatif trace.json --critical-path --slack --json answer.json
-
-The steps are replayed: everything begins when what it waited for is there. docs/whatif.md tells how, and when not to
-believe it."""
+_LARGEST_FACTOR: Final = 1_000_000.0
 
 
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
-    parser.add_argument(
-        "trace", metavar="TRACE", help="a trace file, a folder of ranks, a run's name, or - for standard input"
-    )
-    add_change_options(parser)
+def _prepare_parser(parser: CommandParser) -> None:
+    add_trace(parser, RANKS)
+    _add_change_options(parser)
     tables = parser.add_argument_group("tables")
     tables.add_argument(
         "--curve",
@@ -55,29 +50,67 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     tables.add_argument(
         "--slack", action="store_true", help="how much later each operator could end without a longer step"
     )
-    tables.add_argument(
-        "--top", metavar="N", type=whole_number, help=f"rows of each table, 0 for all ({_TOP}; curve {_CURVE_TOP})"
-    )
-    tables.add_argument("--json", metavar="FILE", type=output.target, help="for programs; - for standard output")
-    tables.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
+    add_top_option(tables, f"rows of each table, 0 for all ({_TOP}; curve {_CURVE_TOP})")
+    add_report_options(tables, json="for programs; - for standard output")
+    add_redact_option(tables)
     add_user_code_options(parser)
     add_reading_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Replay the trace and print the answer."""
+def parsed_scale(text: str) -> tuple[str, float]:
+    """("aten::mm", 0.5) from "aten::mm=0.5"; the last = counts, for names may hold some."""
+    pattern, equals, factor = text.rpartition("=")
+    if not equals or not pattern.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} scales nothing: write PATTERN=FACTOR, such as 'aten::mm=0.5'")
+    return pattern.strip(), _factor(factor)
+
+
+_factor = number(
+    f"is no factor from 0 to {_LARGEST_FACTOR:,.0f}: 0.5 is half the time, 2 is twice the time", most=_LARGEST_FACTOR
+)
+nanoseconds = number("is no time of at most 10 s: write 2us, 500ns or nanoseconds", NANOSECONDS, most=10e9)
+megabytes = number("is no size in megabytes: write a number above 0, such as 25", above=0, most=1e6)
+
+
+def _add_change_options(parser: CommandParser) -> None:
+    group = parser.add_argument_group("changes, combined as wanted; without any, what each cause costs")
+    group.add_argument(
+        "--remove",
+        metavar="CAUSE|RULE",
+        action="append",
+        default=[],
+        help="no time for this cause, such as input, or with everything fixed that this rule finds; may be repeated",
+    )
+    group.add_argument(
+        "--scale",
+        metavar="PATTERN=FACTOR",
+        type=parsed_scale,
+        action="append",
+        default=[],
+        help="operators, kernels and modules of this name (* and ? as in file names), or FILE:LINE, take so many times "
+        "as long: 'aten::mm=0.5' is half the time; may be repeated",
+    )
+    group.add_argument("--launch-overhead", metavar="TIME", type=nanoseconds, help="each launch call lasts 2us, 500ns")
+    group.add_argument("--graphs", action="store_true", help="one launch a step: its kernels as a recorded graph")
+    group.add_argument("--overlap", choices=("communication",), help="communication runs beside all computation")
+    group.add_argument("--bucket-size", metavar="MB", type=megabytes, help="gradients are sent in buckets of this size")
+    group.add_argument(
+        "--loader-workers", metavar="N", type=whole(0), help="so many processes load batches ahead; 0 for none"
+    )
+    group.add_argument(
+        "--sync-every", metavar="N", type=whole(1), help="the host waits for the device in every N-th step only"
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
     from stepscope.report.whatif import whatif_json, whatif_text
 
     answer = _answer(arguments)
-    if arguments.redact:
-        answer = redactor_of(arguments, paths=[answer.measured.path]).redact(answer)
-    if arguments.json:
-        from stepscope.report.json import json_bytes
-
-        output.write_output(arguments.json, json_bytes(whatif_json(answer)))
-    if arguments.json != "-":
-        top = _TOP if arguments.top is None else arguments.top
-        output.print_text(whatif_text(answer, width=output.width(), top=top))
+    answer = redacted(arguments, answer, paths=[answer.measured.path])
+    top = _TOP if arguments.top is None else arguments.top
+    output.write_reports(
+        arguments, lambda: whatif_text(answer, width=output.width(), top=top), json=lambda: whatif_json(answer)
+    )
     return 0
 
 
@@ -88,14 +121,15 @@ def _answer(arguments: argparse.Namespace) -> Answer:
 
     view = View(open_from(arguments, arguments.trace), user_code=user_code_from(arguments))
     experiment = view.experiment
-    changes = changes_from(arguments, view)
+    changes = _changes(arguments, view)
     answer, done = what_if(experiment, changes)
+    tried = _CURVE_TOP if arguments.top is None else arguments.top or _ALL  # each takes a few replays
     return dataclasses.replace(
         answer,
         ranks=_ranks(arguments, view) if changes else (),
         path=critical_path(experiment, done) if arguments.critical_path else None,
         slack=slack_of_operators(experiment) if arguments.slack else None,
-        curve=speed_up_curve(experiment, arguments.curve, top=_curve_rows(arguments.top)) if arguments.curve else None,
+        curve=speed_up_curve(experiment, arguments.curve, top=tried) if arguments.curve else None,
     )
 
 
@@ -115,12 +149,96 @@ def _ranks(arguments: argparse.Namespace, first: View) -> tuple[RankProspect, ..
     changes: list[Change | None] = []
     for view in views:
         try:
-            changes.append(together(*(each.change for each in changes_from(arguments, view))))
+            changes.append(together(*(each.change for each in _changes(arguments, view))))
         except UsageError:  # what the rule finds on one rank it need not find on every other
             changes.append(None)
     return ranks.prospects(changes)
 
 
-def _curve_rows(top: int | None) -> int:
-    """How many things are tried: each takes a few replays."""
-    return _CURVE_TOP if top is None else top or _ALL
+def _changes(arguments: argparse.Namespace, view: View) -> list[NamedChange]:
+    """The changes that the options ask for, each named by its option.
+
+    Raises:
+        UsageError: an unknown cause or rule, or a rule that finds nothing or whose saving cannot be replayed.
+    """
+    from stepscope.whatif.answer import NamedChange
+
+    return [NamedChange(name, change) for name, change in _named_changes(arguments, view)]
+
+
+def _named_changes(arguments: argparse.Namespace, view: View) -> Iterator[tuple[str, Change]]:
+    from stepscope.whatif import changes, scenarios
+
+    for name in arguments.remove:
+        yield f"--remove {name}", _without(name, view)
+    for pattern, factor in arguments.scale:
+        yield f"--scale {pattern}={factor:g}", changes.scaled(pattern, factor)
+    if arguments.launch_overhead is not None:
+        ns = round(arguments.launch_overhead)
+        unit = next(unit for unit in ("s", "ms", "us", "ns") if ns % NANOSECONDS[unit] == 0 and (ns or unit == "ns"))
+        yield f"--launch-overhead {ns // NANOSECONDS[unit]}{unit}", changes.launch_overhead(ns)
+    if arguments.graphs:
+        yield "--graphs", scenarios.graphs()
+    if arguments.overlap:
+        yield f"--overlap {arguments.overlap}", scenarios.overlap_communication()
+    if arguments.bucket_size is not None:
+        yield f"--bucket-size {arguments.bucket_size:g}", scenarios.bucket_size(arguments.bucket_size)
+    if arguments.loader_workers is not None:
+        yield f"--loader-workers {arguments.loader_workers}", scenarios.loader_workers(arguments.loader_workers)
+    if arguments.sync_every is not None:
+        yield f"--sync-every {arguments.sync_every}", changes.synchronise_every(arguments.sync_every)
+
+
+def _without(name: str, view: View) -> Change:
+    """The steps without a cause, or with everything fixed that a rule finds."""
+    from stepscope.analysis.host import CAUSES
+    from stepscope.diagnosis.rules import RULES
+    from stepscope.whatif.changes import without_cause
+
+    causes = (*CAUSES, "compute")
+    if name in causes:
+        return without_cause(name)
+    rules = [rule.id for rule in RULES]
+    if name not in rules:
+        guess = suggestion(name, [*causes, *rules])
+        listed = guess or f"; the causes are {', '.join(causes)}, and stepscope rules lists the rules"
+        raise UsageError(f"there is no cause or rule {name!r}{listed}")
+    return _fixed(name, view)
+
+
+def _fixed(name: str, view: View) -> Change:
+    """The steps with everything fixed that the rule finds."""
+    from stepscope.whatif.changes import together
+
+    result = rule_named(name).ask(view)
+    found = [finding for finding in result.findings if finding.severity != "note"]
+    if not found:
+        unanswered = next((f": {each.why}" for each in result.not_answered), "")
+        raise UsageError(f"the rule {name} finds nothing to fix in this trace{unanswered}".rstrip("."))
+    changes = [finding.change for finding in found if finding.change is not None]
+    if changes:
+        return together(*changes)
+    why = view.experiment.why_not or "no change of the recorded steps stands for its remedy"
+    raise UsageError(
+        f"what fixing {name} saves cannot be replayed: {why}; stepscope diagnose --rule {name} gives the time that "
+        "it took"
+    )
+
+
+COMMAND: Final = Command(
+    "whatif",
+    "Replay the steps with something different: how long they would take, and what limits them then.",
+    _prepare_parser,
+    _run,
+    """\
+examples:
+  stepscope whatif trace.json                                what the steps wait for, and what each cause costs
+  stepscope whatif trace.json --remove input                 if no batch were ever waited for
+  stepscope whatif trace.json --remove host-synchronisation --scale 'aten::mm=0.5'
+  stepscope whatif trace.json --launch-overhead 2us --sync-every 10
+  stepscope whatif trace.json --curve lines                  which line is worth making faster
+  stepscope whatif trace.json --critical-path --slack --json answer.json
+
+The steps are replayed: everything begins when what it waited for is there. docs/whatif.md explains how, and when not
+to believe it.""",
+)

@@ -7,16 +7,26 @@ import contextlib
 import os
 import re
 import sys
+import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stepscope.commands.improve.batch_size import add_model_options, batch_sizes
+from stepscope.commands.improve.batch import batch_sizes, measurements_of_run, write_model
+from stepscope.commands.read import diagnose
 from stepscope.commands.shared import output
-from stepscope.commands.shared.agents import add_record_flags, record_options
-from stepscope.commands.shared.applying import LIST, allocator_variables, applications, say_applied, show_list
-from stepscope.commands.shared.output import CommandParser
+from stepscope.commands.shared.command import Command, CommandParser
+from stepscope.commands.shared.options import (
+    add_batch_model_options,
+    add_record_flags,
+    add_report_options,
+    record_options,
+)
+from stepscope.commands.shared.output import say
+from stepscope.commands.shared.programs import allocator_variables, applications
+from stepscope.commands.shared.values import whole
 from stepscope.errors import RunFolderError, StepscopeError, UsageError
 from stepscope.report.format import printable
 
@@ -25,35 +35,46 @@ if TYPE_CHECKING:
     from stepscope.record.run_folder import RunFolder
     from stepscope.record.run_process import RunOptions
 
-NAME: Final = "run"
-HELP: Final = "Run a program, record a few of its steps without changing it, and say why they are slow."
-_EXAMPLES: Final = """\
-Everything from PROGRAM on is the program's. Its output, signals and exit code are its own; what stepscope has to say
-comes on standard error when it has ended.
-
-examples:
-  stepscope run train.py --lr 3e-4                           a script
-  stepscope run -m package.train                             a module
-  stepscope run torchrun --nproc-per-node 2 train.py         every rank, into one run
-  stepscope run --steps 10 --stacks --exit-after train.py    more of it, and end the program then
-  stepscope run --serve --name long train.py                 then, at any time: stepscope attach long
-  stepscope run --batch-sizes 8,16,32 --batch-flag batch-size train.py    how large a batch should be
-  stepscope run --apply fuse-optimizer,workers=4 train.py    with remedies applied, the files left as they are
-  stepscope diagnose NAME --html report.html                 the run again, later
-"""
+_WIDEST_FLAG: Final = 24
+_NARROWEST_HELP: Final = 40
+_SIGNS: Final = {
+    "optimizer": ", seen by the optimizer",
+    "loader": ", seen by the DataLoader because no optimizer stepped",
+    "forward": ", seen by forward calls because there was neither optimizer nor DataLoader",
+    "annotation": ", marked by the program",
+    "jitted": ", seen by calls of a jitted function",
+}
+"""How the steps of a recording were seen."""
+_NO_STEP: Final = {
+    "torch": "neither an optimizer's nor an iteration of a DataLoader nor a repeated forward call",
+    "jax": "neither a StepTraceAnnotation nor a repeated call of a jitted function",
+}
 
 
-def prepare_parser(parser: CommandParser) -> None:
-    """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
+def power_limits(text: str) -> list[Limit]:
+    """Limits from the command line: watts, or percent of the most that the devices allow."""
+    from stepscope.record.energy import Limit
+
+    found = []
+    for word in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,5}(?:\.[0-9]{1,3})?)\s*(%?)\s*", word, re.ASCII)
+        if match is None or not float(match[1]) or (match[2] and float(match[1]) > 100):
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of power limits: write 60%,80%,100% or 250,300")
+        found.append(Limit(float(match[1]) / (100 if match[2] else 1), bool(match[2])))
+    if len(set(found)) < 2:
+        raise argparse.ArgumentTypeError("it takes two different power limits or more: 60%,80%,100%")
+    return list(dict.fromkeys(found))
+
+
+def _prepare_parser(parser: CommandParser) -> None:
     parser.usage = "stepscope run [options] PROGRAM [ARGUMENT ...]"
     parser.program = "program"
     when = parser.add_argument_group("when to record")
-    when.add_argument("--steps", metavar="N", type=at_least(1), default=5, help="steps to record (default: 5)")
+    when.add_argument("--steps", metavar="N", type=whole(1), default=5, help="steps to record (default: 5)")
     when.add_argument(
         "--warmup",
         metavar="N",
-        type=at_least(0),
+        type=whole(0),
         help="steps to let pass before (default: 5, and up to 10 in the first 3 seconds)",
     )
     when.add_argument("--exit-after", action="store_true", help="end the program when the steps are recorded")
@@ -63,7 +84,7 @@ def prepare_parser(parser: CommandParser) -> None:
         action="store_true",
         help="keep each rank to its own cores, and collect no garbage while steps are recorded",
     )
-    when.add_argument("--seed", metavar="N", type=at_least(0), help="with --quiet-machine: fix the random generators")
+    when.add_argument("--seed", metavar="N", type=whole(0), help="with --quiet-machine: fix the random generators")
     when.add_argument(
         "--allocator",
         choices=("jemalloc", "tcmalloc"),
@@ -77,7 +98,7 @@ def prepare_parser(parser: CommandParser) -> None:
         help="what the program logs, and how busy the machine is, for the whole run (default: yes)",
     )
     what.add_argument(
-        "--energy", action="store_true", help="the energy of the steps after the recording, where counters tell it"
+        "--energy", action="store_true", help="the energy of the steps after the recording, where there are counters"
     )
     what.add_argument(
         "--power-limits",
@@ -102,129 +123,164 @@ def prepare_parser(parser: CommandParser) -> None:
         metavar="NAME",
         help="the program's own option for it: batch-size adds --batch-size 8, data.batch= adds data.batch=8",
     )
-    add_model_options(batch)
+    add_batch_model_options(batch)
     after = parser.add_argument_group("the run and its diagnosis")
     after.add_argument("--name", metavar="NAME", help="of the run (default: the program's name and the time)")
     after.add_argument("--folder", metavar="DIR", help="make the run's folder in DIR instead of the user's data folder")
     after.add_argument("--no-diagnose", action="store_true", help="only record")
-    after.add_argument("--html", metavar="FILE", type=output.target, help="also write the diagnosis as a page")
+    add_report_options(after, html="also write the diagnosis as a page")
     after.add_argument("--redact", action="store_true", help="keep names of machine and folders out of run and report")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     """Run the program, keep what it recorded, diagnose it; returns the program's exit code."""
-    from stepscope.record.launch import command_of, environment_of, run_program
-    from stepscope.record.manifest import RunManifest
-    from stepscope.record.run_folder import RunFolder
-    from stepscope.record.runs import RunIndex
+    from stepscope.record.launch import command_of
 
-    if arguments.apply == LIST:
-        return show_list()
+    if arguments.apply == ["list"]:
+        return _show_flags()
     if arguments.seed is not None and not arguments.quiet_machine:
         raise UsageError("--seed goes with --quiet-machine")
     if arguments.html == "-":
         raise UsageError("standard output is the program's: write the page to a file")
     command = command_of(arguments.program)
     environ = {**os.environ, **allocator_variables(arguments.allocator, command)}
-    if arguments.batch_sizes or arguments.batch_flag:
-        if arguments.power_limits:
-            raise UsageError("a program runs either at several batch sizes or at several power limits")
+    several_sizes = arguments.batch_sizes or arguments.batch_flag
+    if several_sizes and arguments.power_limits:
+        raise UsageError("a program runs either at several batch sizes or at several power limits")
+    if several_sizes:
         return _run_sizes(arguments, command, environ)
     if arguments.power_limits:
         return _run_limits(arguments, command, environ)
+    return _run_once(arguments, command, environ)
+
+
+def _run_once(arguments: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]) -> int:
+    from stepscope.record.launch import run_program
+
     options = _options(arguments)
-    manifest = RunManifest.begin(command, time.time(), options=options.to_json(), redact=arguments.redact)
     try:
-        folder = RunFolder.create(Path(arguments.folder) if arguments.folder else None, arguments.name, manifest)
+        run = _Run(arguments, command, options)
     except RunFolderError as error:
         remedies = ", and no remedy is applied" if options.apply else ""
-        _say(f"the program runs as it is: nothing is recorded{remedies}, because {error}")
+        say(f"the program runs as it is: nothing is recorded{remedies}, because {error}")
         return run_program(command, environ)
-    _quietly(lambda: RunIndex().add(folder))
-    code = run_program(command, environment_of(folder, options, environ))
+    code = run_program(command, run.environment(environ))
     with _on_standard_error():
-        recordings = folder.recordings()
-        applied: list[dict[str, Any]] = []
-        _quietly(lambda: applied.extend(say_applied(options.apply, folder)))
-        _quietly(lambda: folder.write_manifest(manifest.ended(time.time(), code, recordings, applied)))
-        _quietly(lambda: RunIndex().add(folder))
-        _quietly(lambda: _say_recorded(arguments, folder, recordings))
-        if folder.traces() and not arguments.no_diagnose:
-            _quietly(lambda: _diagnose(arguments, folder))
+        run.end(code)
+        _quietly(lambda: _say_recorded(arguments, run.folder, run.recordings))
+        if run.folder.traces() and not arguments.no_diagnose:
+            words = [*(["--html", arguments.html] if arguments.html else []), *(["--redact"] * arguments.redact)]
+            _quietly(lambda: diagnose.COMMAND.run_with([str(run.folder.path), *words]))
     return code
 
 
-def _say_recorded(arguments: argparse.Namespace, folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> None:
-    for sentence in what_was_recorded(folder, recordings):
-        print(f"stepscope: {printable(sentence)}")
-    if arguments.energy:
-        _say_energy(recordings)
+class _Run:
+    """The folder of a run that has begun, and what is written into it when it has ended."""
+
+    def __init__(self, arguments: argparse.Namespace, command: Sequence[str], options: RunOptions) -> None:
+        from stepscope.record.manifest import RunManifest
+        from stepscope.record.run_folder import RunFolder
+
+        self.options = options
+        self.recordings: Sequence[dict[str, Any]] = ()
+        self._manifest = RunManifest.begin(
+            list(command), time.time(), options=options.to_json(), redact=arguments.redact
+        )
+        parent = Path(arguments.folder) if arguments.folder else None
+        self.folder = RunFolder.create(parent, arguments.name, self._manifest)
+        _quietly(self._list)
+
+    def _list(self) -> None:
+        from stepscope.record.runs import RunIndex
+
+        RunIndex().add(self.folder)
+
+    def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """What the program's environment needs so that it is recorded."""
+        from stepscope.record.launch import environment_of
+
+        return environment_of(self.folder, self.options, environ)
+
+    def end(self, code: int) -> None:
+        """Say what became of the remedies, and keep how the run ended."""
+        self.recordings = self.folder.recordings()
+        applied: list[dict[str, Any]] = []
+        _quietly(lambda: applied.extend(self._outcomes()))
+        _quietly(lambda: self.folder.write_manifest(self._manifest.ended(time.time(), code, self.recordings, applied)))
+        _quietly(self._list)
+
+    def _outcomes(self) -> list[dict[str, Any]]:
+        from stepscope.record.apply import applied_outcomes
+
+        found = applied_outcomes(self.options.apply, self.folder)
+        for outcome in found:
+            print(f"stepscope: {printable(outcome.text)}")
+        return [outcome.to_json() for outcome in found]
 
 
 def _run_sizes(arguments: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the program once for each batch size; 0 where that tells how a step grows with the batch."""
-    from stepscope.commands.improve.batch_size import measurements_of_run, write_model
-    from stepscope.record.launch import INTERRUPTED, environment_of, record_sizes, run_program
-    from stepscope.record.manifest import RunManifest
-    from stepscope.record.run_folder import RunFolder
-    from stepscope.record.runs import RunIndex
+    """Run the program once for each batch size; 0 where that shows how a step grows with the batch."""
+    from stepscope.record.launch import INTERRUPTED, record_sizes, run_program
 
     if not arguments.batch_sizes or len(set(arguments.batch_sizes)) < 2:
         raise UsageError("it takes two different batch sizes or more: --batch-sizes 8,16,32 --batch-flag batch-size")
     if not arguments.batch_flag:
         raise UsageError("--batch-flag names the program's own option for the batch size, such as batch-size")
-    options = _options(arguments)
-    manifest = RunManifest.begin(list(command), time.time(), options=options.to_json(), redact=arguments.redact)
-    folder = RunFolder.create(Path(arguments.folder) if arguments.folder else None, arguments.name, manifest)
-    _quietly(lambda: RunIndex().add(folder))
-    environment = environment_of(folder, options, environ)
-    runs = record_sizes(command, arguments.batch_flag, arguments.batch_sizes, folder, environment, run_program, _say)
-    failed = next((each.exit_code for each in runs if each.exit_code), 0)
+    run = _Run(arguments, command, _options(arguments))
+    sizes, environment = arguments.batch_sizes, run.environment(environ)
+    runs = record_sizes(command, arguments.batch_flag, sizes, run.folder, environment, run_program, say)
     with _on_standard_error():
-        applied = say_applied(options.apply, folder)
-        folder.write_manifest(manifest.ended(time.time(), failed, folder.recordings(), applied))
-        _quietly(lambda: RunIndex().add(folder))
-        _say(f"run {folder.name}: {len([each for each in runs if each.traces])} of {len(runs)} sizes; {folder.path}")
+        run.end(next((each.exit_code for each in runs if each.exit_code), 0))
+        recorded = len([each for each in runs if each.traces])
+        say(f"run {run.folder.name}: {recorded} of {len(runs)} sizes; {run.folder.path}")
         if runs[-1].exit_code == INTERRUPTED:
             return INTERRUPTED
         arguments.window = arguments.no_cache = None
         arguments.steps = None  # of the trace: those that are to be recorded are known
-        write_model(measurements_of_run(arguments, folder.path), arguments)
+        write_model(measurements_of_run(arguments, run.folder.path), arguments)
     return 0
 
 
 def _run_limits(arguments: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the program once at each power limit; 0 where at least two were measured."""
-    from dataclasses import replace
-
     from stepscope.record.energy import device_limits, measure_limits
-    from stepscope.record.launch import environment_of, run_program
-    from stepscope.record.manifest import RunManifest
-    from stepscope.record.run_folder import RunFolder
-    from stepscope.record.runs import RunIndex
+    from stepscope.record.launch import run_program
     from stepscope.report.energy_limits import limits_text
 
     devices = device_limits()
     limits = [devices.watts(limit) for limit in arguments.power_limits]
-    options = replace(_options(arguments), energy=True, exit_after=True)
-    manifest = RunManifest.begin(list(command), time.time(), options=options.to_json(), redact=arguments.redact)
-    folder = RunFolder.create(Path(arguments.folder) if arguments.folder else None, arguments.name, manifest)
-    _quietly(lambda: RunIndex().add(folder))
-    environment = environment_of(folder, options, environ)
-    runs = measure_limits(limits, devices, folder, lambda: run_program(command, environment), _say)
+    run = _Run(arguments, command, replace(_options(arguments), energy=True, exit_after=True))
+    environment = run.environment(environ)
+    runs = measure_limits(limits, devices, run.folder, lambda: run_program(command, environment), say)
     failed = next((each.exit_code for each in runs if each.exit_code), 0)
     with _on_standard_error():
-        applied = say_applied(options.apply, folder)
-        folder.write_manifest(manifest.ended(time.time(), failed, folder.recordings(), applied))
-        _quietly(lambda: RunIndex().add(folder))
-        _say(f"run {folder.name}: {folder.path}")
+        run.end(failed)
+        say(f"run {run.folder.name}: {run.folder.path}")
         print(limits_text(runs, width=output.width()), end="")
-        _say_energy(folder.recordings())
-    return 0 if len([run for run in runs if run.joules is not None]) > 1 else failed or 2
+        _say_energy(run.recordings)
+    return 0 if len([each for each in runs if each.joules is not None]) > 1 else failed or 2
 
 
-def _say(sentence: str) -> None:
-    print(f"stepscope: {printable(sentence)}", file=sys.stderr, flush=True)
+def _show_flags() -> int:
+    """Print every flag that `--apply` takes, and what it does."""
+    from stepscope.record.apply import all_flags
+
+    indent = 2 + max(len(flag.shown) for flag in all_flags() if len(flag.shown) < _WIDEST_FLAG)
+    width = max(output.width() - indent, _NARROWEST_HELP)
+    text = ""
+    for flag in all_flags():
+        first, *rest = textwrap.wrap(flag.help, width)
+        name = flag.shown.ljust(indent) if len(flag.shown) < indent else f"{flag.shown}\n{' ' * indent}"
+        text += f"{name}{first}\n" + "".join(f"{' ' * indent}{line}\n" for line in rest)
+    output.print_text(text)
+    return 0
+
+
+def _say_recorded(arguments: argparse.Namespace, folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> None:
+    for sentence in _what_was_recorded(folder, recordings):
+        print(f"stepscope: {printable(sentence)}")
+    if arguments.energy:
+        _say_energy(recordings)
 
 
 def _say_energy(recordings: Sequence[dict[str, Any]]) -> None:
@@ -235,16 +291,16 @@ def _say_energy(recordings: Sequence[dict[str, Any]]) -> None:
         print(f"stepscope: {printable(sentence)}")
 
 
-def what_was_recorded(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _what_was_recorded(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> Iterator[str]:
     """In sentences: the run, how many steps by which sign, and what went wrong."""
     with_traces = [one for one in recordings if one.get("trace")]
     if with_traces:
         yield f"run {folder.name}: {_recorded(with_traces)}; {folder.path}"
     else:
         yield f"run {folder.name}: nothing was recorded{_why_nothing(folder, recordings)}"
+    several = len({one["rank"] for one in recordings}) > 1
     for problem in dict.fromkeys(one["problem"] for one in recordings if one.get("problem")):
         ranks = sorted(str(one["rank"]) for one in recordings if one.get("problem") == problem)
-        several = len({one["rank"] for one in recordings}) > 1
         if with_traces or several:
             yield f"rank {', '.join(ranks)}: {problem}" if several else problem
     yield from dict.fromkeys(sentence for one in recordings for sentence in one.get("said") or ())
@@ -259,20 +315,14 @@ def _recorded(recordings: Sequence[dict[str, Any]]) -> str:
     first = recordings[0]
     fewest = min(one["steps"] for one in recordings)
     asked = first.get("asked_steps", fewest)
-    number = f"{fewest} of {asked} steps" if fewest < asked else f"{fewest} step{'s' if fewest != 1 else ''}"
+    number = f"{fewest} of {asked} steps" if fewest < asked else output.counted(fewest, "step")
     begin = first.get("first_step")
     if first.get("source") in ("annotation", "explicit") and str(first.get("trace")).endswith(".xplane.pb"):
         begin = None  # the steps of the profile carry the program's own numbers
     span = f" ({begin} to {begin + fewest - 1})" if begin is not None and fewest > 1 else ""
-    sign = {
-        "optimizer": ", seen by the optimizer",
-        "loader": ", seen by the DataLoader because no optimizer stepped",
-        "forward": ", seen by forward calls because there was neither optimizer nor DataLoader",
-        "annotation": ", marked by the program",
-        "jitted": ", seen by calls of a jitted function",
-    }.get(str(first.get("source")), "")
     ranks = len({one["rank"] for one in recordings})
-    return f"recorded {number}{span}{sign}{f', on {ranks} ranks' if ranks > 1 else ''}"
+    where = f", on {ranks} ranks" if ranks > 1 else ""
+    return f"recorded {number}{span}{_SIGNS.get(str(first.get('source')), '')}{where}"
 
 
 def _why_nothing(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> str:
@@ -283,16 +333,9 @@ def _why_nothing(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> str
         return f": {problem}"
     if folder.was_seen(LEFT):
         return ", because stepscope left the program early, as it said then"
-    if folder.was_seen("torch"):
-        return (
-            ": torch was imported, but no step was seen, neither an optimizer's nor an iteration of a DataLoader nor "
-            "a repeated forward call; mark the steps with stepscope.step()"
-        )
-    if folder.was_seen("jax"):
-        return (
-            ": jax was imported, but no step was seen, neither a StepTraceAnnotation nor a repeated call of a jitted "
-            "function; mark the steps with stepscope.step()"
-        )
+    for framework, missing in _NO_STEP.items():
+        if folder.was_seen(framework):
+            return f": {framework} was imported, but no step was seen, {missing}; mark the steps with stepscope.step()"
     if folder.was_seen("python"):
         return ", because neither torch nor jax was imported; recording needs one in the Python that runs the program"
     return ", because the program started no Python that reads PYTHONPATH"
@@ -316,15 +359,6 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
     )
 
 
-def _diagnose(arguments: argparse.Namespace, folder: RunFolder) -> None:
-    from stepscope.commands.read import diagnose
-
-    parser = CommandParser()
-    diagnose.prepare_parser(parser)
-    words = [str(folder.path), *(["--html", arguments.html] if arguments.html else [])]
-    diagnose.run(parser.parse_args([*words, *(["--redact"] if arguments.redact else [])]))
-
-
 @contextlib.contextmanager
 def _on_standard_error() -> Iterator[None]:
     """Standard output was the program's; what is printed here goes to standard error."""
@@ -332,39 +366,35 @@ def _on_standard_error() -> Iterator[None]:
         yield
 
 
-def _quietly(action: Any) -> None:
-    """The program's exit code is what counts: what fails beside it is told, and no more."""
+def _quietly(action: Callable[[], object]) -> None:
+    """The program's exit code is what counts: what fails beside it is reported, and no more."""
     from stepscope import guard
 
     with guard.attempt() as doing:
         action()
     if isinstance(doing.error, StepscopeError):
-        _say(str(doing.error))
+        say(str(doing.error))
     elif doing.error is not None:
-        _say(f"an error of stepscope's own: {type(doing.error).__name__}: {guard.sentence(doing.error)}")
+        say(f"an error of stepscope's own: {type(doing.error).__name__}: {guard.sentence(doing.error)}")
 
 
-def power_limits(text: str) -> list[Limit]:
-    """Limits from the command line: watts, or percent of the most that the devices allow."""
-    from stepscope.record.energy import Limit
+COMMAND: Final = Command(
+    "run",
+    "Run a program, record a few of its steps without changing it, and say why they are slow.",
+    _prepare_parser,
+    _run,
+    """\
+Everything from PROGRAM on is the program's. Its output, signals and exit code are its own; what stepscope has to say
+comes on standard error when it has ended.
 
-    found = []
-    for word in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,5}(?:\.[0-9]{1,3})?)\s*(%?)\s*", word, re.ASCII)
-        if match is None or not float(match[1]) or (match[2] and float(match[1]) > 100):
-            raise argparse.ArgumentTypeError(f"{text!r} is no list of power limits: write 60%,80%,100% or 250,300")
-        found.append(Limit(float(match[1]) / (100 if match[2] else 1), bool(match[2])))
-    if len(set(found)) < 2:
-        raise argparse.ArgumentTypeError("it takes two different power limits or more: 60%,80%,100%")
-    return list(dict.fromkeys(found))
-
-
-def at_least(lowest: int) -> Any:
-    """What argparse calls to read a whole number that is not below the lowest."""
-
-    def number(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= lowest):
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {lowest} on")
-        return int(text)
-
-    return number
+examples:
+  stepscope run train.py --lr 3e-4                           a script
+  stepscope run -m package.train                             a module
+  stepscope run torchrun --nproc-per-node 2 train.py         every rank, into one run
+  stepscope run --steps 10 --stacks --exit-after train.py    more of it, and end the program then
+  stepscope run --serve --name long train.py                 then, at any time: stepscope attach long
+  stepscope run --batch-sizes 8,16,32 --batch-flag batch-size train.py    how large a batch should be
+  stepscope run --apply fuse-optimizer,workers=4 train.py    with remedies applied, the files left as they are
+  stepscope diagnose NAME --html report.html                 the run again, later
+""",
+)

@@ -8,48 +8,33 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from stepscope.commands.read import diagnose
 from stepscope.commands.shared import output
-from stepscope.commands.shared.output import CommandParser, suggestion
+from stepscope.commands.shared.command import Command, CommandParser, suggestion
 from stepscope.errors import UsageError
-from stepscope.report.format import count, printable
+from stepscope.report.format import printable
 
 if TYPE_CHECKING:
     from stepscope.record.manifest import RunManifest
     from stepscope.record.run_folder import RunFolder
     from stepscope.record.runs import RunIndex, RunRecord
 
-NAME: Final = "runs"
-HELP: Final = "List, show, open or remove the runs that were recorded."
-_EXAMPLES: Final = """\
-Runs lie in the user's data folder, or where STEPSCOPE_DATA_DIR says. Wherever a trace is
-taken, a run's name is too.
-
-examples:
-  stepscope runs                                             every run, the latest first
-  stepscope runs show NAME                                   what ran, with what, and how it ended
-  stepscope runs open NAME                                   its report, in the browser
-  stepscope runs remove NAME                                 the run and its folder
-  stepscope runs add DIR                                     take up the run folders in DIR
-"""
 _ACTIONS: Final = ("list", "show", "open", "remove", "add")
 
 
-def prepare_parser(parser: CommandParser) -> None:
-    """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
+def _prepare_parser(parser: CommandParser) -> None:
     parser.add_argument("action", nargs="?", choices=_ACTIONS, default="list", help="default: list")
     parser.add_argument("names", metavar="NAME", nargs="*", help="of runs, or their folders; with add: folders")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Do what was asked for."""
+def _run(arguments: argparse.Namespace) -> int:
     from stepscope.record.runs import RunIndex
 
     index = RunIndex()
     if arguments.action == "list":
         if arguments.names:
             raise UsageError(f"stepscope runs list takes no name; stepscope runs show {arguments.names[0]} shows one")
-        output.print_text("".join(f"{line}\n" for line in _listing(index)))
+        _list(index)
         return 0
     if not arguments.names:
         raise UsageError(f"say which: stepscope runs {arguments.action} NAME")
@@ -93,34 +78,25 @@ def _add(index: RunIndex, place: Path) -> None:
     records = index.add_all(place)
     if not records:
         raise UsageError(f"there is no run folder at or in {place}")
-    output.print_text(f"Took up {count(len(records))} {'run' if len(records) == 1 else 'runs'} of {place}.\n")
+    output.print_text(f"Took up {output.counted(len(records), 'run')} of {place}.\n")
 
 
-def _listing(index: RunIndex) -> Iterator[str]:
+def _list(index: RunIndex) -> None:
     import polars as pl
-
-    from stepscope.report.tables import table_lines
 
     records = index.all()
     if not records:
-        yield "There are no runs yet; stepscope run train.py records one."
+        output.print_text("There are no runs yet; stepscope run train.py records one.\n")
         return
-    frame = pl.DataFrame(
-        {
-            "name": [record.name for record in records],
-            "started": [_date(record.started_unix_s) for record in records],
-            "state": [_state(record) for record in records],
-            "traces": [record.traces for record in records],
-            "command": [record.command for record in records],
-        }
-    )
-    yield from table_lines(frame, width=output.width())
+    columns = ("name", "started", "state", "traces", "command")
+    rows = [(each.name, _date(each.started_unix_s), _state(each), each.traces, each.command) for each in records]
+    output.print_table(pl.DataFrame(rows, schema=columns, orient="row"))
 
 
 def _state(record: RunRecord) -> str:
     if record.is_gone:
         return "gone"
-    return "not ended" if record.exit_code is None else "done" if record.exit_code == 0 else f"exit {record.exit_code}"
+    return {None: "not ended", 0: "done"}.get(record.exit_code, f"exit {record.exit_code}")
 
 
 def _shown(folder: RunFolder) -> Iterator[str]:
@@ -160,12 +136,8 @@ def _end(manifest: RunManifest) -> str:
 
 def _open(folder: RunFolder) -> None:
     """Write the report into the run's folder and show it."""
-    from stepscope.commands.read import diagnose
-
     page = folder.path / "report.html"
-    parser = CommandParser()
-    diagnose.prepare_parser(parser)
-    diagnose.run(parser.parse_args([str(folder.path), "--html", str(page)]))
+    diagnose.COMMAND.run_with([str(folder.path), "--html", str(page)])
     if not webbrowser.open(page.as_uri()):
         output.print_text(f"No browser could be opened; the report is {page}.\n")
 
@@ -174,3 +146,22 @@ def _date(unix_s: float) -> str:
     from datetime import datetime
 
     return datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d %H:%M")
+
+
+COMMAND: Final = Command(
+    "runs",
+    "List, show, open or remove the runs that were recorded.",
+    _prepare_parser,
+    _run,
+    """\
+Runs lie in the user's data folder, or where STEPSCOPE_DATA_DIR says. Wherever a trace is
+taken, a run's name is too.
+
+examples:
+  stepscope runs                                             every run, the latest first
+  stepscope runs show NAME                                   what ran, with what, and how it ended
+  stepscope runs open NAME                                   its report, in the browser
+  stepscope runs remove NAME                                 the run and its folder
+  stepscope runs add DIR                                     take up the run folders in DIR
+""",
+)

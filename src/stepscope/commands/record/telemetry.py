@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.shared import output
-from stepscope.commands.shared.reading import place_of, redactor_of
+from stepscope.commands.shared.command import Command, CommandParser
+from stepscope.commands.shared.reading import place_of, redacted
 from stepscope.commands.shared.tables import add_table_options, write_table
 from stepscope.errors import UsageError
 from stepscope.report.format import printable
@@ -16,22 +18,10 @@ from stepscope.report.format import printable
 if TYPE_CHECKING:
     from stepscope.trace.telemetry import Telemetry
 
-NAME: Final = "telemetry"
-HELP: Final = "What a run logged and sampled, as a table, as plots or for another tool."
-_EXAMPLES: Final = """\
-examples:
-  stepscope telemetry RUN                                    each series in a line
-  stepscope telemetry RUN --samples --format csv             every value
-  stepscope telemetry RUN --html plots.html                  plots, on one page that needs nothing else
-  stepscope telemetry RUN --export tensorboard --output events
-  stepscope telemetry RUN --export wandb --output offline    then, if you like: wandb sync offline/wandb/offline-*
-"""
 _EXPORTS: Final = ("wandb", "tensorboard", "csv")
 
 
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    parser.epilog = _EXAMPLES
+def _prepare_parser(parser: CommandParser) -> None:
     parser.add_argument(
         "path", metavar="RUN", help="a run by name or folder, a rank's folder in it, or a telemetry file"
     )
@@ -42,11 +32,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_table_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the table, or write what was asked for."""
+def _run(arguments: argparse.Namespace) -> int:
     telemetry = _opened(arguments.path)
     for warning in telemetry.warnings:
-        print(f"stepscope: {printable(warning.detail)}", file=sys.stderr)
+        output.say(warning.detail)
     if arguments.export:
         _export(telemetry, arguments)
         return 0
@@ -79,17 +68,12 @@ def _page(telemetry: Telemetry, arguments: argparse.Namespace) -> bytes:
 
     pictures = []
     for rank in telemetry.samples["rank"].unique().sort():
-        of_rank = pl.col("rank").eq_missing(rank)
-        picture = telemetry_picture(telemetry.only(of_rank))
+        picture = telemetry_picture(telemetry.only(pl.col("rank").eq_missing(rank)))
         if picture is not None:
-            pictures.append(("Telemetry" if rank is None else f"Rank {rank}", picture))
+            pictures.append(("Telemetry" if rank is None else f"Rank {rank}", redacted(arguments, picture)))
     if not pictures:
         raise UsageError(f"{arguments.path} holds no samples to draw")
-    title = Path(arguments.path).resolve().name
-    if arguments.redact:
-        redactor = redactor_of(arguments)
-        pictures = [(name, redactor.redact(picture)) for name, picture in pictures]
-        title = "a run"
+    title = "a run" if arguments.redact else Path(arguments.path).resolve().name
     return telemetry_page(title, pictures)
 
 
@@ -98,18 +82,32 @@ def _export(telemetry: Telemetry, arguments: argparse.Namespace) -> None:
         raise UsageError("an export is written into a folder; name it with --output")
     if arguments.format or arguments.redact:
         raise UsageError(f"--{'format' if arguments.format else 'redact'} does not go with --export")
+    from stepscope.record.telemetry import export
+
     folder = Path(arguments.output)
+    exporters: dict[str, Callable[[Telemetry, Path], list[Path]]] = {
+        "csv": partial(export.export_csv, raw=arguments.raw),
+        "tensorboard": export.export_tensorboard,
+        "wandb": export.export_wandb,
+    }
     try:
-        made = _exported(telemetry, folder, arguments)
+        made = exporters[arguments.export](telemetry, folder)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from error
     output.print_text("".join(f"{printable(str(path))}\n" for path in made))
 
 
-def _exported(telemetry: Telemetry, folder: Path, arguments: argparse.Namespace) -> list[Path]:
-    from stepscope.record.telemetry import export
-
-    if arguments.export == "csv":
-        return export.export_csv(telemetry, folder, raw=arguments.raw)
-    exporters = {"tensorboard": export.export_tensorboard, "wandb": export.export_wandb}
-    return exporters[arguments.export](telemetry, folder)
+COMMAND: Final = Command(
+    "telemetry",
+    "What a run logged and sampled, as a table, as plots or for another tool.",
+    _prepare_parser,
+    _run,
+    """\
+examples:
+  stepscope telemetry RUN                                    each series in a line
+  stepscope telemetry RUN --samples --format csv             every value
+  stepscope telemetry RUN --html plots.html                  plots, on one page that needs nothing else
+  stepscope telemetry RUN --export tensorboard --output events
+  stepscope telemetry RUN --export wandb --output offline    then, if you like: wandb sync offline/wandb/offline-*
+""",
+)

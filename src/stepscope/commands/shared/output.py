@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from stepscope.errors import UsageError
 from stepscope.files import whole_file
-from stepscope.report.format import printable
+from stepscope.report.format import count, printable
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _PLAIN: Final = re.compile(r"([\n\t])")
 _COLOURED: Final = re.compile(r"([\n\t]|\x1b\[[0-9;]*m)")
@@ -25,11 +27,54 @@ _LONGEST_NAME: Final = 50
 _PLAIN_CHARACTERS: Final = str.maketrans({"█": "#", "…": "~", "●": "o", "│": "|", "┆": ":"})
 
 
-def target(text: str) -> str:
-    """Where to write, from the command line; an empty name is most often a variable that was never set."""
-    if not text:
-        raise argparse.ArgumentTypeError("the name of the file to write is empty")
-    return text
+Report: TypeAlias = Callable[[], "dict[str, Any] | str | bytes"]
+"""Makes a report when one is asked for: an object for JSON, text, or the bytes of a file."""
+
+
+def say(sentence: str) -> None:
+    """Tell the user on standard error what happens; standard output is the result's."""
+    print(f"stepscope: {printable(sentence)}", file=sys.stderr, flush=True)
+
+
+def refuse_mixed_reports(arguments: argparse.Namespace) -> None:
+    """Raise `UsageError` where several reports would be mixed on standard output."""
+    forms = ("json", "markdown", "html", "csv", "diff")
+    if [getattr(arguments, form, None) for form in forms].count("-") > 1:
+        raise UsageError("only one report can go to standard output")
+
+
+def write_reports(arguments: argparse.Namespace, text: Callable[[], str] | None, **reports: Report) -> None:
+    """Write each report that an option of its name asks for; print the text where none goes to standard output.
+
+    Args:
+        text: what the terminal gets; None for nothing.
+    """
+    targets = {form: target for form in reports if (target := getattr(arguments, form, None))}
+    for form, target in targets.items():
+        write_output(target, _encoded(reports[form]()))
+    if text is not None and "-" not in targets.values():
+        print_text(text())
+
+
+def write_document(arguments: argparse.Namespace, text: Callable[[], str], json: Report) -> None:
+    """Write the one result of a command with --format and --output, as text or as JSON."""
+    ends_as_json = arguments.format is None and arguments.output.endswith(".json")
+    if arguments.format == "json" or ends_as_json:
+        write_output(arguments.output, _encoded(json()))
+    elif arguments.output == "-":
+        print_text(text())
+    else:
+        write_output(arguments.output, text().encode())
+
+
+def _encoded(report: dict[str, Any] | str | bytes) -> bytes:
+    if isinstance(report, bytes):
+        return report
+    if isinstance(report, str):
+        return report.encode()
+    from stepscope.report.json import json_bytes
+
+    return json_bytes(report)
 
 
 def write_output(target: str, data: bytes | Iterable[bytes]) -> None:
@@ -39,7 +84,7 @@ def write_output(target: str, data: bytes | Iterable[bytes]) -> None:
     """
     if target != "-":
         write_atomically(Path(target), data)
-        print(f"stepscope: wrote {printable(target)}", file=sys.stderr)
+        say(f"wrote {target}")
         return
     with _to_standard_output():
         sys.stdout.flush()
@@ -94,7 +139,7 @@ def write_folder(target: str, write: Callable[[Path], None]) -> None:
         raise UsageError(f"{target} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    print(f"stepscope: wrote {printable(target)}", file=sys.stderr)
+    say(f"wrote {target}")
 
 
 def _pieces(data: bytes | Iterable[bytes]) -> Iterable[bytes]:
@@ -102,7 +147,7 @@ def _pieces(data: bytes | Iterable[bytes]) -> Iterable[bytes]:
 
 
 def print_text(text: str) -> None:
-    """Print a report; a terminal that lacks its characters gets plain ones."""
+    """Print text; a terminal that lacks its characters gets plain ones."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         text.encode(encoding)
@@ -139,6 +184,18 @@ def discard_standard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def print_table(frame: pl.DataFrame) -> None:
+    """Print a table, however many rows it has."""
+    from stepscope.report.tables import table_lines
+
+    print_text("\n".join(table_lines(frame, width=width())) + "\n")
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number of things, such as "1 trace" or "1,200 traces"."""
+    return f"1 {one}" if number == 1 else f"{count(number)} {several or one + 's'}"
+
+
 def width() -> int:
     """Columns of the terminal; COLUMNS overrides, and a pipe has 120."""
     return max(20, shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if sys.stdout.isatty() else _columns())
@@ -154,90 +211,3 @@ def _columns() -> int:
         return int(os.environ.get("COLUMNS", "")) or _PIPE_WIDTH
     except ValueError:
         return _PIPE_WIDTH
-
-
-class CommandParser(argparse.ArgumentParser):
-    """Raises `UsageError` instead of printing and exiting; options are never abbreviated.
-
-    Attributes:
-        late: the last positional argument where it may be left out; argparse does not find it behind options.
-        program: the argument that gets another program's command line, which begins with the first word that is no
-            option, or with -m, and which argparse must not see.
-        of_program: an option whose value is an option of that program, such as --knob --fused; argparse would not take
-            what begins with a dash for a value.
-    """
-
-    late: str = ""
-    program: str = ""
-    of_program: str = ""
-
-    def __init__(self, **settings: Any) -> None:
-        settings = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **settings}
-        super().__init__(**settings)
-
-    def error(self, message: str) -> NoReturn:
-        """Turn argparse's complaint into a `UsageError`."""
-        wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
-        guess = suggestion(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
-        raise UsageError(f"{message}{guess} (see {self.prog} --help)")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it, with `of_program` and its value in one word."""
-        if args is not None and self.of_program:
-            args = self._joined(list(args))
-        return super().parse_known_args(args, namespace)
-
-    def _joined(self, words: list[str]) -> list[str]:
-        found = []
-        following = iter(words)
-        for word in following:
-            value = next(following, None) if word == self.of_program else None
-            found.append(word if value is None else f"{word}={value}")
-        return found
-
-    def options(self) -> list[str]:
-        """Every option this parser knows, such as "--top"."""
-        return list(self._option_string_actions)
-
-    def split_program(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """The words that are options of this parser, and the command line that follows them."""
-        position = 0
-        while self.program and position < len(words):
-            word = words[position]
-            if word == "--":
-                return words[:position], words[position + 1 :]
-            if not word.startswith("-") or word == "-m":
-                return words[:position], words[position:]
-            action = self._option_string_actions.get(word)
-            position += 2 if action is not None and action.nargs is None else 1
-        return words, []
-
-    def take_late(self, arguments: argparse.Namespace, rest: list[str]) -> list[str]:
-        """Give the `late` argument what stood behind the options; returns what is still left over."""
-        if self.late and getattr(arguments, self.late) is None and rest and not rest[0].startswith("-"):
-            setattr(arguments, self.late, rest[0])
-            return rest[1:]
-        return rest
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """A question such as "; did you mean --top?", or nothing where nothing is close."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def unknown_command(word: str, known: Sequence[str]) -> UsageError:
-    """What to say of a first word that is no command: most often a typo, or a trace without a command."""
-    if os.path.exists(word):
-        return UsageError(f"{word!r} is no command; to explain a trace: stepscope diagnose {word}")
-    guess = suggestion(word, known) or f"; the commands are {', '.join(known)}"
-    return UsageError(f"{word!r} is no command{guess}")
-
-
-def unknown_options(rest: Sequence[str], parser: CommandParser) -> UsageError:
-    """What to say of arguments that no parser took."""
-    word = next((word for word in rest if word.startswith("-")), None)
-    if word is None:
-        return UsageError(f"{rest[0]!r} is one argument too many (see {parser.prog} --help)")
-    option = word.split("=", 1)[0]
-    return UsageError(f"there is no option {option}{suggestion(option, parser.options())} (see {parser.prog} --help)")

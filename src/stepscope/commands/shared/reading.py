@@ -1,4 +1,4 @@
-"""What every command that reads a trace shares: options, opening, progress."""
+"""Opens the traces that arguments name, with progress on a terminal, and knows what --redact takes out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from stepscope.commands.shared.output import say
 from stepscope.errors import NoStepMarksError, TraceError, UsageError
 from stepscope.report.format import count, printable, share, size
 
@@ -25,41 +26,10 @@ if TYPE_CHECKING:
     from stepscope.trace.window import StepRange, Window
 
 
+_T = TypeVar("_T")
 _SECRETS: Final = "secrets_of_traces"
 _QUIET_S: Final = 1.0
 _REDRAW_S: Final = 0.1
-
-
-def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """--window, --steps, --no-cache, --limit and --verbose."""
-    group = parser.add_argument_group("reading")
-    part = group.add_mutually_exclusive_group()
-    part.add_argument("--window", metavar="START:END", help="only this stretch of the trace, such as 2s:4s or 150ms:")
-    part.add_argument("--steps", metavar="FIRST:LAST", help="only these steps, by the numbers they carry, such as 3:5")
-    group.add_argument("--no-cache", action="store_true", help="read the file anew and keep nothing of it")
-    group.add_argument(
-        "--limit",
-        metavar="NAME=NUMBER",
-        action=_Limit,
-        help="allow a file more than a trace should need: bytes, ratio, rows, values, strings, depth, idle, memory",
-    )
-    group.add_argument("-v", "--verbose", action="store_true", help="say more: what the cache does, every rank")
-
-
-class _Limit(argparse.Action):
-    """Puts a limit into the environment, where readers find it, in the processes of a search too."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        from stepscope.readers.budget import VARIABLE, parse_limits
-
-        parse_limits(str(values))
-        os.environ[VARIABLE] = ",".join(filter(None, [os.environ.get(VARIABLE), str(values)]))
 
 
 def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
@@ -70,24 +40,17 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
     from stepscope.trace.window import StepRange
 
     path = _one_trace(path)
-    progress = Progress(str(path), sys.stderr)
     steps = StepRange.parse(arguments.steps) if arguments.steps is not None else None
-    opened = partial(
-        open_trace,
-        path,
-        cache=None if arguments.no_cache else TraceCache(),
-        progress=progress if sys.stderr.isatty() else None,
-    )
-    try:
-        trace = opened(window=Window.parse(arguments.window) if arguments.window is not None else None, steps=steps)
-    except NoStepMarksError:
-        if steps is None or str(path) == "-":
-            raise
-        trace = opened(window=_inferred_steps(opened(), steps))
-        _note_secrets(arguments, trace)
-        return _with_printable_path(trace)
-    finally:
-        progress.clear()
+    window = Window.parse(arguments.window) if arguments.window is not None else None
+    with Progress(str(path)) as progress:
+        opened = partial(open_trace, path, cache=None if arguments.no_cache else TraceCache(), progress=progress)
+        try:
+            trace = opened(window=window, steps=steps)
+        except NoStepMarksError:
+            if steps is None or str(path) == "-":
+                raise
+            trace = opened(window=_inferred_steps(opened(), steps))
+            steps = None
     _note_secrets(arguments, trace)
     if arguments.window and _is_empty(trace):
         raise UsageError(
@@ -137,7 +100,7 @@ def readable_traces(
         for file in trace_paths(path):
             place = "-" if str(file) == "-" else os.path.realpath(file)
             if place in seen:
-                print(f"stepscope: passed over: {printable(str(file))} was named before", file=sys.stderr)
+                say(f"passed over: {file} was named before")
                 continue
             seen.add(place)
             try:
@@ -161,7 +124,7 @@ def _say_which_steps(trace: Trace, wanted: StepRange) -> None:
     steps = trace.annotations["step"].drop_nulls().unique().sort().to_list()
     if steps and wanted.last < 2**62 and len(steps) < wanted.last - wanted.first + 1:
         found = f"step {steps[0]}" if len(steps) == 1 else f"{count(len(steps))} steps, {steps[0]} to {steps[-1]},"
-        print(f"stepscope: of the steps {wanted.first}:{wanted.last} only {found} was recorded", file=sys.stderr)
+        say(f"of the steps {wanted.first}:{wanted.last} only {found} was recorded")
 
 
 def trace_paths(path: str | Path) -> list[Path]:
@@ -184,7 +147,7 @@ def trace_paths(path: str | Path) -> list[Path]:
         raise UsageError(f"the run {folder.name} holds no trace; stepscope runs show {folder.name} tells more")
     earlier = [f"{folder.name}/{trace.parent.name}/{trace.name}" for trace in folder.traces() if trace not in found]
     if earlier:
-        print(f"stepscope: this run holds earlier traces too: {', '.join(earlier)}", file=sys.stderr)
+        say(f"this run holds earlier traces too: {', '.join(earlier)}")
     return found
 
 
@@ -201,17 +164,11 @@ def _one_trace(path: str | Path) -> str | Path:
     if folder is None and inside is not None and inside.is_dir():
         return trace_paths(inside)[-1]
     found = trace_paths(path)
-    if len(found) > 1:
-        name, first, second = (
-            (folder.name, found[0].parent.name, f"{folder.name}/{found[1].parent.name}")
-            if folder is not None
-            else (printable(str(path)), found[0].name, found[1])
-        )
-        print(
-            f"stepscope: {name} has {count(len(found))} {'ranks' if folder is not None else 'traces'}; "
-            f"this is {printable(first)}, {printable(str(second))} is the next",
-            file=sys.stderr,
-        )
+    if len(found) > 1 and folder is not None:
+        first, second = (trace.parent.name for trace in found[:2])
+        say(f"{folder.name} has {count(len(found))} ranks; this is {first}, {folder.name}/{second} is the next")
+    elif len(found) > 1:
+        say(f"{path} has {count(len(found))} traces; this is {found[0].name}, {found[1]} is the next")
     return found[0]
 
 
@@ -257,31 +214,33 @@ def encodable(text: str) -> str:
 
 
 class Progress:
-    """One line that is rewritten, from the second second on."""
+    """One line on a terminal's standard error that is rewritten, from the second second on; a context."""
 
-    def __init__(self, name: str, stream: TextIO) -> None:
+    def __init__(self, name: str) -> None:
         self._name = printable(name)
-        self._stream = stream
+        self._is_seen = sys.stderr.isatty()
         self._begun = time.monotonic()
         self._drawn = 0.0
-        self._shown = False
 
     def __call__(self, done: int, total: int | None) -> None:
         """Show that `done` of `total` bytes were read."""
         now = time.monotonic()
-        if now - self._begun < _QUIET_S or now - self._drawn < _REDRAW_S:
+        if not self._is_seen or now - self._begun < _QUIET_S or now - self._drawn < _REDRAW_S:
             return
         self._drawn = now
-        self._shown = True
         how_far = f"{share(done / total)} of {size(total)}" if total else size(done)
-        self._stream.write(f"\r\x1b[Kreading {self._name}: {how_far}")
-        self._stream.flush()
+        self._draw(f"reading {self._name}: {how_far}")
 
-    def clear(self) -> None:
-        """Take the line away."""
-        if self._shown:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+    def _draw(self, text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn:
+            self._draw("")
 
 
 def redactor_of(arguments: argparse.Namespace, names: Sequence[str] = (), paths: Sequence[str] = ()) -> Redactor:
@@ -290,6 +249,11 @@ def redactor_of(arguments: argparse.Namespace, names: Sequence[str] = (), paths:
 
     of_traces, found = getattr(arguments, _SECRETS, ((), ()))
     return Redactor([*local_names(), *of_traces, *names], [*found, *paths])
+
+
+def redacted(arguments: argparse.Namespace, thing: _T, names: Sequence[str] = (), paths: Sequence[str] = ()) -> _T:
+    """The thing as it may be shown: with --redact without what `redactor_of` takes out."""
+    return redactor_of(arguments, names, paths).redact(thing) if arguments.redact else thing
 
 
 def _note_secrets(arguments: argparse.Namespace, trace: Trace) -> None:
@@ -315,27 +279,20 @@ def local_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class SideFile:
-    """What one file says.
+    """What one of the files of `add_evidence_options` says.
 
     Attributes:
-        rank: that it is about, by its name; None where it is about all of the run.
+        rank: the rank that it is about, by its name; None where it is about all of the run.
     """
 
     path: str
     rank: int | None
     evidence: Evidence
 
-
-def add_evidence_options(parser: argparse.ArgumentParser) -> None:
-    """--xla-metrics, --xla-debug-log, --gaudi-metrics and --fallback-log, each as often as wanted."""
-    group = parser.add_argument_group("other files of the run, whose counts join the findings")
-    for option, what in (
-        ("--xla-metrics", "a metrics report of PyTorch/XLA, also inside other output"),
-        ("--xla-debug-log", "what PyTorch/XLA printed under PT_XLA_DEBUG_LEVEL"),
-        ("--gaudi-metrics", "Intel Gaudi's PT_HPU_METRICS_FILE; one named ...-rank3.json is rank 3's"),
-        ("--fallback-log", "Intel Gaudi's log of operators on the CPU (LOG_LEVEL_PT_FALLBACK=1)"),
-    ):
-        group.add_argument(option, metavar="FILE", action="append", default=[], help=what)
+    def is_about(self, trace: Trace, *, several: bool) -> bool:
+        """Whether it is about this trace, which is one of several or the only one."""
+        rank = trace.metadata.rank
+        return self.rank is None or self.rank == rank or (rank is None and not several)
 
 
 def side_files(arguments: argparse.Namespace) -> list[SideFile]:
@@ -347,15 +304,16 @@ def side_files(arguments: argparse.Namespace) -> list[SideFile]:
     """
     from stepscope.readers import side_files as readers
 
-    found = []
-    for paths, read in (
-        (arguments.xla_metrics, readers.read_xla_metrics),
-        (arguments.xla_debug_log, readers.read_xla_debug_log),
-        (arguments.gaudi_metrics, readers.read_gaudi_metrics),
-        (arguments.fallback_log, readers.read_fallback_log),
-    ):
-        found += [SideFile(path, readers.rank_in_name(path), read(path)) for path in paths]
-    return found
+    return [
+        SideFile(path, readers.rank_in_name(path), read(path))
+        for paths, read in (
+            (arguments.xla_metrics, readers.read_xla_metrics),
+            (arguments.xla_debug_log, readers.read_xla_debug_log),
+            (arguments.gaudi_metrics, readers.read_gaudi_metrics),
+            (arguments.fallback_log, readers.read_fallback_log),
+        )
+        for path in paths
+    ]
 
 
 def with_evidence(traces: Iterable[Trace], files: list[SideFile], *, several: bool) -> Iterator[Trace]:
@@ -366,20 +324,12 @@ def with_evidence(traces: Iterable[Trace], files: list[SideFile], *, several: bo
     """
     used: set[str] = set()
     for trace in traces:
-        mine = [file for file in files if _belongs(file, trace, several=several)]
-        used |= {file.path for file in mine}
-        yield _with(trace, [file.evidence for file in mine]) if mine else trace
+        about_it = [file for file in files if file.is_about(trace, several=several)]
+        used |= {file.path for file in about_it}
+        yield _with(trace, [file.evidence for file in about_it]) if about_it else trace
     for file in files:
         if file.path not in used:
-            print(
-                f"stepscope: passed over: {printable(file.path)} is of rank {file.rank}, of which there is no trace",
-                file=sys.stderr,
-            )
-
-
-def _belongs(file: SideFile, trace: Trace, *, several: bool) -> bool:
-    rank = trace.metadata.rank
-    return file.rank is None or file.rank == rank or (rank is None and not several)
+            say(f"passed over: {file.path} is about rank {file.rank}, which has no trace here")
 
 
 def _with(trace: Trace, parts: list[Evidence]) -> Trace:

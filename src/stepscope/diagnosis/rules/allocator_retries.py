@@ -28,63 +28,51 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.memory_blocks import allocator_table
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.analysis.blocks import allocator_table
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.whatif.changes import scaled_cause
-
-ID: Final = "allocator-retries"
-TITLE: Final = "Memory is asked of the driver during the steps"
-THRESHOLDS: Final = {
-    "share": Threshold(0.01, "share", "share of the step that the device waits for the allocator"),
-}
 
 _HOST: Final = r"(?i)host|pinned|register"
 _GIVES_BACK: Final = r"(?i)free|unmap|release"
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Sum the device's idle time while memory was asked of the driver."""
     if view.device is None:
-        return RuleResult()
+        return
     waiting = view.pieces.filter((pl.col("cause") == "allocation") & pl.col("gap").is_not_null())
     cost = int(waiting["duration_ns"].sum())
-    limit = view.threshold(ID, THRESHOLDS, "share")
+    limit = limits["share"]
     calls = allocator_table(view.trace, view.span, view.step_count)
     if cost == 0 or view.share(cost) < limit or calls.is_empty():
-        return RuleResult()
+        return
     given_back = int(calls.filter(pl.col("name").str.contains(_GIVES_BACK))["calls"].sum())
     asked = int(calls["calls"].sum()) - given_back
     retries = min(given_back, asked) / view.step_count
     in_steps = _steps_with_calls(view)
     again = ", and gives memory back in between" if retries >= 1 else ""
-    finding = view.finding(
-        ID,
+    yield Found(
         f"the driver is asked for memory {_times(view, asked)}{again}",
         cost,
         basis="idle time of the device during the driver's calls for memory",
         confidence="high" if in_steps > 1 else "medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step that the device waits for the allocator", view.share(cost), "share", limit),
-                Figure("calls that ask for memory, per step", asked / view.step_count, "count"),
-                Figure("calls that give memory back, per step", given_back / view.step_count, "count"),
-                Figure("the host's time in them, per step", int(calls["total_ns"].sum()) // view.step_count, "ns"),
-                Figure("steps with such calls", in_steps, "count"),
-            ),
-            view.longest(waiting, str(calls["name"][0])),
-        ),
+        figures=[
+            view.count_per_step("calls that ask for memory,", asked),
+            view.count_per_step("calls that give memory back,", given_back),
+            Figure(f"the host's time in them, {view.per}", int(calls["total_ns"].sum()) // view.step_count, "ns"),
+            Figure("steps with such calls", in_steps, "count"),
+        ],
+        intervals=view.longest(waiting, str(calls["name"][0])),
         remedy=_remedy(view, calls, retries),
         where=view.locations(waiting),
         change=scaled_cause("allocation", 0.0),
     )
-    return RuleResult((finding,))
 
 
 def _times(view: View, asked: int) -> str:
     if view.complete_steps.is_empty():
         return "once" if asked == 1 else f"{asked:,} times"
-    return f"{asked / view.step_count:,.1f} times a step"
+    return f"{asked / view.step_count:,.1f} times {view.a_step}"
 
 
 def _steps_with_calls(view: View) -> int:
@@ -107,11 +95,21 @@ def _remedy(view: View, calls: pl.DataFrame, retries: float) -> Remedy:
         )
     if retries >= 1:
         return Remedy(
-            "Memory is given back and asked for again: call no torch.cuda.empty_cache() in the loop; if there is none, "
-            "the allocator had run out: use less memory, or let its segments grow.",
+            f"Memory is given back and asked for again: call no {view.torch_device}.empty_cache() in the loop; "
+            "if there is none, the allocator had run out: use less memory, or let its segments grow.",
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py   # and no empty_cache() in the loop",
         )
     return Remedy(
         "Batches of ever new sizes need ever new blocks: round their sizes up to a few, or let segments grow.",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py",
     )
+
+
+RULE: Final = Rule(
+    id="allocator-retries",
+    title="Memory is asked of the driver during the steps",
+    thresholds={
+        "share": Threshold(0.01, "share", "share of the {period} that the device waits for the allocator"),
+    },
+    check=check,
+)

@@ -25,45 +25,36 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-import polars as pl
-
 from stepscope.analysis.host import CAUSE_CODES
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.parts import whole
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_stretches
 
-ID: Final = "checkpoint-in-step"
-TITLE: Final = "Steps wait for checkpoints"
-THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost to saving or loading checkpoints")}
 
-
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Sum the pieces whose cause is a checkpoint."""
-    pieces = view.pieces.filter(pl.col("cause") == "checkpoint")
+    pieces = view.pieces_of("checkpoint")
     cost = int(pieces["duration_ns"].sum())
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if not cost or view.share(cost) < limit:
-        return RuleResult()
-    holding = _steps_with(view, pieces)
+    if not limits.reached(cost):
+        return
+    holding = view.steps_with(pieces["start_ns"].to_numpy())
     figures = [
-        Figure("share of the step lost to checkpoints", view.share(cost), "share", limit),
-        Figure("time lost per step", view.per_step(cost), "ns"),
+        view.ns_per_step("time lost", cost),
         Figure("recorded steps that hold one", holding, "count"),
         Figure("recorded steps", view.step_count, "count"),
     ]
     saved_bytes = whole(view, "checkpoint_bytes")
     if saved_bytes:
-        figures.append(Figure("bytes written per step", saved_bytes // view.step_count, "bytes"))
-    finding = view.finding(
-        ID,
-        f"{view.share(cost):.0%} of the step goes to checkpoints, in {holding} of {view.step_count} recorded steps",
+        figures.append(view.bytes_per_step("bytes written", saved_bytes))
+    yield Found(
+        f"{view.share(cost):.0%} of the {view.period} goes to checkpoints, "
+        f"in {holding} of {view.step_count} recorded steps",
         cost,
         basis="time in checkpoints, as if they were saved outside the steps or very rarely",
         confidence="high" if holding >= 2 else "low",
-        evidence=Evidence(tuple(figures), view.longest(pieces, "saving or loading a checkpoint")),
+        figures=figures,
+        intervals=view.longest(pieces, "saving or loading a checkpoint"),
         remedy=Remedy(
             "Save every so many steps that a checkpoint's time does not matter, and write it in the background: "
             "the step then only waits for the copy.",
@@ -76,7 +67,6 @@ def check(view: View) -> RuleResult:
         where=view.locations(pieces),
         change=_without_checkpoints(view),
     )
-    return RuleResult((finding,))
 
 
 def _without_checkpoints(view: View) -> Change:
@@ -86,9 +76,16 @@ def _without_checkpoints(view: View) -> Change:
     return scaled_stretches(activity.lane[mine], activity.start[mine], activity.end[mine], 0.0)
 
 
-def _steps_with(view: View, pieces: pl.DataFrame) -> int:
-    """How many complete steps hold such a piece."""
-    starts = view.complete_steps["start_ns"].to_numpy()
-    if not len(starts):
-        return 1
-    return len(np.unique(np.searchsorted(starts, pieces["start_ns"].to_numpy(), side="right")))
+RULE: Final = Rule(
+    id="checkpoint-in-step",
+    title="Steps wait for checkpoints",
+    thresholds={"share": Threshold(0.02, "share", "share of the {period} lost to checkpoints")},
+    check=check,
+    remedies={
+        "jax": Remedy(
+            "Save every so many steps that a checkpoint's time does not matter, and write it in the background.",
+            "manager = orbax.checkpoint.CheckpointManager(path, options=orbax.checkpoint.CheckpointManagerOptions(\n"
+            "    save_interval_steps=1000, enable_async_checkpointing=True))",
+        ),
+    },
+)

@@ -28,68 +28,70 @@ PyTorch documentation, `PYTORCH_ENABLE_MPS_FALLBACK`; Intel Gaudi documentation,
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.rules._copies import RoundTrip, cost_ns, named, note, round_trips, without_trips
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.finding import Interval
+from stepscope.diagnosis.rule import (
+    Answers,
+    Figure,
+    Found,
+    Limits,
+    Remedy,
+    Rule,
+    Threshold,
+    View,
+    note_from_files,
+    rows_of,
+)
+from stepscope.diagnosis.rules._copies import RoundTrip, cost_ns, round_trips, without_trips
+from stepscope.trace.evidence import Fallback
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_operators
 
-ID: Final = "cpu-fallback"
-TITLE: Final = "Operators run on the CPU in the middle of the device's work"
-THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost around operators on the CPU")}
-REPLACES: Final = ("exposed-copy", "host-synchronisation", "python-in-step")
-
 _MOST_COUNTED: Final = 10
+_MOST_NAMED: Final = 3
 _FALLBACK: Final = r"(?i)_?cpu_?fallback"
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Weigh the round trips in which the host worked."""
-    if view.device is None:
-        return RuleResult(_noted(view))
-    trips = [trip for trip in round_trips(view) if trip.on_host]
-    limit = view.threshold(ID, THRESHOLDS, "share")
+    trips = [trip for trip in round_trips(view) if trip.on_host] if view.device is not None else []
     cost = cost_ns(view, trips) if trips else 0
     fallen = _named(view)
-    if len(fallen):
+    if len(fallen) and view.device is not None:
         cost = max(cost, view.cost_ns(fallen))
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult(_noted(view))
+    if not limits.reached(cost):
+        yield from _noted(view)
+        return
     rows = np.array([row for trip in trips for row in trip.on_host] or fallen.tolist(), np.int64)
     durations = view.trace.operators["duration_ns"].to_numpy()[rows]
     names = view.trace.operators["name"].gather(rows).unique(maintain_order=True).to_list()
-    finding = view.finding(
-        ID,
+    yield Found(
         f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} on the CPU between two copies: the device waits "
-        f"{len(trips) / view.step_count:,.3g} times a step"
+        f"{len(trips) / view.step_count:,.3g} times {view.a_step}"
         if trips
         else f"{', '.join(names[:3])}: operators fall back to the CPU",
         cost,
         basis="the device's idle time from the copy to the host to the copy back and after it, and both copies",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step lost around operators on the CPU", view.share(cost), "share", limit),
-                Figure("round trips per step", len(trips) / view.step_count, "count"),
-                Figure("time of operators on the CPU per step", view.per_step(int(durations.sum())), "ns"),
-                Figure("bytes copied per step", _bytes(trips) // view.step_count, "bytes"),
-                *_counts(view),
-            ),
-            tuple(Interval(trip.start_ns, trip.end_ns - trip.start_ns, "on the CPU") for trip in trips[:3]),
-        ),
+        figures=[
+            view.count_per_step("round trips", len(trips)),
+            view.ns_per_step("time of operators on the CPU", int(durations.sum())),
+            view.bytes_per_step("bytes copied", _bytes(trips)),
+            *_counts(view),
+        ],
+        intervals=tuple(Interval(trip.start_ns, trip.end_ns - trip.start_ns, "on the CPU") for trip in trips[:3]),
         remedy=Remedy(
             "Keep the tensors on the device, and replace what it cannot run.",
             "# instead of x.cpu() ... .to(device): the same operators on x itself\nresult = function(x)",
         ),
-        where=view.locations_of(view.slices_of_operators(rows), np.maximum(durations, 1)),
+        where=view.at_operators(rows),
         change=without_trips(view, trips) if trips else scaled_operators(fallen, 0.0),
     )
-    return RuleResult((finding,))
 
 
 def _named(view: View) -> Rows:
@@ -98,17 +100,15 @@ def _named(view: View) -> Rows:
     names = view.operators["name"].unique().to_list()
     told = pl.col("name").is_in([name for name in names if _base(name) in reported])
     told &= pl.col("row").is_in(pl.Series(_copying_out(view) if reported else []).cast(pl.Int64).implode())
-    rows: Rows = view.operators.filter(pl.col("name").str.contains(_FALLBACK) | told)["row"].to_numpy().astype(np.int64)
-    return rows
+    return rows_of(view.operators.filter(pl.col("name").str.contains(_FALLBACK) | told))
 
 
 def _copying_out(view: View) -> Rows:
     """Operators in which something is copied to the host; those of the same name that stay on the device have none."""
     work = view.trace.device_work.filter(pl.col("kind") == "copy_out")
-    parent = view.trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
     rows = np.unique(view.trace.launches["operator"].gather(work["launch"].drop_nulls()).drop_nulls().to_numpy())
     found = [rows.astype(np.int64)]
-    while (rows := np.unique(parent[found[-1]][parent[found[-1]] >= 0])).size:
+    while (rows := np.unique(view.parents[found[-1]][view.parents[found[-1]] >= 0])).size:
         found.append(rows)
     return np.unique(np.concatenate(found))
 
@@ -126,22 +126,46 @@ def _counts(view: View) -> list[Figure]:
     ]
 
 
-def _noted(view: View) -> tuple[Finding, ...]:
+def _noted(view: View) -> Iterator[Found]:
     """What only the files beside the trace tell."""
     fallbacks = view.evidence.fallbacks
     if not fallbacks:
-        return ()
+        return
     times = sum(each.count or 0 for each in fallbacks)
     often = f" {times:,} times in the whole run" if times else ""
     verb = "runs" if len(fallbacks) == 1 else "run"
-    title = f"{named(fallbacks)} {verb} on the CPU{often}: the device cannot run {'it' if verb == 'runs' else 'them'}"
+    title = (
+        f"{_named_operators(fallbacks)} {verb} on the CPU{often}: "
+        f"the device cannot run {'it' if verb == 'runs' else 'them'}"
+    )
     remedy = Remedy(
         "Replace these operators, or the types of their inputs, by ones that the device can run; record a trace of "
         "steps in which they occur to see what they cost."
     )
     types = next((f" (with {each.types})" for each in fallbacks if each.types), "")
-    return (note(view, ID, title + types, _counts(view), remedy),)
+    yield note_from_files(title + types, _counts(view), remedy)
+
+
+def _named_operators(fallbacks: Sequence[Fallback]) -> str:
+    first = ", ".join(each.operator for each in fallbacks[:_MOST_NAMED])
+    return first + (f" and {len(fallbacks) - _MOST_NAMED} others" if len(fallbacks) > _MOST_NAMED else "")
 
 
 def _bytes(trips: list[RoundTrip]) -> int:
     return sum(trip.bytes + trip.returned_bytes for trip in trips)
+
+
+RULE: Final = Rule(
+    id="cpu-fallback",
+    title="Operators run on the CPU in the middle of the device's work",
+    thresholds={"share": Threshold(0.02, "share", "share of the {period} lost around operators on the CPU")},
+    check=check,
+    replaces=("exposed-copy", "host-synchronisation", "python-in-step"),
+    remedies={
+        "hpu": Remedy(
+            "See which operators the device cannot run, and replace them or the types of their inputs.",
+            "LOG_LEVEL_PT_FALLBACK=1 ENABLE_CONSOLE=true python train.py 2> fallback.log\n"
+            "stepscope diagnose TRACE --fallback-log fallback.log",
+        ),
+    },
+)

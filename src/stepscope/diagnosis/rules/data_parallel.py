@@ -26,15 +26,9 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_operators
-
-ID: Final = "data-parallel"
-TITLE: Final = "One process drives several devices with DataParallel"
-THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step that copying and collecting costs")}
-REPLACES: Final = ("exposed-communication",)
 
 _NAMES: Final = (
     r"^(?:autograd::engine::evaluate_function: )?(?:Broadcast|Scatter|Gather|ReduceAddCoalesced)(?:Backward)?$"
@@ -42,33 +36,24 @@ _NAMES: Final = (
 _MODEL: Final = "Broadcast"
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Sum what DataParallel does around the model."""
     found = view.operators.filter(pl.col("name").str.contains(_NAMES))
     if view.device is None or not found["name"].str.contains(_MODEL).any():
-        return RuleResult()
-    rows = view.outermost(found["row"].to_numpy())
+        return
+    rows = view.outermost(rows_of(found))
     cost = _cost_ns(view, rows)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     devices = view.trace.device_work["device"].n_unique()
-    durations = view.trace.operators["duration_ns"].to_numpy()[rows]
-    finding = view.finding(
-        ID,
-        f"DataParallel copies the model to {devices} devices and collects from them in every step: "
+    yield Found(
+        f"DataParallel copies the model to {devices} devices and collects from them {view.each_step}: "
         f"{view.share(cost):.0%} of it",
         cost,
         basis="the busiest device's time for copying the model, cutting the batch and collecting, and idle time before "
         "that",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step that copying and collecting costs", view.share(cost), "share", limit),
-                Figure("devices", devices, "count"),
-                Figure("copies and collections per step", len(rows) / view.step_count, "count"),
-            )
-        ),
+        figures=[Figure("devices", devices, "count"), view.count_per_step("copies and collections", len(rows))],
         remedy=Remedy(
             "Run one process a device: the model stays where it is, and gradients travel during the backward pass.",
             "# torchrun --nproc-per-node=" + str(max(devices, 2)) + " train.py\n"
@@ -76,16 +61,21 @@ def check(view: View) -> RuleResult:
             'device = int(os.environ["LOCAL_RANK"])\n'
             "model = torch.nn.parallel.DistributedDataParallel(model.to(device), device_ids=[device])",
         ),
-        where=view.locations_of(view.slices_of_operators(rows), np.maximum(durations, 1)),
+        where=view.at_operators(rows),
         change=scaled_operators(rows, 0.0),
     )
-    return RuleResult((finding,))
 
 
 def _cost_ns(view: View, rows: Rows) -> int:
     """The busiest device's time for what these operators launched on it, and its idle time before that."""
-    inside = view.inside(rows)
-    operator = view.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
-    launched = np.flatnonzero((operator >= 0) & inside[np.maximum(operator, 0)]) if len(operator) else operator
-    calls = pl.col("launch").is_in(launched.astype(np.uint32).tolist())
+    calls = pl.col("launch").is_in(view.launched_in(rows).astype(np.uint32).tolist())
     return sum(int(table.filter(calls)["duration_ns"].sum()) for table in (view.work, view.pieces))
+
+
+RULE: Final = Rule(
+    id="data-parallel",
+    title="One process drives several devices with DataParallel",
+    thresholds={"share": Threshold(0.02, "share", "share of the {period} that copying and collecting costs")},
+    check=check,
+    replaces=("exposed-communication",),
+)

@@ -29,19 +29,10 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_host_time, scaled_operators, together
-
-ID: Final = "debug-mode"
-TITLE: Final = "A debugging aid is on"
-NEEDS: Final = ("operators",)
-THRESHOLDS: Final = {
-    "share": Threshold(0.02, "share", "share of the step that the aid costs"),
-    "checked": Threshold(0.5, "share", "autograd nodes searched for NaN, or launches that wait for their kernel"),
-}
 
 _ENGINE: Final = r"^autograd::engine::evaluate_function"
 _CHECKS: Final = ("aten::isnan", "aten::any", "aten::is_nonzero", "aten::item")
@@ -50,50 +41,47 @@ _LAUNCH_NS: Final = 10_000
 """What a launch takes that does not wait, at most."""
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Look for each aid's own traces."""
-    found = (_anomaly(view), _blocking(view), _filling(view))
-    return RuleResult(tuple(finding for finding in found if finding is not None))
+    yield from _anomaly(view, limits)
+    yield from _blocking(view, limits)
+    yield from _filling(view, limits)
 
 
-def _anomaly(view: View) -> Finding | None:
+def _anomaly(view: View, limits: Limits) -> Answers:
     nodes = view.operators.filter(pl.col("name").str.contains(_ENGINE))["row"].to_numpy()
     if not len(nodes):
-        return None
+        return
     parent = pl.col("parent").cast(pl.Int64)
     checks = view.operators.filter(pl.col("name").is_in(_CHECKS) & parent.is_in(nodes.tolist()))
     searched = checks["parent"].n_unique() / len(nodes)
-    most, limit = view.threshold(ID, THRESHOLDS, "checked"), view.threshold(ID, THRESHOLDS, "share")
+    most = limits["checked"]
     if checks.is_empty() or searched < most:
-        return None
-    searching = view.cost_ns(checks["row"].to_numpy())
+        return
+    searching = view.cost_ns(rows_of(checks))
     makers, excess = _slowed(view)
     cost = searching + int(excess.sum())
-    if not cost or view.share(cost) < limit:
-        return None
-    slices = np.concatenate([view.slices_of_operators(makers), view.slices_of_operators(checks["row"].to_numpy())])
+    if not limits.reached(cost):
+        return
+    slices = np.concatenate([view.slices_of_operators(makers), view.slices_of_operators(rows_of(checks))])
     weights = np.concatenate([excess, np.maximum(checks["duration_ns"].to_numpy(), 1)])
-    return view.finding(
-        ID,
-        f"autograd's anomaly detection is on and takes {view.share(cost):.0%} of the step",
+    yield Found(
+        f"autograd's anomaly detection is on and takes {view.share(cost):.0%} of the {view.period}",
         cost,
         basis="checks for NaN, and what node-making operators take longer than the same operators elsewhere",
         confidence="high",
-        evidence=Evidence(
-            (
-                Figure("share of the step that anomaly detection costs", view.share(cost), "share", limit),
-                Figure("autograd nodes searched for NaN", searched, "share", most),
-                Figure("searching for NaN, per step", view.per_step(searching), "ns"),
-                Figure("tracebacks of the forward pass, per step", view.per_step(int(excess.sum())), "ns"),
-            )
-        ),
+        figures=[
+            Figure("autograd nodes searched for NaN", searched, "share", most),
+            view.ns_per_step("searching for NaN,", searching),
+            view.ns_per_step("tracebacks of the forward pass,", int(excess.sum())),
+        ],
         remedy=Remedy(
             "Turn anomaly detection off; turn it on for a few steps when a NaN has to be found.",
             "torch.autograd.set_detect_anomaly(False)      # or remove the call, and detect_anomaly()",
             apply=("no-debug",),
         ),
         where=view.locations_of(slices, weights),
-        change=together(scaled_operators(checks["row"].to_numpy(), 0.0), _without_excess(view, makers, excess)),
+        change=together(scaled_operators(rows_of(checks), 0.0), _without_excess(view, makers, excess)),
     )
 
 
@@ -104,7 +92,7 @@ def _slowed(view: View) -> tuple[Rows, Rows]:
     """
     operators = view.operators.with_columns(own=view.operator_costs["host_self_ns"].gather(view.operators["row"]))
     caused = view.backward_source
-    makers = np.unique(caused[operators["row"].to_numpy()])
+    makers = np.unique(caused[rows_of(operators)])
     makers = makers[makers >= 0]
     is_maker = pl.col("row").is_in(makers.tolist())
     usual = operators.filter(~is_maker).group_by("name").agg(usual=pl.col("own").median())
@@ -112,7 +100,7 @@ def _slowed(view: View) -> tuple[Rows, Rows]:
     excess = pl.col("own") - pl.col("usual")
     typical = made.select(excess.median()).item()
     made = made.with_columns(excess=pl.coalesce(excess, pl.min_horizontal(pl.lit(typical), "own")).clip(lower_bound=0))
-    return made["row"].to_numpy(), made["excess"].fill_null(0).cast(pl.Int64).to_numpy()
+    return rows_of(made), made["excess"].fill_null(0).cast(pl.Int64).to_numpy()
 
 
 def _without_excess(view: View, rows: Rows, excess: Rows) -> Change:
@@ -123,9 +111,9 @@ def _without_excess(view: View, rows: Rows, excess: Rows) -> Change:
     return scaled_host_time(lanes, starts, starts + durations, 1 - excess / np.maximum(durations, 1))
 
 
-def _blocking(view: View) -> Finding | None:
+def _blocking(view: View, limits: Limits) -> Answers:
     if view.device is None:
-        return None
+        return
     calls = view.trace.launches.with_row_index("launch").filter(pl.col("name").str.contains(_LAUNCH_CALL))
     pairs = view.work.filter(pl.col("kind") == "compute").join(
         calls.select("launch", call_start="start_ns", call_ns="duration_ns"), on="launch", how="inner"
@@ -133,36 +121,31 @@ def _blocking(view: View) -> Finding | None:
     long = pairs.filter(pl.col("duration_ns") > _LAUNCH_NS)
     waits = pl.col("call_start") + pl.col("call_ns") >= pl.col("start_ns") + pl.col("duration_ns")
     waiting = pairs.filter(waits)
-    most, limit = view.threshold(ID, THRESHOLDS, "checked"), view.threshold(ID, THRESHOLDS, "share")
+    most = limits["checked"]
     share_of_long = long.filter(waits).height / long.height if long.height else 0.0
     if not share_of_long or share_of_long < most or waiting.height < most * pairs.height:
-        return None
+        return
     blocked = int(waiting.select((pl.col("call_ns") - _LAUNCH_NS).clip(lower_bound=0).sum()).item())
     busy = int(view.work["duration_ns"].sum())
     cost = view.length_ns - max(view.length_ns - blocked, min(busy, view.length_ns))
-    if cost <= 0 or view.share(cost) < limit:
-        return None
+    if not limits.reached(cost):
+        return
     named = next((name for name in view.program.environment if name.endswith("_LAUNCH_BLOCKING")), None)
-    slices = view.activity.slices_of("launches")[waiting["launch"].to_numpy().astype(np.int64)]
-    return view.finding(
-        ID,
+    yield Found(
         f"the host waits for each kernel it launches ({named or 'CUDA_LAUNCH_BLOCKING'}), "
-        f"which costs {view.share(cost):.0%} of the step",
+        f"which costs {view.share(cost):.0%} of the {view.period}",
         cost,
-        basis="the step, less the longer of the host's time outside waiting launches and the device's work",
+        basis=f"the {view.period}, less the longer of the host's time outside waiting launches and the device's work",
         confidence="high" if named else "medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step that blocking launches cost", view.share(cost), "share", limit),
-                Figure("launches that end after their kernel", share_of_long, "share", most),
-                Figure("time in waiting launches per step", view.per_step(blocked), "ns"),
-            )
-        ),
+        figures=[
+            Figure("launches that end after their kernel", share_of_long, "share", most),
+            view.ns_per_step("time in waiting launches", blocked),
+        ],
         remedy=Remedy(
             "Do not set the variable; it only serves to find the operator that failed.",
             f"unset {named or 'CUDA_LAUNCH_BLOCKING'}",
         ),
-        where=view.locations_of(slices, waiting["call_ns"].to_numpy()),
+        where=view.at_launches(waiting, "call_ns"),
         change=_launches_that_return(view, waiting["launch"].to_numpy()),
     )
 
@@ -175,33 +158,38 @@ def _launches_that_return(view: View, launches: Rows) -> Change:
     return scaled_host_time(calls["lane"].to_numpy(), starts, starts + durations, factors)
 
 
-def _filling(view: View) -> Finding | None:
+def _filling(view: View, limits: Limits) -> Answers:
     names = view.trace.operators["name"]
     fills = view.operators.filter((pl.col("name") == "aten::fill_") & pl.col("parent").is_not_null())
     around = names.gather(fills["parent"])
     fills = fills.filter(around.str.contains(r"^aten::(?:empty|resize)"))
-    cost = view.cost_ns(fills["row"].to_numpy())
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if not cost or view.share(cost) < limit:
-        return None
-    rows = fills["row"].to_numpy()
-    return view.finding(
-        ID,
-        f"deterministic algorithms fill every new tensor, which takes {view.share(cost):.0%} of the step",
+    cost = view.cost_ns(rows_of(fills))
+    if not limits.reached(cost):
+        return
+    rows = rows_of(fills)
+    yield Found(
+        f"deterministic algorithms fill every new tensor, which takes {view.share(cost):.0%} of the {view.period}",
         cost,
         basis="time to fill tensors that are written anyway",
         confidence="high",
-        evidence=Evidence(
-            (
-                Figure("share of the step that filling costs", view.share(cost), "share", limit),
-                Figure("tensors filled per step", fills.height / view.step_count, "count"),
-            )
-        ),
+        figures=[view.count_per_step("tensors filled", fills.height)],
         remedy=Remedy(
             "Keep the deterministic algorithms if you need them, and leave out the filling: it only makes reads of "
             "uninitialised memory repeatable.",
             "torch.utils.deterministic.fill_uninitialized_memory = False",
         ),
-        where=view.locations_of(view.slices_of_operators(rows), np.maximum(fills["duration_ns"].to_numpy(), 1)),
+        where=view.at_operators(rows),
         change=scaled_operators(rows, 0.0),
     )
+
+
+RULE: Final = Rule(
+    id="debug-mode",
+    title="A debugging aid is on",
+    thresholds={
+        "share": Threshold(0.02, "share", "share of the {period} that the aid costs"),
+        "checked": Threshold(0.5, "share", "autograd nodes searched for NaN, or launches that wait for their kernel"),
+    },
+    check=check,
+    needs=("operators",),
+)

@@ -27,52 +27,48 @@ from typing import Final
 
 import numpy as np
 
-from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.finding import Interval
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._copies import cost_ns, round_trips, without_trips
-from stepscope.diagnosis.view import View
-
-ID: Final = "device-ping-pong"
-TITLE: Final = "Data is copied to the host and back"
-NEEDS: Final = ("operators",)
-THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost to copies there and back")}
-REPLACES: Final = ("exposed-copy", "host-synchronisation")
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Weigh the round trips in which nothing happened on the host."""
     if view.device is None:
-        return RuleResult()
+        return
     trips = [trip for trip in round_trips(view) if not trip.on_host]
-    limit = view.threshold(ID, THRESHOLDS, "share")
     cost = cost_ns(view, trips) if trips else 0
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     rows = np.array([row for trip in trips for row in trip.copying], np.int64)
     count = len(trips) / view.step_count
-    finding = view.finding(
-        ID,
-        f"{'the same data is' if count <= 1 else f'{count:,.3g} times a step data is'} copied to the host and back: "
-        f"{view.share(cost):.0%} of the step",
+    yield Found(
+        f"{'the same data is' if count <= 1 else f'{count:,.3g} times {view.a_step} data is'} copied to the host and "
+        f"back: {view.share(cost):.0%} of the {view.period}",
         cost,
         basis="the device's idle time from the copy to the host to the copy back and after it, and both copies",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step lost to copies there and back", view.share(cost), "share", limit),
-                Figure("round trips per step", count, "count"),
-                Figure(
-                    "bytes there and back per step", 2 * sum(trip.bytes for trip in trips) // view.step_count, "bytes"
-                ),
-            ),
-            tuple(Interval(trip.start_ns, trip.end_ns - trip.start_ns, "to the host and back") for trip in trips[:3]),
+        figures=[
+            Figure(f"round trips {view.per}", count, "count"),
+            view.bytes_per_step("bytes there and back", 2 * sum(trip.bytes for trip in trips)),
+        ],
+        intervals=tuple(
+            Interval(trip.start_ns, trip.end_ns - trip.start_ns, "to the host and back") for trip in trips[:3]
         ),
         remedy=Remedy(
             "Leave the tensor on the device; keep a copy for the host only where it is needed there.",
             "state = state.detach()            # instead of state.cpu(), and .to(device) later",
         ),
-        where=view.locations_of(
-            view.slices_of_operators(rows), np.maximum(view.trace.operators["duration_ns"].to_numpy()[rows], 1)
-        ),
+        where=view.at_operators(rows),
         change=without_trips(view, trips),
     )
-    return RuleResult((finding,))
+
+
+RULE: Final = Rule(
+    id="device-ping-pong",
+    title="Data is copied to the host and back",
+    thresholds={"share": Threshold(0.02, "share", "share of the {period} lost to copies there and back")},
+    check=check,
+    needs=("operators",),
+    replaces=("exposed-copy", "host-synchronisation"),
+)

@@ -28,71 +28,61 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.finding import Interval
+from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_work, together, without_waits_for_work
-
-ID: Final = "device-tail"
-TITLE: Final = "Steps begin or end with copies while the device computes nothing"
-THRESHOLDS: Final = {"share": Threshold(0.03, "share", "share of the step in copies at its ends")}
-REPLACES: Final = ("exposed-copy",)
 
 _COPIES: Final = ("copy_in", "copy_out")
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Measure the copies at both ends of each step."""
     if view.device is None or view.complete_steps.height < 2:
-        return RuleResult()
+        return
     ends = _ends(view)
     cost = int(ends["duration_ns"].sum())
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
-    rows = ends["row"].to_numpy().astype(np.int64)
+    if not limits.reached(cost):
+        return
+    rows = rows_of(ends)
     head = int(ends.filter(pl.col("is_head"))["duration_ns"].sum())
     where = "begins" if head * 2 > cost else "ends"
-    finding = view.finding(
-        ID,
+    yield Found(
         f"each step {where} with copies that nothing runs beside: {view.share(cost):.0%} of it",
         cost,
         basis="device time from the last computation to the end of the copies after it, and of copies before the first",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step in copies at its ends", view.share(cost), "share", limit),
-                Figure("copies at the beginning per step", view.per_step(head), "ns"),
-                Figure("copies at the end per step", view.per_step(cost - head), "ns"),
-                Figure("bytes copied at the ends per step", int(ends["bytes"].sum()) // view.step_count, "bytes"),
-            ),
-            tuple(
-                Interval(start, duration, "copies at the beginning" if is_head else "copies at the end")
-                for start, duration, is_head in ends.sort("duration_ns", descending=True)
-                .head(3)
-                .select("start_ns", "duration_ns", "is_head")
-                .iter_rows()
-            ),
+        figures=[
+            view.ns_per_step("copies at the beginning", head),
+            view.ns_per_step("copies at the end", cost - head),
+            view.bytes_per_step("bytes copied at the ends", int(ends["bytes"].sum())),
+        ],
+        intervals=tuple(
+            Interval(start, duration, "copies at the beginning" if is_head else "copies at the end")
+            for start, duration, is_head in ends.sort("duration_ns", descending=True)
+            .head(3)
+            .select("start_ns", "duration_ns", "is_head")
+            .iter_rows()
         ),
-        remedy=_HEAD if where == "begins" else _TAIL,
+        remedy=_remedy(view, at_the_end=where == "ends"),
         where=view.locations_of(_slices(view, ends["launch"]), np.maximum(ends["duration_ns"].to_numpy(), 1)),
         change=together(scaled_work(rows, 0.0), without_waits_for_work(rows)),
     )
-    return RuleResult((finding,))
 
 
-_TAIL: Final = Remedy(
-    "Copy results to pinned memory on a queue of their own, and read them a step later.",
-    "copying.wait_stream(torch.cuda.current_stream())\n"
-    "with torch.cuda.stream(copying):                  # copying = torch.cuda.Stream(), once\n"
-    "    host.copy_(result, non_blocking=True)         # host: pinned",
-)
-_HEAD: Final = Remedy(
-    "Copy the next batch on a queue of its own while this one is computed.",
-    "with torch.cuda.stream(copying):                  # copying = torch.cuda.Stream(), once\n"
-    "    following = following.to(device, non_blocking=True)\n"
-    "torch.cuda.current_stream().wait_stream(copying)  # before the next step uses it",
-)
+def _remedy(view: View, *, at_the_end: bool) -> Remedy:
+    on_a_queue = f"with {view.on_stream('copying')}:     # copying = {view.torch_stream}(), once\n"
+    if at_the_end:
+        return Remedy(
+            "Copy results to pinned memory on a queue of their own, and read them a step later.",
+            f"copying.wait_stream({view.torch_device}.current_stream())\n{on_a_queue}"
+            "    host.copy_(result, non_blocking=True)         # host: pinned",
+        )
+    return Remedy(
+        "Copy the next batch on a queue of its own while this one is computed.",
+        f"{on_a_queue}    following = following.to(device, non_blocking=True)\n"
+        f"{view.torch_device}.current_stream().wait_stream(copying)  # before the next step uses it",
+    )
 
 
 def _slices(view: View, launches: pl.Series) -> Rows:
@@ -129,3 +119,20 @@ def _ends(view: View) -> pl.DataFrame:
             tail.select(columns).with_columns(is_head=pl.lit(False)),
         ]
     )
+
+
+RULE: Final = Rule(
+    id="device-tail",
+    title="Steps begin or end with copies while the device computes nothing",
+    thresholds={"share": Threshold(0.03, "share", "share of the {period} in copies at its ends")},
+    check=check,
+    replaces=("exposed-copy",),
+    remedies={
+        "jax": Remedy(
+            "Copy while something is computed: put the next batch on the device before this step ends, and read "
+            "results a step later.",
+            "following = jax.device_put(next(batches))     # returns at once: right after this step was called\n"
+            "result.copy_to_host_async()                   # read it after the next step was called",
+        ),
+    },
+)

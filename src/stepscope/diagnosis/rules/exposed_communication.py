@@ -29,16 +29,11 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host, kind_of
-from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.finding import NotAnswered
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 from stepscope.whatif.changes import overlapped, scaled_cause, scaled_host_time, scaled_pieces, together
-
-ID: Final = "exposed-communication"
-TITLE: Final = "Communication between ranks is not overlapped"
-THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost to communication")}
-
 
 _MOST: Final = 0.5
 _BETWEEN_TWO: Final = Remedy(
@@ -50,51 +45,49 @@ _BETWEEN_TWO: Final = Remedy(
 )
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Add exposed collectives and idle time spent waiting for other ranks."""
     exposed = view.exposed_ns(("communication",)) if view.device is not None else 0
-    waiting = view.pieces.filter(pl.col("cause") == "communication")
+    waiting = view.pieces_of("communication")
     on_host = exposed_on_host(view.trace, view.span) if view.device is None else 0
     cost = exposed + max(int(waiting["duration_ns"].sum()), on_host)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     work, slices, weights = _collectives(view)
     total = int(work["duration_ns"].sum())
-    finding = view.finding(
-        ID,
-        f"{view.share(cost):.0%} of the step goes to communication that no computation overlaps",
+    yield Found(
+        f"{view.share(cost):.0%} of the {view.period} goes to communication that no computation overlaps",
         cost,
         basis="time when the device only communicates, plus idle time spent waiting for other ranks"
         if view.device is not None
         else "time in which collectives run on the host and no operator computes",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step lost to communication", view.share(cost), "share", limit),
-                Figure("communication in all per step", total // view.step_count, "ns"),
-                Figure(
-                    "share of it that is exposed", min((exposed or on_host) / total, 1.0) if total else 0.0, "share"
-                ),
-                Figure("collectives per step", work.height / view.step_count, "count"),
-            ),
-            view.longest(work, "collective"),
-        ),
+        figures=[
+            Figure(f"communication in all {view.per}", total // view.step_count, "ns"),
+            Figure("share of it that is exposed", min((exposed or on_host) / total, 1.0) if total else 0.0, "share"),
+            view.count_per_step("collectives", work.height),
+        ],
+        intervals=view.longest(work, "collective"),
         remedy=_remedy(view, work),
         where=view.locations_of(slices, weights),
         change=_overlapped(view, work, waiting),
     )
-    return RuleResult((finding,), _straggler_question(view))
+    if (view.trace.metadata.world_size or 1) >= 2:
+        yield NotAnswered(
+            "Do ranks wait for a slow one inside the collectives, or for the network?",
+            "one rank's trace does not show when the others arrived",
+            "record every rank of the same steps, and diagnose their traces together: stepscope diagnose FOLDER",
+        )
 
 
 def _collectives(view: View) -> tuple[pl.DataFrame, Rows, Rows]:
     """The span's collectives with start_ns and duration_ns, slices that stand for them, and these slices' weights."""
     if view.device is None:
         found = collectives(view.trace, window=view.span)
-        return found, view.slices_of_operators(found["row"].to_numpy()), found["duration_ns"].to_numpy()
+        return found, view.slices_of_operators(rows_of(found)), found["duration_ns"].to_numpy()
     work = view.work.filter(pl.col("kind") == "communication")
     calls = work.filter(pl.col("launch").is_not_null())
-    slices = view.activity.slices_of("launches")[calls["launch"].to_numpy().astype(np.int64)]
+    slices = view.slices_of_launches(calls["launch"])
     return work, slices, calls["duration_ns"].to_numpy()
 
 
@@ -106,7 +99,7 @@ def _overlapped(view: View, work: pl.DataFrame, waiting: pl.DataFrame) -> Change
         starts, ends = np.tile(exposed.starts, len(lanes)), np.tile(exposed.ends, len(lanes))
         waits = scaled_host_time(np.repeat(lanes, len(exposed.starts)), starts, ends, 0.0)
         return together(waits, scaled_cause("communication", 0.0))
-    return together(overlapped(work["row"].to_numpy().astype(np.int64)), scaled_pieces(waiting, 0.0))
+    return together(overlapped(rows_of(work)), scaled_pieces(waiting, 0.0))
 
 
 def _remedy(view: View, work: pl.DataFrame) -> Remedy:
@@ -134,14 +127,15 @@ def _are_between_two(work: pl.DataFrame) -> bool:
     return bool(sent) and int(work.filter(pl.Series(sent))["duration_ns"].sum()) > _MOST * total
 
 
-def _straggler_question(view: View) -> tuple[NotAnswered, ...]:
-    if (view.trace.metadata.world_size or 1) < 2:
-        return ()
-    return (
-        NotAnswered(
-            "Do ranks wait for a slow one inside the collectives, or for the network?",
-            "one rank's trace does not show when the others arrived",
-            "record every rank of the same steps, and diagnose their traces together: stepscope diagnose FOLDER",
-            ID,
+RULE: Final = Rule(
+    id="exposed-communication",
+    title="Communication between ranks is not overlapped",
+    thresholds={"share": Threshold(0.05, "share", "share of the {period} lost to communication")},
+    check=check,
+    remedies={
+        "jax": Remedy(
+            "Let XLA run collectives while it computes, and exchange less or less often.",
+            "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true python train.py  # GPUs; TPUs do so by default",
         ),
-    )
+    },
+)

@@ -24,20 +24,14 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
 import polars as pl
 
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.analysis.idle import device_window
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif import Change
 from stepscope.whatif.changes import overlapped, together, without_waits
-
-ID: Final = "exposed-copy"
-TITLE: Final = "Copies between host and device stop the work"
-THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step in which the device only copies")}
 
 _KINDS: Final = ("copy_in", "copy_out")
 _MEMORY: Final = "(?i)pageable|pinned"
@@ -52,47 +46,38 @@ _STAY: Final = Remedy(
 )
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Add exposed copies and idle time inside copy calls."""
     if view.device is None:
-        return RuleResult()
+        return
     exposed = view.exposed_ns(_KINDS)
-    waiting = view.pieces.filter(pl.col("cause") == "host_to_device_copy")
+    waiting = view.pieces_of("host_to_device_copy")
     cost = exposed + int(waiting["duration_ns"].sum())
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     copies = view.work.filter(pl.col("kind").is_in(_KINDS))
     pageable = copies.filter(pl.col("name").str.contains("(?i)pageable"))
     told = Figure("of them from or to pageable memory", pageable.height / view.step_count, "count")
-    calls = copies.filter(pl.col("launch").is_not_null())
-    slices = view.activity.slices_of("launches")[calls["launch"].to_numpy().astype(np.int64)]
-    moved = int(copies["bytes"].sum() or 0) // view.step_count
-    hopeless = view.exposed_ns(_KINDS) > _computing_ns(view)
-    finding = view.finding(
-        ID,
-        f"{view.share(cost):.0%} of the step goes to copies between host and device that nothing overlaps"
+    hopeless = exposed > _computing_ns(view)
+    yield Found(
+        f"{view.share(cost):.0%} of the {view.period} goes to copies between host and device that nothing overlaps"
         + (", from pageable memory" if pageable.height else "")
         + ("; computing is too short to hide them" if hopeless else ""),
         cost,
         basis="time when the device only copies, plus idle time inside copy calls"
         + ("; gone only if nothing is copied" if hopeless else ""),
         confidence="low" if hopeless else "high",
-        evidence=Evidence(
-            (
-                Figure("share of the step lost to copies", view.share(cost), "share", limit),
-                Figure("copies per step", copies.height / view.step_count, "count"),
-                *([told] if copies["name"].str.contains(_MEMORY).any() else []),
-                Figure("bytes moved per step", moved, "bytes"),
-            ),
-            view.longest(copies, "copy"),
-        ),
+        figures=[
+            view.count_per_step("copies", copies.height),
+            *([told] if copies["name"].str.contains(_MEMORY).any() else []),
+            view.bytes_per_step("bytes moved", int(copies["bytes"].sum() or 0)),
+        ],
+        intervals=view.longest(copies, "copy"),
         remedy=_STAY if hopeless else _remedy(view, copies, pageable),
-        own_remedy=hopeless,
-        where=view.locations_of(slices, calls["duration_ns"].to_numpy()),
+        for_every_framework=hopeless,
+        where=view.at_launches(copies),
         change=_beside_computations(view, copies),
     )
-    return RuleResult((finding,))
 
 
 def _beside_computations(view: View, copies: pl.DataFrame) -> Change:
@@ -101,7 +86,7 @@ def _beside_computations(view: View, copies: pl.DataFrame) -> Change:
     calls = (activity.table == TABLES.index("launches")) & (activity.cause == CAUSE_CODES["host_to_device_copy"])
     if view.device is not None:  # the very first call waits for the device to be set up
         calls &= activity.start >= device_window(view.trace, view.device).start_ns
-    return together(overlapped(copies["row"].to_numpy().astype(np.int64)), without_waits(activity.row[calls]))
+    return together(overlapped(rows_of(copies)), without_waits(activity.row[calls]))
 
 
 def _computing_ns(view: View) -> int:
@@ -126,11 +111,11 @@ def _remedy(view: View, copies: pl.DataFrame, pageable: pl.DataFrame) -> Remedy:
             "The memory is pinned already: copy the next batch while this one computes."
             if pinned
             else "Copy the next batch while this one computes; from pinned memory, if it is not there yet.",
-            "copying = torch.cuda.Stream()\n"
-            "with torch.cuda.stream(copying):\n"
+            f"copying = {view.torch_stream}()\n"
+            f"with {view.on_stream('copying')}:\n"
             "    following = next(batches).to(device, non_blocking=True)\n"
             "train(batch)\n"
-            "torch.cuda.current_stream().wait_stream(copying)\n"
+            f"{view.torch_device}.current_stream().wait_stream(copying)\n"
             "batch = following\n"
             "# or, for any loader:\n"
             "from stepscope.remedies import prefetch_to_device\n"
@@ -155,3 +140,29 @@ def _remedy(view: View, copies: pl.DataFrame, pageable: pl.DataFrame) -> Remedy:
         "for batch in prefetch_to_device(loader, device):\n    ...",
         apply=("pin-memory", "non-blocking"),
     )
+
+
+RULE: Final = Rule(
+    id="exposed-copy",
+    title="Copies between host and device stop the work",
+    thresholds={"share": Threshold(0.02, "share", "share of the {period} lost to copies")},
+    check=check,
+    remedies={
+        "jax": Remedy(
+            "Put the next batch on the device while this one computes, and read results a step later.",
+            "following = jax.device_put(next(batches))     # returns at once\n"
+            "state, loss = train_step(state, batch)\n"
+            "loss.copy_to_host_async()\n"
+            "batch = following",
+        ),
+        "torch_xla": Remedy(
+            "Put the next batch on the device while this one computes.",
+            "loader = torch_xla.distributed.parallel_loader.MpDeviceLoader(loader, torch_xla.device())",
+        ),
+        "hpu": Remedy(
+            "Copy the next batch from pinned memory while this one computes.",
+            "loader = DataLoader(dataset, ..., num_workers=4, pin_memory=True)\n"
+            'batch = batch.to("hpu", non_blocking=True)',
+        ),
+    },
+)

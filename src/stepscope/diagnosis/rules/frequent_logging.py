@@ -39,20 +39,11 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, TABLES
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.parts import unrecorded_ns
-from stepscope.diagnosis.rules._copies import every_steps, outermost_logging, reads_of_reducer
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rules._waits import every_steps, outermost_logging, reads_of_reducer
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_pieces
-
-ID: Final = "frequent-logging"
-TITLE: Final = "Logging in every step takes a part of it"
-THRESHOLDS: Final = {
-    "share": Threshold(0.01, "share", "share of the step spent on logging, and what it may cost at the advised rate"),
-    "reads": Threshold(8, "count", "values that a line reads with .item() in a step, from which it measures"),
-    "steps": Threshold(0.5, "share", "share of the steps that log, below which the period is unknown"),
-}
 
 _PROGRESS_BAR: Final = "the progress bar"
 _KINDS: Final[tuple[tuple[str, str, str], ...]] = (
@@ -73,46 +64,44 @@ _PREPARING: Final = ("python", "untraced", "synchronisation")
 _OTHER: Final = ("writing to a file", "file.write(line)")
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Add up the time inside outermost logging calls of the main thread."""
     around = outermost_logging(view)
-    reads, reading_lines = _reads(view)
+    reads, reading_lines = _reads(view, limits)
     calls = np.unique(np.append(around[(around >= 0) & (view.activity.lane == view.lane)], reads))
     start = view.activity.start[calls]
     calls = calls[(start >= view.span.start_ns) & (start < view.span.end_ns)]
     if not calls.size:
-        return RuleResult()
+        return
     pieces = _pieces(view, view.pieces, around, calls, reading_lines)
     cost = unrecorded_ns(view, pieces)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
+    limit = limits["share"]
+    if not limits.reached(cost):
+        return
     logging_steps = _steps_with(view, calls)
-    least = view.threshold(ID, THRESHOLDS, "steps")
+    least = limits["steps"]
     if logging_steps < least:
-        return RuleResult()
+        return
     every = every_steps(cost, view.length_ns, limit)
     saving = cost * (1 - 1 / every)
     per_step = calls.size / view.step_count
     kind, example = _kind(view, pieces)
     number = f"{per_step:,.0f}" if per_step >= 10 else f"{per_step:.3g}"
     times = "once" if per_step == 1 else f"{number} times"
-    finding = view.finding(
-        ID,
-        f"{view.share(cost):.0%} of the step goes to {kind}, called {times} a step; every {every} steps would do",
+    yield Found(
+        f"{view.share(cost):.0%} of the {view.period} goes to {kind}, called {times} {view.a_step}; "
+        f"every {every} steps would do",
         saving,
         basis=f"time inside these calls and on their lines, less what remains of it when they run every {every} steps",
         confidence="high",
-        evidence=Evidence(
-            (
-                Figure("share of the step spent on logging", view.share(cost), "share", limit),
-                Figure("calls per step", per_step, "count"),
-                Figure("time of one call", cost // calls.size, "ns"),
-                Figure("share of the steps that log", logging_steps, "share", least),
-                Figure("steps between two logs at which it costs too little to matter", every, "count"),
-            ),
-            view.longest(pieces, "logging"),
-        ),
+        weighed_ns=cost,
+        figures=[
+            Figure(f"calls {view.per}", per_step, "count"),
+            Figure("time of one call", cost // calls.size, "ns"),
+            Figure("share of the steps that log", logging_steps, "share", least),
+            Figure("steps between two logs at which it costs too little to matter", every, "count"),
+        ],
+        intervals=view.longest(pieces, "logging"),
         remedy=Remedy(
             f"Log every {every} steps: then it costs less than {limit:.0%} of the step.",
             f"if step % {every} == 0:\n    {example}\n"
@@ -126,16 +115,15 @@ def check(view: View) -> RuleResult:
             (f"quiet-progress={every}",) if kind == _PROGRESS_BAR else (),
         ),
         where=view.locations(pieces),
-        # What waits inside cost is told by host-synchronisation.
+        # host-synchronisation charges what waits inside cost.
         change=scaled_pieces(
             _pieces(view, view.host_pieces, around, calls, reading_lines),
             1 - saving / int(pieces["duration_ns"].sum()),
         ),
     )
-    return RuleResult((finding,))
 
 
-def _reads(view: View) -> tuple[Rows, dict[str, int]]:
+def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
     """Lines that read many values in each step: slices of the reads, and for each such line one of them.
 
     Where nothing in the function that holds such a line has a gradient, which is a metric's, all its lines count.
@@ -150,14 +138,14 @@ def _reads(view: View) -> tuple[Rows, dict[str, int]]:
     inside = pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
     own = pl.col("parent").is_null()  # compiled code and the search for anomalies read values of their own
     items = operators.filter((pl.col("name") == "aten::item") & own & inside & (pl.col("lane") == view.lane))
-    items = items.filter(pl.Series(~np.isin(items["row"].to_numpy(), reads_of_reducer(view)), dtype=pl.Boolean))
-    slices = view.slices_of_operators(items["row"].to_numpy().astype(np.int64))
+    items = items.filter(pl.Series(~np.isin(rows_of(items), reads_of_reducer(view)), dtype=pl.Boolean))
+    slices = view.slices_of_operators(rows_of(items))
     frameworks = [CAUSE_CODES[cause] for cause in ("optimizer", "input", "checkpoint", "profiler_overhead", "logging")]
     around = view.activity.around[slices] if len(slices) else slices
     items = items.with_columns(slice=pl.Series(slices, dtype=pl.Int64)).filter(
         pl.Series(~np.isin(view.activity.cause_of(around), frameworks), dtype=pl.Boolean)
     )
-    fewest = view.threshold(ID, THRESHOLDS, "reads") * view.step_count
+    fewest = limits["reads"] * view.step_count
     items = items.drop_nulls("place").filter(pl.len().over("place") >= fewest)
     if items.is_empty():
         return np.zeros(0, np.int64), {}
@@ -220,3 +208,15 @@ def _kind(view: View, pieces: pl.DataFrame) -> tuple[str, str]:
         costs[found] += ns
     ranked = [kind for kind, _ in costs.most_common()]
     return ranked[0] if len(ranked) == 1 else (f"{ranked[0][0]} and {ranked[1][0]}", ranked[0][1])
+
+
+RULE: Final = Rule(
+    id="frequent-logging",
+    title="Logging in every step takes a part of it",
+    thresholds={
+        "share": Threshold(0.01, "share", "share of the {period} spent on logging"),
+        "reads": Threshold(8, "count", "values that a line reads with .item() in a step, from which it measures"),
+        "steps": Threshold(0.5, "share", "share of the steps that log, below which the period is unknown"),
+    },
+    check=check,
+)

@@ -38,8 +38,9 @@ import numpy as np
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.patterns import Chain, chains
 from stepscope.analysis.work import ARITHMETIC, PLAIN, REDUCTIONS
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, RuleResult, Threshold
-from stepscope.diagnosis.rules._called import (
+from stepscope.diagnosis.finding import Interval
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Rule, Threshold, View
+from stepscope.diagnosis.rules._operators import (
     FusedFunction,
     called_from_python,
     fused_function,
@@ -49,19 +50,9 @@ from stepscope.diagnosis.rules._called import (
     working_ns,
 )
 from stepscope.diagnosis.rules.loop_in_step import rows_of_loops
-from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_host_time, scaled_slices, scaled_work_of, together
-
-ID: Final = "fusible-chain"
-TITLE: Final = "Element-wise operators are run one by one that one fused function would do"
-NEEDS: Final = ("operators", "shapes")
-THRESHOLDS: Final = {
-    "share": Threshold(0.02, "share", "share of the step that fusing would save"),
-    "repetitions": Threshold(5, "count", "chains of a kind in a step, where no named function replaces them"),
-    "operators": Threshold(3, "count", "operators in a chain, where no named function replaces them"),
-}
 
 _EXCLUDED: Final = ("optimizer", "input", "checkpoint", "logging", "profiler_overhead")
 _SHORTEST: Final = 2
@@ -90,17 +81,13 @@ class _Cost:
         return max(self.total_ns - self.remaining_ns, 0)
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Group the chains by what they do, and weigh each group."""
     kinds: defaultdict[tuple[object, ...], list[Chain]] = defaultdict(list)
     for chain in chains(view.trace, _candidates(view), _SHORTEST):
         kinds[(chain.names, chain.place)].append(chain)
-    findings = []
     for same in _merged(view, kinds):
-        finding = _finding(view, same)
-        if finding is not None:
-            findings.append(finding)
-    return RuleResult(tuple(findings))
+        yield from _weighed(view, limits, same)
 
 
 def rows_of_named_functions(view: View) -> Rows:
@@ -131,43 +118,37 @@ def _merged(view: View, kinds: dict[tuple[object, ...], list[Chain]]) -> list[li
     return list(merged.values())
 
 
-def _finding(view: View, same: Sequence[Chain]) -> Finding | None:
+def _weighed(view: View, limits: Limits, same: Sequence[Chain]) -> Answers:
     function = fused_function(same[0], on_device=view.device is not None)
     repetitions = len(same) / view.step_count
-    minimum = view.threshold(ID, THRESHOLDS, "repetitions")
-    shortest = view.threshold(ID, THRESHOLDS, "operators")
+    minimum = limits["repetitions"]
+    shortest = limits["operators"]
     if function is None and (repetitions < minimum or min(len(same[0].names), 2 * len(set(same[0].names))) < shortest):
-        return None
+        return
     forward = np.array([row for chain in same for row in chain.operators], np.int64)
     backward = view.backward_of(forward)
     cost = _cost(view, same, forward, backward)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost.saved_ns <= 0 or view.share(cost.saved_ns) < limit:
-        return None
-    durations = view.trace.operators["duration_ns"].to_numpy()[forward]
+    if not limits.reached(cost.saved_ns):
+        return
     remaining = cost.remaining_ns / cost.total_ns
-    return view.finding(
-        ID,
+    yield Found(
         _title(same, repetitions, function),
         cost.saved_ns,
         basis=f"forward and backward, without the {remaining:.0%} that a fused function would still take"
         if len(backward)
         else f"the operators' time without the {remaining:.0%} that a fused function would still take",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step that fusing would save", view.share(cost.saved_ns), "share", limit),
-                Figure("chains per step", repetitions, "count", minimum if function is None else None),
-                Figure("operators in a chain", len(same[0].names), "count", shortest if function is None else None),
-                Figure("forward operators per step", view.per_step(cost.forward_ns), "ns"),
-                Figure("backward operators per step", view.per_step(cost.backward_ns), "ns"),
-                Figure("numbers read and written by a chain", _mean([each.elements_moved for each in same]), "count"),
-                Figure("by a fused function", _mean([each.elements_moved_fused for each in same]), "count"),
-            ),
-            (_interval(view, max(same, key=lambda chain: chain.elements_moved)),),
-        ),
+        figures=[
+            Figure(f"chains {view.per}", repetitions, "count", minimum if function is None else None),
+            Figure("operators in a chain", len(same[0].names), "count", shortest if function is None else None),
+            view.ns_per_step("forward operators", cost.forward_ns),
+            view.ns_per_step("backward operators", cost.backward_ns),
+            Figure("numbers read and written by a chain", _mean([each.elements_moved for each in same]), "count"),
+            Figure("by a fused function", _mean([each.elements_moved_fused for each in same]), "count"),
+        ],
+        intervals=(_interval(view, max(same, key=lambda chain: chain.elements_moved)),),
         remedy=(function or _COMPILE).remedy,
-        where=view.locations_of(view.slices_of_operators(forward), np.maximum(durations, 1)),
+        where=view.at_operators(forward),
         change=_fused(view, same, np.concatenate([forward, backward]), cost),
     )
 
@@ -252,3 +233,16 @@ def _ns_per_element(same: Sequence[Chain], working: Rows) -> float:
         if rates:
             return float(np.median(rates))
     return 0.0
+
+
+RULE: Final = Rule(
+    id="fusible-chain",
+    title="Element-wise operators are run one by one that one fused function would do",
+    thresholds={
+        "share": Threshold(0.02, "share", "share of the {period} that fusing would save"),
+        "repetitions": Threshold(5, "count", "chains of a kind in a step, where no named function replaces them"),
+        "operators": Threshold(3, "count", "operators in a chain, where no named function replaces them"),
+    },
+    check=check,
+    needs=("operators", "shapes"),
+)

@@ -29,48 +29,38 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Location, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.finding import Location
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.trace.program_facts import PauseFacts
 from stepscope.whatif.changes import scaled_cause
 
-ID: Final = "garbage-collection"
-TITLE: Final = "Steps stop for Python's garbage collector"
-THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost to garbage collection")}
 
-
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Sum the pieces whose cause is garbage collection."""
-    pieces = view.pieces.filter(pl.col("cause") == "garbage_collection")
+    pieces = view.pieces_of("garbage_collection")
     cost = int(pieces["duration_ns"].sum())
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if not cost or view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     runs = _runs(view)
     pauses = _pauses(view)
     called_ns = sum(pause.duration_ns for pause in pauses if pause.called)
     is_called = called_ns > sum(pause.duration_ns for pause in pauses) / 2 if pauses else True
-    finding = view.finding(
-        ID,
-        f"{view.share(cost):.0%} of the step goes to "
+    yield Found(
+        f"{view.share(cost):.0%} of the {view.period} goes to "
         + ("gc.collect(), which the program calls" if is_called else "Python's garbage collector"),
         cost,
         basis="time in the garbage collector" if view.device is None else "idle time while the collector ran",
         confidence="high" if is_called or runs >= view.step_count else "medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step lost to garbage collection", view.share(cost), "share", limit),
-                Figure("time lost per step", view.per_step(cost), "ns"),
-                Figure("collections per step", runs / view.step_count, "count"),
-                Figure("longest collection", int(_annotated(view)["duration_ns"].to_numpy().max(initial=0)), "ns"),
-            ),
-            view.longest(pieces, "collecting garbage"),
-        ),
+        figures=[
+            view.ns_per_step("time lost", cost),
+            view.count_per_step("collections", runs),
+            Figure("longest collection", int(_annotated(view)["duration_ns"].to_numpy().max(initial=0)), "ns"),
+        ],
+        intervals=view.longest(pieces, "collecting garbage"),
         remedy=_called() if is_called else _by_itself(),
         where=_where(pauses) or view.locations(pieces),
         change=scaled_cause("garbage_collection", 0.0),
     )
-    return RuleResult((finding,))
 
 
 def _annotated(view: View) -> pl.DataFrame:
@@ -128,3 +118,11 @@ def _by_itself() -> Remedy:
         "with collect_garbage_at_steps(every=500) as garbage:\n    ...               # garbage.step() after each step",
         apply=("garbage-at-steps",),
     )
+
+
+RULE: Final = Rule(
+    id="garbage-collection",
+    title="Steps stop for Python's garbage collector",
+    thresholds={"share": Threshold(0.02, "share", "share of the {period} lost to garbage collection")},
+    check=check,
+)

@@ -30,8 +30,9 @@ import numpy as np
 
 from stepscope.analysis.loops import Loop, loops
 from stepscope.analysis.work import base_name
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.rules._called import (
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rules._copies import SHORT_KERNEL_NS
+from stepscope.diagnosis.rules._operators import (
     is_clipping,
     is_scaling,
     pauses_ns,
@@ -40,70 +41,49 @@ from stepscope.diagnosis.rules._called import (
     work_left,
     working_ns,
 )
-from stepscope.diagnosis.rules._copies import SHORT_KERNEL_NS
-from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_host_time, scaled_slices, scaled_work_of, together, without_waits_in
-
-ID: Final = "gradient-clipping"
-TITLE: Final = "Gradients are clipped one by one"
-NEEDS: Final = ("operators",)
-THRESHOLDS: Final = {
-    "gradients": Threshold(10, "count", "norms in a row that are those of gradients"),
-    "share": Threshold(0.02, "share", "share of the step that clipping at once would save"),
-}
-REPLACES: Final = ("launch-bound",)
 
 _KEPT: Final = ("linalg_vector_norm", "norm", "sum", "mul")
 """What one call for all gradients still does for each of them on a CPU."""
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Find the runs, and weigh them together."""
-    minimum = int(view.threshold(ID, THRESHOLDS, "gradients"))
+    minimum = int(limits["gradients"])
     norms, scalings = _runs(view, max(minimum, 2))
     if not norms:
-        return RuleResult()
+        return
     rows = np.concatenate([loop.operators for loop in norms + scalings])
     cost = view.cost_ns(rows) + sum(pauses_ns(view, loop.operators) for loop in norms + scalings)
     saved = max(cost - _left_ns(view, rows), 0)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if saved == 0 or view.share(saved) < limit:
-        return RuleResult()
+    if not limits.reached(saved):
+        return
     count = sum(loop.repetitions for loop in norms) / view.step_count
     waits = int(view.trace.operators["name"].gather(rows).is_in(["aten::item"]).sum()) / view.step_count
-    finding = view.finding(
-        ID,
-        f"the norms of {count:,.0f} gradients are computed one by one in each step"
+    yield Found(
+        f"the norms of {count:,.0f} gradients are computed one by one {view.each_step}"
         + (f", and {waits:,.0f} of them are read with .item()" if waits >= 1 else ""),
         saved,
         basis="the loops over gradients, without what one call for all of them would still take",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step that clipping at once would save", view.share(saved), "share", limit),
-                Figure("norms in a row", max(loop.repetitions for loop in norms), "count", minimum),
-                Figure("norms per step", count, "count"),
-                Figure(
-                    "gradients scaled per step", sum(loop.repetitions for loop in scalings) / view.step_count, "count"
-                ),
-                Figure("norms read by the host per step", waits, "count"),
-                Figure("share of the step that the loops cost", view.share(cost), "share"),
-            )
-        ),
+        figures=[
+            Figure("norms in a row", max(loop.repetitions for loop in norms), "count", minimum),
+            Figure(f"norms {view.per}", count, "count"),
+            view.count_per_step("gradients scaled", sum(loop.repetitions for loop in scalings)),
+            Figure(f"norms read by the host {view.per}", waits, "count"),
+            view.share_figure("that the loops cost", cost),
+        ],
         remedy=Remedy(
             "Clip all gradients with one call over lists of tensors, and leave the norm on the device.",
             "from stepscope.remedies import clip_grad_norm\n"
             "norm = clip_grad_norm(model.parameters(), max_norm)   # no .item(); or torch's, with foreach by default:\n"
             "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
         ),
-        where=view.locations_of(
-            view.slices_of_operators(rows), np.maximum(view.trace.operators["duration_ns"].to_numpy()[rows], 1)
-        ),
+        where=view.at_operators(rows),
         change=_at_once(view, norms + scalings, rows, 1 - saved / cost),
     )
-    return RuleResult((finding,))
 
 
 def _runs(view: View, minimum: int) -> tuple[list[Loop], list[Loop]]:
@@ -151,3 +131,24 @@ def _left_ns(view: View, rows: Rows) -> int:
     operators = view.trace.operators
     kept = [base_name(name) in _KEPT for name in operators["name"].gather(rows)]
     return int(operators["duration_ns"].to_numpy()[rows][np.array(kept, np.bool_)].sum())
+
+
+RULE: Final = Rule(
+    id="gradient-clipping",
+    title="Gradients are clipped one by one",
+    thresholds={
+        "gradients": Threshold(10, "count", "norms in a row that are those of gradients"),
+        "share": Threshold(0.02, "share", "share of the {period} that clipping at once would save"),
+    },
+    check=check,
+    needs=("operators",),
+    replaces=("launch-bound",),
+    remedies={
+        "hpu": Remedy(
+            "Clip gradients in one operator.",
+            "from habana_frameworks.torch.hpex.normalization import FusedClipNorm\n"
+            "clipping = FusedClipNorm(model.parameters(), 1.0)               # once, before the loop\n"
+            "clipping.clip_norm(model.parameters())",
+        ),
+    },
+)

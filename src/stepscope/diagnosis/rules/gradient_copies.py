@@ -25,42 +25,31 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_operators
-
-ID: Final = "gradient-copies"
-TITLE: Final = "Reduced gradients are copied out of their buckets"
-NEEDS: Final = ("operators",)
-THRESHOLDS: Final = {"share": Threshold(0.01, "share", "share of the step that the copies cost")}
 
 _COPY: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Sum the copies from buckets."""
     copies = view.operators.filter(pl.col("name") == _COPY)
-    rows = copies["row"].to_numpy()
+    rows = rows_of(copies)
     cost = view.cost_ns(rows)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     held = max((facts.gradient_bytes or 0 for facts in view.program.data_parallel), default=0)
-    finding = view.finding(
-        ID,
-        f"{len(rows) / view.step_count:,.0f} gradients a step are copied out of the buckets they travelled in: "
-        f"{view.share(cost):.1%} of the step",
+    yield Found(
+        f"{len(rows) / view.step_count:,.0f} gradients {view.a_step} are copied out of the buckets they travelled in: "
+        f"{view.share(cost):.1%} of the {view.period}",
         cost,
         basis="the copies from buckets to gradients",
         confidence="high",
-        evidence=Evidence(
-            (
-                Figure("share of the step that the copies cost", view.share(cost), "share", limit),
-                Figure("copies per step", len(rows) / view.step_count, "count"),
-                *([Figure("bytes of gradients that are held twice", held, "bytes")] if held else []),
-            ),
-            view.longest(copies, "copy"),
-        ),
+        figures=[
+            view.count_per_step("copies", len(rows)),
+            *([Figure("bytes of gradients that are held twice", held, "bytes")] if held else []),
+        ],
+        intervals=view.longest(copies, "copy"),
         remedy=Remedy(
             "Let gradients be views of the buckets.",
             "model = DistributedDataParallel(model, gradient_as_bucket_view=True)\n"
@@ -70,4 +59,12 @@ def check(view: View) -> RuleResult:
         ),
         change=scaled_operators(rows, 0.0),
     )
-    return RuleResult((finding,))
+
+
+RULE: Final = Rule(
+    id="gradient-copies",
+    title="Reduced gradients are copied out of their buckets",
+    thresholds={"share": Threshold(0.01, "share", "share of the {period} that the copies cost")},
+    check=check,
+    needs=("operators",),
+)

@@ -27,60 +27,51 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.finding import NotAnswered
 from stepscope.diagnosis.parts import host_counts, host_work_ns, scaled_host_work
 from stepscope.diagnosis.recorded_faults import faults_before
-from stepscope.diagnosis.view import View
-
-ID: Final = "host-allocator"
-TITLE: Final = "The host's memory comes from the operating system anew in each step"
-THRESHOLDS: Final = {
-    "share": Threshold(0.05, "share", "share of the step that the thread spent in the operating system"),
-    "faults": Threshold(2000, "count", "pages mapped per step that are many"),
-    "fault_ns": Threshold(2000, "ns", "longest time in the operating system that one mapped page explains"),
-}
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Hold the time in the operating system and the page faults of the counted steps against their thresholds."""
     counts = host_counts(view)
     allocator = view.program.process.get("allocator")
     if counts is None or allocator not in ("glibc", "musl", None):
-        return RuleResult()
-    least = view.threshold(ID, THRESHOLDS, "faults")
+        return
+    least = limits["faults"]
     # A program that takes in its memory once has many faults in a few steps only.
     many = [step for step in counts.steps if (step.minor_faults or 0) >= least]
     if not many or 2 * len(many) < len(counts.steps):
-        return RuleResult()
+        return
     recorded = sum(step.minor_faults or 0 for step in many) / len(many)
     unrecorded = faults_before(view.program, counts.length_ns / len(counts.steps))
     faults = recorded if unrecorded is None else min(recorded, unrecorded)
     system = int(sum(step.thread_system_ns or 0 for step in many) * faults / recorded)
-    explained = min(system, int(faults * len(many) * view.threshold(ID, THRESHOLDS, "fault_ns")))
+    explained = min(system, int(faults * len(many) * limits["fault_ns"]))
     cost = min(int(counts.share(explained) * view.length_ns), host_work_ns(view))
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if faults < least or not cost or view.share(cost) < limit:
-        return RuleResult()
+    if faults < least or not limits.reached(cost):
+        return
     if unrecorded is None:
-        return RuleResult(not_answered=(_open(recorded),))
-    rows = view.operators["row"].to_numpy()
+        yield _open(recorded)
+        return
+    rows = rows_of(view.operators)
     allocated = view.operator_costs["bytes_allocated"].to_numpy()[rows]
     rows, allocated = rows[allocated > 0], allocated[allocated > 0]
-    finding = view.finding(
-        ID,
-        f"{view.share(cost):.0%} of the step goes to the operating system, which maps {faults:,.0f} pages a step",
+    yield Found(
+        f"{view.share(cost):.0%} of the {view.period} goes to the operating system, "
+        f"which maps {faults:,.0f} pages {view.a_step}",
         cost,
         basis="time of the main thread in the operating system, as far as page faults explain it that unrecorded steps "
         "have too",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("pages mapped per step", faults, "count", least),
-                Figure("pages mapped per recorded step", recorded, "count"),
-                Figure("share of the step in the operating system", counts.share(system), "share", limit),
-                Figure("bytes allocated per step", int(allocated.sum()) // view.step_count, "bytes"),
-            )
-        ),
+        share_at=None,
+        figures=[
+            Figure(f"pages mapped {view.per}", faults, "count", least),
+            Figure("pages mapped per recorded step", recorded, "count"),
+            limits.figure("share", counts.share(system)),
+            view.bytes_per_step("bytes allocated", int(allocated.sum())),
+        ],
         remedy=Remedy(
             "Let the process keep the memory that it frees: with another allocator, or by telling the C library so.",
             "stepscope run --allocator jemalloc train.py      # or tcmalloc: finds it, and sets what it needs\n"
@@ -93,7 +84,6 @@ def check(view: View) -> RuleResult:
         where=view.locations_of(view.slices_of_operators(rows), allocated) if len(rows) else (),
         change=scaled_host_work(1 - cost / host_work_ns(view)),
     )
-    return RuleResult((finding,))
 
 
 def _open(faults: float) -> NotAnswered:
@@ -101,5 +91,16 @@ def _open(faults: float) -> NotAnswered:
         "Does the program ask the operating system for its memory anew in each step?",
         f"recorded steps map {faults:,.0f} pages, which the recording itself may need: no step before it was counted",
         "let a step of warm-up pass before the recording: stepscope.schedule(warmup=1, ...)",
-        ID,
     )
+
+
+RULE: Final = Rule(
+    id="host-allocator",
+    title="The host's memory comes from the operating system anew in each step",
+    thresholds={
+        "share": Threshold(0.05, "share", "share of the {period} in the operating system"),
+        "faults": Threshold(2000, "count", "pages mapped per step that are many"),
+        "fault_ns": Threshold(2000, "ns", "longest time in the operating system that one mapped page explains"),
+    },
+    check=check,
+)

@@ -27,61 +27,53 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.parts import HostCounts, host_counts, host_work_ns, scaled_host_work, whole
-from stepscope.diagnosis.view import View
-
-ID: Final = "host-contention"
-TITLE: Final = "The launching thread waits for a processor"
-THRESHOLDS: Final = {
-    "share": Threshold(0.1, "share", "share of the step in which the thread was ready and did not run"),
-    "steps": Threshold(3, "count", "counted steps needed to tell"),
-}
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Hold the time that the thread waited for a processor against the step."""
     counts = host_counts(view)
-    if counts is None or len(counts.steps) < view.threshold(ID, THRESHOLDS, "steps"):
-        return RuleResult()
+    if counts is None or len(counts.steps) < limits["steps"]:
+        return
     waited = counts.total(lambda step: step.thread_waiting_ns)
-    limit = view.threshold(ID, THRESHOLDS, "share")
     threads, usable = view.program.torch.get("threads"), whole(view, "usable_processors")
     own_doing = isinstance(threads, int) and usable is not None and threads > usable
     if not waited or own_doing:
-        return RuleResult()
+        return
     share = counts.share(waited)
     cost = min(int(share * view.length_ns), int(view.length_ns))
     if view.device is not None:
         cost = int(share * host_work_ns(view))
-    if view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     throttled = counts.total(lambda step: step.throttled_ns) or 0
     by_quota = throttled > waited / 2
-    finding = view.finding(
-        ID,
-        f"{view.share(cost):.0%} of the step is lost because "
+    yield Found(
+        f"{view.share(cost):.0%} of the {view.period} is lost because "
         + ("the container's quota stops the program" if by_quota else "the launching thread waits for a processor"),
         cost,
         basis="time the thread was ready and not running, by the operating system's count"
         if view.device is None
         else "of the device's idle time for the host's work, the share in which the thread was ready and not running",
         confidence="high" if view.device is None else "medium",
-        evidence=Evidence(
-            (*_figures(view, counts, share, limit), Figure("throttled per step", throttled // len(counts.steps), "ns"))
-        ),
+        share_at=None,
+        figures=[
+            limits.figure("share", share),
+            *_figures(view, counts),
+            Figure(f"throttled {view.per}", throttled // len(counts.steps), "ns"),
+        ],
         remedy=_quota() if by_quota else _others(),
         change=scaled_host_work(max(1 - cost / max(host_work_ns(view), 1), 0.0)),
     )
-    return RuleResult((finding,))
 
 
-def _figures(view: View, counts: HostCounts, share: float, limit: float) -> tuple[Figure, ...]:
+def _figures(view: View, counts: HostCounts) -> tuple[Figure, ...]:
     """What the operating system counted besides, as far as it did."""
-    figures = [Figure("share of the step in which the thread was ready and did not run", share, "share", limit)]
+    figures = []
     for name, value, unit in (
-        ("times a step it was put aside", counts.per_step(lambda step: step.involuntary_switches), "count"),
-        ("tasks of the machine or container waited, per step", counts.per_step(lambda step: step.pressure_ns), "ns"),
+        (f"times {view.a_step} it was put aside", counts.per_step(lambda step: step.involuntary_switches), "count"),
+        (f"tasks of the machine or container waited, {view.per}", counts.per_step(lambda step: step.pressure_ns), "ns"),
     ):
         if value is not None:
             figures.append(Figure(name, value, "ns" if unit == "ns" else "count"))
@@ -114,3 +106,14 @@ def _quota() -> Remedy:
         "docker run --cpus 8 ...                  # Kubernetes: resources.limits.cpu\n"
         "torch.set_num_threads(4)                 # no more threads than the quota's processors",
     )
+
+
+RULE: Final = Rule(
+    id="host-contention",
+    title="The launching thread waits for a processor",
+    thresholds={
+        "share": Threshold(0.1, "share", "share of the {period} in which the thread was ready and did not run"),
+        "steps": Threshold(3, "count", "counted steps needed to tell"),
+    },
+    check=check,
+)

@@ -30,19 +30,12 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.work import base_name
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.rules._called import outermost_in_order
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._copies import SHORT_KERNEL_NS, copies, lost_ns, work_of
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rules._operators import outermost_in_order
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_operators, scaled_work, together, without_waits_in
-
-ID: Final = "host-created-tensor"
-TITLE: Final = "Tensors are made on the host and copied to the device"
-NEEDS: Final = ("operators",)
-THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost to making tensors on the host")}
-REPLACES: Final = ("exposed-copy", "host-synchronisation")
 
 # fmt: off
 _MAKING: Final = frozenset({
@@ -54,34 +47,29 @@ _MAKING: Final = frozenset({
 _PASSING: Final = frozenset({"detach", "lift_fresh", "to"})
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Pair each copy with what was made right before it."""
     if view.device is None:
-        return RuleResult()
+        return
     found = _made_and_copied(view)
     if found.is_empty():
-        return RuleResult()
+        return
     idle = lost_ns(view, found["made_ns"].to_list(), found["end_ns"].to_list(), found["launch"].to_list())
     cost = max(idle + int(found["copy_ns"].sum()) - SHORT_KERNEL_NS * found.height, 0)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     count = found.height / view.step_count
     makers = view.trace.operators["name"].gather(found["maker"]).value_counts(sort=True)["name"].to_list()
-    rows = found["row"].to_numpy()
-    finding = view.finding(
-        ID,
-        f"{count:,.3g} tensors a step are made on the host ({', '.join(makers[:3])}) and copied to the device",
+    rows = rows_of(found)
+    yield Found(
+        f"{count:,.3g} tensors {view.a_step} are made on the host ({', '.join(makers[:3])}) and copied to the device",
         cost,
         basis="the copies and the device's idle time around them, without a short kernel for each",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step lost to making tensors on the host", view.share(cost), "share", limit),
-                Figure("such tensors per step", count, "count"),
-                Figure("bytes copied per step", int(found["bytes"].sum() or 0) // view.step_count, "bytes"),
-            )
-        ),
+        figures=[
+            Figure(f"such tensors {view.per}", count, "count"),
+            view.bytes_per_step("bytes copied", int(found["bytes"].sum() or 0)),
+        ],
         remedy=Remedy(
             "Make the tensor where it is used; what does not change, make once before the loop.",
             f"mask = torch.{_function(makers[0])}(..., device=batch.device)   # instead of making it and .to(device)",
@@ -89,7 +77,6 @@ def check(view: View) -> RuleResult:
         where=view.locations_of(view.slices_of_operators(rows), np.maximum(found["copy_ns"].to_numpy(), 1)),
         change=_made_on_the_device(view, found),
     )
-    return RuleResult((finding,))
 
 
 def _made_on_the_device(view: View, found: pl.DataFrame) -> Change:
@@ -149,3 +136,13 @@ def _maker(
         if base not in _PASSING or base == "lift_fresh":
             return row
     return -1
+
+
+RULE: Final = Rule(
+    id="host-created-tensor",
+    title="Tensors are made on the host and copied to the device",
+    thresholds={"share": Threshold(0.02, "share", "share of the {period} lost to making tensors on the host")},
+    check=check,
+    needs=("operators",),
+    replaces=("exposed-copy", "host-synchronisation"),
+)

@@ -45,20 +45,22 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.rules._copies import BACKWARD_NODE, every_steps, figures_of, note, places_of, reads_of_reducer
-from stepscope.diagnosis.rules._synchronisation_kinds import KINDS, Kind, kinds_of
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import (
+    Answers,
+    Figure,
+    Found,
+    Limits,
+    Remedy,
+    Rule,
+    Threshold,
+    View,
+    note_from_files,
+    rows_of,
+    tally_figures,
+)
+from stepscope.diagnosis.rules._waits import BACKWARD_NODE, KINDS, Kind, every_steps, kinds_of, reads_of_reducer
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import without_waits
-
-ID: Final = "host-synchronisation"
-REPLACES: Final = ("launch-bound",)
-TITLE: Final = "The host waits for the device and falls behind"
-THRESHOLDS: Final = {
-    "share": Threshold(0.02, "share", "share of the step lost after one kind of synchronisation"),
-    "calls": Threshold(0.5, "count", "calls a step that would wait for a GPU, in a trace without a device"),
-}
 
 _ON_CPU: Final = (
     ("item", "^aten::(item|is_nonzero)$"),
@@ -88,22 +90,23 @@ _FRAMEWORKS_OWN: Final = ("optimizer", "input", "checkpoint", "profiler_overhead
 """Causes whose synchronising calls are the framework's, on values that mostly lie on the CPU anyway."""
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Charge late idle time to the synchronising calls that caused it, by kind; without a device, count the calls."""
     if view.device is None:
-        return RuleResult((*_notes(view), *_reported(view)))
-    charged = charged_waits(view)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    findings = []
-    for key in KINDS:
-        mine = charged.filter(pl.col("kind") == key)
-        cost = int(mine["charged_ns"].sum())
-        if cost > 0 and view.share(cost) >= limit:
-            findings.append(_finding(view, key, mine, cost, limit))
-    return RuleResult(tuple(findings) or tuple(_reported(view)))
+        yield from _calls_without_device(view, limits)
+        yield from _reported(view)
+        return
+    waits = charged_waits(view)
+    found = []
+    for kind in KINDS:
+        calls = waits.filter(pl.col("kind") == kind)
+        cost = int(calls["charged_ns"].sum())
+        if limits.reached(cost):
+            found.append(_found(view, kind, calls, cost))
+    yield from found or _reported(view)
 
 
-def _reported(view: View) -> Iterator[Finding]:
+def _reported(view: View) -> Iterator[Found]:
     """What only the files beside the trace tell of reading values from the device."""
     evidence = view.evidence
     reads, accesses = evidence.transfers_out, [each for each in evidence.execute_triggers if _ACCESS in each.cause]
@@ -115,24 +118,22 @@ def _reported(view: View) -> Iterator[Finding]:
         title = f"Reading values ends graphs early: {times:,} times in the whole run"
     else:
         return
-    item = KINDS["item"].remedy
-    remedy = _every(item, 100)
-    yield note(view, ID, title, _read_figures(view), remedy, places_of(view, accesses))
+    remedy = KINDS["item"].told_for(view, every=100).remedy
+    yield note_from_files(title, _read_figures(view), remedy, view.at_triggers(accesses))
 
 
 def _read_figures(view: View) -> tuple[Figure, ...]:
     scalars = view.evidence.scalar_reads
     single = () if scalars is None else (Figure("reads of single values in the whole run", scalars, "count"),)
-    return (*figures_of("reads from the device", view.evidence.transfers_out), *single)
+    return (*tally_figures("reads from the device", view.evidence.transfers_out), *single)
 
 
-def _notes(view: View) -> Iterator[Finding]:
+def _calls_without_device(view: View, limits: Limits) -> Iterator[Found]:
     """What would wait for a GPU, of a program that ran without one."""
-    limit = view.threshold(ID, THRESHOLDS, "calls")
     for kind, pattern in _ON_CPU:
         rows = _calls_on_cpu(view, pattern)
-        if len(rows) and len(rows) / view.step_count >= limit:
-            yield _note(view, kind, rows, limit)
+        if len(rows) and len(rows) / view.step_count >= limits["calls"]:
+            yield _note(view, limits, kind, rows)
 
 
 def _calls_on_cpu(view: View, pattern: str) -> Rows:
@@ -145,7 +146,7 @@ def _calls_on_cpu(view: View, pattern: str) -> Rows:
         & ~parents.str.starts_with(BACKWARD_NODE).fill_null(False)
         & pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
     )
-    rows = np.setdiff1d(found["row"].to_numpy().astype(np.int64), reads_of_reducer(view))
+    rows = np.setdiff1d(rows_of(found), reads_of_reducer(view))
     causes = view.activity.cause_of(view.activity.around[view.slices_of_operators(rows)])
     frameworks = np.isin(causes, [CAUSE_CODES[cause] for cause in _FRAMEWORKS_OWN])
     in_optimizer = np.flatnonzero(causes == CAUSE_CODES["optimizer"])
@@ -179,27 +180,24 @@ def _user_places(view: View, rows: Rows) -> list[tuple[object, ...] | None]:
     ]
 
 
-def _note(view: View, key: str, rows: Rows, limit: float) -> Finding:
-    what, remedy = KINDS[key].what, KINDS[key].remedy
+def _note(view: View, limits: Limits, key: str, rows: Rows) -> Found:
+    kind = KINDS[key].told_for(view)
     per_step = len(rows) / view.step_count
-    durations = view.trace.operators["duration_ns"].to_numpy()[rows]
-    times = "once a step" if per_step == 1 else f"{per_step:,.3g} times a step"
-    found = view.finding(
-        ID,
-        f"{what} is called {times}: it waits for nothing on a CPU, on a GPU it would drain the queues",
+    inside_ns = int(view.trace.operators["duration_ns"].to_numpy()[rows].sum())
+    times = f"once {view.a_step}" if per_step == 1 else f"{per_step:,.3g} times {view.a_step}"
+    return Found(
+        f"{kind.what} is called {times}: it waits for nothing on a CPU, on a GPU it would drain the queues",
         0,
         basis="no saving on this CPU; on a GPU the host would wait until all work before the call is done",
         confidence="high",
-        evidence=Evidence(
-            (
-                Figure("calls per step", per_step, "count", limit),
-                Figure("time inside the calls per step", view.per_step(int(durations.sum())), "ns"),
-            )
-        ),
-        remedy=replace(remedy, apply=()),  # a trial here would show nothing
-        where=view.locations_of(view.slices_of_operators(rows), np.maximum(durations, 1)),
+        figures=[
+            Figure(f"calls {view.per}", per_step, "count", limits["calls"]),
+            view.ns_per_step("time inside the calls", inside_ns),
+        ],
+        remedy=replace(kind.remedy, apply=()),  # a trial here would show nothing
+        where=view.at_operators(rows),
+        severity="note",
     )
-    return replace(found, severity="note")
 
 
 def charged_waits(view: View) -> pl.DataFrame:
@@ -213,48 +211,32 @@ def charged_waits(view: View) -> pl.DataFrame:
     return joined.with_columns(charged_ns=pl.min_horizontal("late_ns", "duration_ns"), kind=kinds_of(view, joined))
 
 
-def _finding(view: View, key: str, calls: pl.DataFrame, cost: int, limit: float) -> Finding:
-    kind = _OF_NUMBERS if key == "copy_in" and _copies_numbers(view, calls) else KINDS[key]
-    per_step = calls.height / view.step_count
-    rows = calls["launch"].to_numpy().astype(np.int64)
-    slices = view.activity.slices_of("launches")[rows]
-    waited = int(calls["duration_ns"].sum())
+def _found(view: View, key: str, calls: pl.DataFrame, cost: int) -> Found:
     every = every_steps(cost, view.length_ns, _FREQUENT)
+    kind = _OF_NUMBERS if key == "copy_in" and _copies_numbers(view, calls) else KINDS[key].told_for(view, every)
+    per_step = calls.height / view.step_count
     times = "once" if round(per_step) == 1 else f"{per_step:,.0f} times"
-    return view.finding(
-        ID,
-        f"{kind.what} makes the host wait {times} a step, and the device is idle afterwards"
+    return Found(
+        f"{kind.what} makes the host wait {times} {view.a_step}, and the device is idle afterwards"
         if per_step >= 1
         else f"{kind.what} makes the host wait, and the device is idle afterwards",
         cost,
         basis="idle time after each wait in which the host was late, at most as long as the wait, without what other "
         "findings explain",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step lost after these waits", view.share(cost), "share", limit),
-                Figure("waits per step", per_step, "count"),
-                Figure("time the host waited per step", view.per_step(waited), "ns"),
-                Figure("idle time after one wait", cost // calls.height, "ns"),
-                *_read_figures(view),
-            ),
-            tuple(
-                view.longest(
-                    view.pieces.join(calls, left_on="trigger_launch", right_on="launch", how="semi"),
-                    f"idle after {kind.what}",
-                )
-            ),
+        figures=[
+            Figure(f"waits {view.per}", per_step, "count"),
+            view.ns_per_step("time the host waited", int(calls["duration_ns"].sum())),
+            Figure("idle time after one wait", cost // calls.height, "ns"),
+            *_read_figures(view),
+        ],
+        intervals=view.longest(
+            view.pieces.join(calls, left_on="trigger_launch", right_on="launch", how="semi"), f"idle after {kind.what}"
         ),
-        remedy=_every(kind.remedy, every),
-        where=view.locations_of(slices, calls["charged_ns"].to_numpy()),
-        change=without_waits(_waits_of_kind(view, key, rows)),
+        remedy=kind.remedy,
+        where=view.at_launches(calls, "charged_ns"),
+        change=without_waits(_waits_of_kind(view, key, calls["launch"].to_numpy().astype(np.int64))),
     )
-
-
-def _every(remedy: Remedy, steps: int) -> Remedy:
-    """The remedy with this number of steps where it says how often."""
-    text, code = (part.replace("{every}", str(steps)) for part in (remedy.text, remedy.code))
-    return replace(remedy, text=text, code=code)
 
 
 def _copies_numbers(view: View, calls: pl.DataFrame) -> bool:
@@ -276,3 +258,34 @@ def _waits_of_kind(view: View, key: str, charged: Rows) -> Rows:
     )
     mine: Rows = calls.filter(kinds_of(view, calls) == key)["launch"].to_numpy().astype(np.int64)
     return mine
+
+
+RULE: Final = Rule(
+    id="host-synchronisation",
+    title="The host waits for the device and falls behind",
+    thresholds={
+        "share": Threshold(0.02, "share", "share of the {period} lost after these waits"),
+        "calls": Threshold(0.5, "count", "calls a step that would wait for a GPU, in a trace without a device"),
+    },
+    check=check,
+    replaces=("launch-bound",),
+    remedies={
+        "jax": Remedy(
+            "float(loss), print(loss), numpy.asarray() and block_until_ready() wait for the device: keep values there "
+            "and read them rarely.",
+            "running_loss = running_loss + loss          # stays on the device\n"
+            "if step % 100 == 0:\n    print(float(running_loss) / 100)",
+        ),
+        "torch_xla": Remedy(
+            "loss.item(), print(loss) and conditions on tensors end the graph and wait for the device: read values "
+            "after the step, and rarely.",
+            "if step % 100 == 0:\n    xm.add_step_closure(lambda loss: print(loss.item()), args=(loss,))",
+        ),
+        "hpu": Remedy(
+            "loss.item(), print(loss) and .cpu() end the graph and wait for the device: keep values there and read "
+            "them rarely.",
+            "running_loss += loss.detach()               # stays on the device\n"
+            "if step % 100 == 0:\n    print(running_loss.item() / 100)",
+        ),
+    },
+)

@@ -27,6 +27,7 @@ TraceLens's efficiency against a roofline; Williams, Waterman and Patterson, Roo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -41,25 +42,12 @@ from stepscope.analysis.roofline import (
     is_eligible,
     roofline_calls,
 )
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, NotAnswered, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.finding import NotAnswered
 from stepscope.diagnosis.parts import PARTS
-from stepscope.diagnosis.rules._copies import alone_share, blocks, decides, multiprocessors
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rules._kernels import alone_share, blocks, decides, multiprocessors
 from stepscope.machine.own_devices import USUAL_BEST_SHARE
 from stepscope.whatif.changes import scaled_work_of
-
-ID: Final = "inefficient-kernel"
-TITLE: Final = "Kernels run far below what the device allows"
-NEEDS: Final = ("operators", "shapes", "types")
-THRESHOLDS: Final = {
-    "share": Threshold(0.03, "share", "share of the step that an operator of one shape must lose"),
-    "slower": Threshold(1.5, "count", "times the attainable time from which on an operator is inefficient"),
-    "arithmetic": Threshold(0.8, "share", "attainable share of the best arithmetic that was measured on the device"),
-    "attention": Threshold(0.4, "share", "the same for fused attention, which computes exponentials in between"),
-    "bandwidth": Threshold(0.7, "share", "attainable share of the memory's bandwidth"),
-    "shortest_ns": Threshold(10_000, "ns", "kernels shorter than this are not judged"),
-    "unknown": Threshold(0.3, "share", "share of the step in matrix work from which missing shapes or peaks are told"),
-}
 
 _MOST: Final = 5
 """Findings that one trace gets at most."""
@@ -102,31 +90,33 @@ _REMEDY: Final = Remedy(
 )
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Hold every operator with work on the device against the device's peaks."""
     if view.device is None or view.work.is_empty():
-        return RuleResult()
+        return
     calls = roofline_calls(view.trace, window=view.span).filter(pl.col("device") == view.device)
     calls = calls.filter(~pl.col("row").is_in(_written_out_attention(view)))
-    question = _question(view, calls)
+    yield from _question(view, limits, calls)
     if calls["limit"].null_count() == calls.height:
-        return RuleResult((), question)
-    groups = _groups(view, calls)
-    limit = view.threshold(ID, THRESHOLDS, "share")
+        return
+    groups = _groups(view, limits, calls)
+    limit = limits["share"]
     wrong = groups.filter((pl.col("share") > MEASURED_WRONG) & (pl.col("device_ns") >= limit * view.length_ns))
-    question += tuple(_wrong_peak(row) for row in wrong.head(1).iter_rows(named=True))
-    slower = view.threshold(ID, THRESHOLDS, "slower")
+    for row in wrong.head(1).iter_rows(named=True):
+        yield _wrong_peak(row)
+    slower = limits["slower"]
     slow = groups.filter((pl.col("device_ns") >= slower * pl.col("wanted_ns")) & (pl.col("lost_ns") > 0))
     slow = slow.filter(pl.col("lost_ns") >= limit * view.length_ns).head(_MOST)
-    return RuleResult(tuple(_finding(view, row, limit) for row in slow.iter_rows(named=True)), question)
+    for row in slow.iter_rows(named=True):
+        yield _found(view, limits, row)
 
 
-def _groups(view: View, calls: pl.DataFrame) -> pl.DataFrame:
+def _groups(view: View, limits: Limits, calls: pl.DataFrame) -> pl.DataFrame:
     """Operators of one shape: what they took and lose, the costliest loss first."""
-    judged = calls.filter(pl.col("limit").is_not_null()).join(_judged(view), on="row", how="inner")
+    judged = calls.filter(pl.col("limit").is_not_null()).join(_judged(view, limits), on="row", how="inner")
     peaks = None if view.device is None else device_peaks(view.trace, view.device)
     best = USUAL_BEST_SHARE if peaks is None else peaks.best_share
-    shares = {name: view.threshold(ID, THRESHOLDS, name) for name in ("arithmetic", "attention", "bandwidth")}
+    shares = {name: limits[name] for name in ("arithmetic", "attention", "bandwidth")}
     compute = pl.when(pl.col("work_kind") == "attention").then(shares["attention"]).otherwise(shares["arithmetic"])
     target = pl.when(pl.col("limit") == "compute").then(compute * best).otherwise(shares["bandwidth"])
     wanted = pl.col("attainable_ns") / target.clip(lower_bound=0.01)
@@ -158,7 +148,7 @@ def _groups(view: View, calls: pl.DataFrame) -> pl.DataFrame:
 
 def _written_out_attention(view: View) -> list[int]:
     """Rows of operators that a fused attention would replace, which unfused-attention tells."""
-    found = written_out_attention(view.trace, view.operators["row"].to_numpy())
+    found = written_out_attention(view.trace, rows_of(view.operators))
     if not found:
         return []
     forward = np.unique(np.concatenate([each.operators for each in found]))
@@ -166,12 +156,12 @@ def _written_out_attention(view: View) -> list[int]:
     return rows
 
 
-def _judged(view: View) -> pl.DataFrame:
+def _judged(view: View, limits: Limits) -> pl.DataFrame:
     """Operators whose kernels are long enough and have blocks enough, and what share of their time decides the step."""
     count = multiprocessors(view)
     grids = blocks(view.work["grid"])
     few = (grids >= 0) & (grids < count) if count else np.zeros(len(grids), np.bool_)
-    long_enough = view.work["duration_ns"].to_numpy() >= view.threshold(ID, THRESHOLDS, "shortest_ns")
+    long_enough = view.work["duration_ns"].to_numpy() >= limits["shortest_ns"]
     launching = view.trace.launches.select(row="operator").with_row_index("launch")
     return (
         view.work.with_columns(judged=pl.Series(long_enough & ~few), decides=pl.Series(decides(view)))
@@ -190,7 +180,7 @@ def _judged(view: View) -> pl.DataFrame:
     )
 
 
-def _finding(view: View, row: dict[str, Any], limit: float) -> Finding:
+def _found(view: View, limits: Limits, row: dict[str, Any]) -> Found:
     kind, share = _NAMES[row["work_kind"]], row["share"]
     name = row["operator"].removeprefix("aten::")
     peak = "arithmetic peak" if row["limit"] == "compute" else "memory bandwidth"
@@ -202,25 +192,21 @@ def _finding(view: View, row: dict[str, Any], limit: float) -> Finding:
     rows, weights = np.array(row["row"], np.int64), np.array(row["each_ns"], np.int64)
     left = np.array(row["each_wanted_ns"], np.float64) / np.maximum(weights, 1)
     slower = row["device_ns"] / max(row["wanted_ns"], 1)
-    confidence = "medium" if slower >= 2 else "low"
-    return view.finding(
-        ID,
+    return Found(
         f"the {kind} {name} of {_shapes(row['input_shapes'])} reaches {share:.0%} of the device's {peak} "
-        f"and takes {view.share(row['device_ns']):.0%} of the step",
+        f"and takes {view.share(row['device_ns']):.0%} of the {view.period}",
         row["lost_ns"],
         basis=f"time above what good kernels take ({row['target']:.0%} of the {peak}), where the device decides on the "
-        "step's length",
-        confidence=confidence,  # type: ignore[arg-type]
-        evidence=Evidence(
-            (
-                Figure("time over the attainable time", slower, "count", view.threshold(ID, THRESHOLDS, "slower")),
-                Figure(f"share of the {peak}", share, "share"),
-                Figure("share of the step that is lost", view.share(row["lost_ns"]), "share", limit),
-                reached,
-                Figure("time on the device per step", row["device_ns"] // view.step_count, "ns"),
-                Figure("calls per step", row["calls"] / view.step_count, "count"),
-            )
-        ),
+        f"{view.period}'s length",
+        confidence="medium" if slower >= 2 else "low",
+        figures=[
+            Figure("time over the attainable time", slower, "count", limits["slower"]),
+            Figure(f"share of the {peak}", share, "share"),
+            reached,
+            Figure(f"time on the device {view.per}", row["device_ns"] // view.step_count, "ns"),
+            view.count_per_step("calls", row["calls"]),
+        ],
+        share_at=2,
         remedy=_REMEDIES.get(row["work_kind"], _REMEDY),
         where=view.locations_of(view.slices_of_operators(rows), weights),
         change=scaled_work_of(rows, np.minimum(left, 1.0)),
@@ -235,21 +221,20 @@ def _shapes(text: str) -> str:
     return " and ".join(shown)[:80]
 
 
-def _question(view: View, calls: pl.DataFrame) -> tuple[NotAnswered, ...]:
+def _question(view: View, limits: Limits, calls: pl.DataFrame) -> Iterator[NotAnswered]:
     """What stays open where matrix work carries the step and the device or the shapes are not known."""
     names = [name for name in calls["operator"].unique().to_list() if is_eligible(name)]
     eligible = calls.filter(pl.col("operator").is_in(names))
-    if view.share(int(eligible["device_ns"].sum())) < view.threshold(ID, THRESHOLDS, "unknown"):
-        return ()
+    if view.share(int(eligible["device_ns"].sum())) < limits["unknown"]:
+        return
     question = "How close do the kernels come to what the device allows?"
     if eligible["input_shapes"].null_count() == eligible.height:
         how = PARTS["shapes"].how_for(view.trace.metadata.format)
-        return (NotAnswered(question, "the trace holds no shapes", how, ID),)
-    if view.device is not None and device_peaks(view.trace, view.device) is None:
+        yield NotAnswered(question, "the trace holds no shapes", how)
+    elif view.device is not None and device_peaks(view.trace, view.device) is None:
         name = next((one.name for one in view.trace.metadata.devices if one.device == view.device and one.name), None)
         why = f"{name} is not in the table of peaks" if name else "the trace does not say which device this is"
-        return (NotAnswered(question, why, "`stepscope roofline` shows what the kernels reached, without a peak", ID),)
-    return ()
+        yield NotAnswered(question, why, "`stepscope roofline` shows what the kernels reached, without a peak")
 
 
 def _wrong_peak(row: dict[str, Any]) -> NotAnswered:
@@ -257,5 +242,25 @@ def _wrong_peak(row: dict[str, Any]) -> NotAnswered:
         f"How close does {row['operator']} come to what the device allows?",
         f"it ran at {row['share']:.0%} of the peak: the peak in the table, the recorded shapes or the times are wrong",
         "compare `stepscope roofline` with the device's data sheet",
-        ID,
     )
+
+
+RULE: Final = Rule(
+    id="inefficient-kernel",
+    title="Kernels run far below what the device allows",
+    thresholds={
+        "share": Threshold(0.03, "share", "share of the {period} that an operator of one shape loses"),
+        "slower": Threshold(1.5, "count", "times the attainable time from which on an operator is inefficient"),
+        "arithmetic": Threshold(
+            0.8, "share", "attainable share of the best arithmetic that was measured on the device"
+        ),
+        "attention": Threshold(0.4, "share", "the same for fused attention, which computes exponentials in between"),
+        "bandwidth": Threshold(0.7, "share", "attainable share of the memory's bandwidth"),
+        "shortest_ns": Threshold(10_000, "ns", "kernels shorter than this are not judged"),
+        "unknown": Threshold(
+            0.3, "share", "share of the {period} in matrix work from which missing shapes or peaks are told"
+        ),
+    },
+    check=check,
+    needs=("operators", "shapes", "types"),
+)

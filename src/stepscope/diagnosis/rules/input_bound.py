@@ -41,14 +41,9 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.loading import Costly, Loading, costly_function, loading_of, places_of, settings_figures
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.whatif.changes import scaled_cause
-
-ID: Final = "input-bound"
-TITLE: Final = "The device waits for data"
-THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost to loading data")}
 
 _INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/")
 _WORTHWHILE: Final = 0.25
@@ -62,40 +57,35 @@ _RECEIVED_NS: Final = 1_000_000
 """To receive a batch of a few tensors by name, from a worker that computes; on slow virtual machines."""
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Sum the pieces whose cause is input, and ask what workers would take away of them."""
     loading = loading_of(view)
     cost = loading.wait_ns
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if view.share(cost) < limit or cost == 0:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     saving, basis, remedy = _of_workers_that_keep_up(loading) if loading.keeps_up else _advice(view, loading)
-    if loading.keeps_up and view.share(saving) < limit:
-        return RuleResult()
-    waiting = "the device waits" if view.device is not None else "the main thread spends its time"
+    if loading.keeps_up and not limits.reached(saving):
+        return
+    waiting = "the device waits for" if view.device is not None else "the main thread spends its time on"
     costly = None if loading.keeps_up else costly_function(view, loading)
     library = None if loading.keeps_up or costly is not None else costly_function(view, loading, of_users=False)
-    finding = view.finding(
-        ID,
-        f"{view.share(cost):.0%} of the step {waiting} {'for' if view.device is not None else 'on'} the data loader",
+    yield Found(
+        f"{view.share(cost):.0%} of the {view.period} {waiting} the data loader",
         saving,
         basis=basis,
         confidence="high",
-        evidence=Evidence(
-            (
-                Figure("share of the step lost to loading data", view.share(cost), "share", limit),
-                Figure("time lost per step", view.per_step(cost), "ns"),
-                Figure("batches loaded per step", loading.calls / view.step_count, "count"),
-                *settings_figures(loading),
-                *([] if library is None else [Figure(f"share of it in {_called(library)}", library.share, "share")]),
-            ),
-            view.longest(loading.pieces, "waiting for data"),
-        ),
+        weighed_ns=cost,
+        figures=[
+            view.ns_per_step("time lost", cost),
+            view.count_per_step("batches loaded", loading.calls),
+            *settings_figures(loading),
+            *([] if library is None else [Figure(f"share of it in {_called(library)}", library.share, "share")]),
+        ],
+        intervals=view.longest(loading.pieces, "waiting for data"),
         remedy=remedy if library is None else _with_function(remedy, library),
         where=places_of(view, loading, costly),
         change=scaled_cause("input", 1.0 - saving / cost),
     )
-    return RuleResult((finding,))
 
 
 def _called(library: Costly) -> str:
@@ -217,3 +207,27 @@ def _cheaper(loading: Loading) -> Remedy:
         "samples = [prepare(sample) for sample in dataset]      # once, before training\n"
         "loader = DataLoader(samples, ...)",
     )
+
+
+RULE: Final = Rule(
+    id="input-bound",
+    title="The device waits for data",
+    thresholds={"share": Threshold(0.05, "share", "share of the {period} lost to loading data")},
+    check=check,
+    remedies={
+        "jax": Remedy(
+            "Load batches in worker processes, and put the next ones on the device while this one computes.",
+            "loader = grain.DataLoader(data_source=source, sampler=sampler, worker_count=4)\n"
+            "waiting = collections.deque()\n"
+            "for batch in loader:\n"
+            "    waiting.append(jax.device_put(batch))             # returns at once\n"
+            "    if len(waiting) > 2:\n"
+            "        state, loss = train_step(state, waiting.popleft())",
+        ),
+        "torch_xla": Remedy(
+            "Load batches in worker processes, and put the next ones on the device while this one computes.",
+            "loader = torch_xla.distributed.parallel_loader.MpDeviceLoader(\n"
+            "    DataLoader(dataset, ..., num_workers=4), torch_xla.device())",
+        ),
+    },
+)

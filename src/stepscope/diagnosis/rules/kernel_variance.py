@@ -29,28 +29,18 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.rules._copies import alone_share, decides
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rules._kernels import alone_share, decides
 from stepscope.whatif.changes import scaled_work
-
-ID: Final = "kernel-variance"
-TITLE: Final = "The same kernel takes very different times"
-THRESHOLDS: Final = {
-    "variation": Threshold(1.0, "count", "standard deviation over the mean above which a kernel varies"),
-    "calls": Threshold(10, "count", "calls above which a kernel is judged"),
-    "time": Threshold(0.05, "share", "share of the step that the kernel takes"),
-    "share": Threshold(0.02, "share", "share of the step above the kernel's median"),
-}
 
 _SAME: Final = ("name", "grid", "block", "input_shapes", "place")
 _MOST: Final = 3
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Compare the times of the same kernel doing the same work."""
     if view.device is None or view.work.is_empty():
-        return RuleResult()
+        return
     work = _alike(view)
     median = pl.col("duration_ns").median().over(_SAME)
     excess = (pl.col("duration_ns") - median).clip(lower_bound=0) * pl.col("decides") * alone_share(view)
@@ -64,21 +54,17 @@ def check(view: View) -> RuleResult:
             variation=pl.col("duration_ns").std(ddof=0) / pl.col("duration_ns").mean().clip(lower_bound=1),
         )
         .filter(
-            (pl.col("calls") > view.threshold(ID, THRESHOLDS, "calls"))
-            & (pl.col("variation") > view.threshold(ID, THRESHOLDS, "variation"))
-            & (pl.col("total") >= view.threshold(ID, THRESHOLDS, "time") * view.length_ns)
+            (pl.col("calls") > limits["calls"])
+            & (pl.col("variation") > limits["variation"])
+            & (pl.col("total") >= limits["time"] * view.length_ns)
             & (pl.col("excess") > 0)
-            & (pl.col("excess") >= view.threshold(ID, THRESHOLDS, "share") * view.length_ns)
+            & (pl.col("excess") >= limits["share"] * view.length_ns)
         )
         .sort(["excess", *_SAME], descending=[True, *[False] * len(_SAME)])
         .head(_MOST)
     )
-    return RuleResult(
-        tuple(
-            _finding(view, work.join(group, on=_SAME, nulls_equal=True), float(group["variation"][0]))
-            for group in (groups[position] for position in range(groups.height))
-        )
-    )
+    for group in groups.iter_slices(1):
+        yield _found(view, limits, work.join(group, on=_SAME, nulls_equal=True), float(group["variation"][0]))
 
 
 def _alike(view: View) -> pl.DataFrame:
@@ -95,40 +81,43 @@ def _alike(view: View) -> pl.DataFrame:
     )
 
 
-def _finding(view: View, work: pl.DataFrame, variation: float) -> Finding:
+def _found(view: View, limits: Limits, work: pl.DataFrame, variation: float) -> Found:
     duration = work["duration_ns"].to_numpy()
     excess, median = float(work["excess_ns"].sum()), float(np.median(duration))
-    launched = work.filter(pl.col("launch").is_not_null())
-    slices = view.activity.slices_of("launches")[launched["launch"].to_numpy().astype(np.int64)]
     slow = work.sort(["duration_ns", "start_ns"], descending=[True, False])
     name = work["name"][0]
-    return view.finding(
-        ID,
+    return Found(
         f"a kernel that usually takes {median / 1e3:,.0f} us takes up to {duration.max() / 1e3:,.0f} us for the same "
         "work",
         excess,
-        basis="what the kernel took above its median, where the device decides on the step's length",
+        basis=f"what the kernel took above its median, where the device decides on the {view.period}'s length",
         confidence="medium" if work.height >= 100 else "low",
-        evidence=Evidence(
-            (
-                Figure("standard deviation over mean", variation, "", view.threshold(ID, THRESHOLDS, "variation")),
-                Figure(
-                    "share of the step above the median",
-                    view.share(excess),
-                    "share",
-                    view.threshold(ID, THRESHOLDS, "share"),
-                ),
-                Figure("median time", median, "ns"),
-                Figure("longest time", int(duration.max()), "ns"),
-                Figure("calls", work.height, "count", view.threshold(ID, THRESHOLDS, "calls")),
-            ),
-            view.longest(slow.head(3).select("start_ns", "duration_ns"), name[:80]),
-        ),
+        share_at=1,
+        figures=[
+            Figure("standard deviation over mean", variation, "", limits["variation"]),
+            Figure("median time", median, "ns"),
+            Figure("longest time", int(duration.max()), "ns"),
+            Figure("calls", work.height, "count", limits["calls"]),
+        ],
+        intervals=view.longest(slow.head(3).select("start_ns", "duration_ns"), name[:80]),
         remedy=Remedy(
             "See who else uses the device and whether its clock drops while the program runs.",
             "nvidia-smi --query-compute-apps=pid,name --format=csv\n"
             "nvidia-smi --query-gpu=clocks.sm,clocks_throttle_reasons.active --format=csv --loop=1",
         ),
-        where=view.locations_of(slices, launched["duration_ns"].to_numpy()),
-        change=scaled_work(work["row"].to_numpy().astype(np.int64), np.minimum(median / np.maximum(duration, 1), 1.0)),
+        where=view.at_launches(work),
+        change=scaled_work(rows_of(work), np.minimum(median / np.maximum(duration, 1), 1.0)),
     )
+
+
+RULE: Final = Rule(
+    id="kernel-variance",
+    title="The same kernel takes very different times",
+    thresholds={
+        "variation": Threshold(1.0, "count", "standard deviation over the mean above which a kernel varies"),
+        "calls": Threshold(10, "count", "calls above which a kernel is judged"),
+        "time": Threshold(0.05, "share", "share of the {period} that the kernel takes"),
+        "share": Threshold(0.02, "share", "share of the {period} above the median"),
+    },
+    check=check,
+)

@@ -41,20 +41,9 @@ import polars as pl
 from stepscope.analysis.conversions import casts
 from stepscope.analysis.patterns import DenseTable, LogitsLoss, dense_tables, logits_losses
 from stepscope.analysis.work import elements, shapes_of
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_work_of
-
-ID: Final = "large-logits"
-TITLE: Final = "Scores of many classes, or tables of embeddings, are handled whole"
-NEEDS: Final = ("operators", "shapes")
-THRESHOLDS: Final = {
-    "share": Threshold(0.03, "share", "share of the step that handling them in parts would save"),
-    "classes": Threshold(2000, "count", "classes of a loss that are many"),
-    "rows": Threshold(5000, "count", "rows of a table that are many"),
-    "read": Threshold(0.25, "share", "share of a table's rows that a batch reads at most"),
-}
 
 _COPIES: Final = ("aten::contiguous", "aten::clone")
 _SHIFTED: Final = 0.1
@@ -63,17 +52,17 @@ _SPARSE_WORK: Final = 2
 """How much more a row takes in a sparse gradient."""
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Losses over many classes, then tables with dense gradients."""
-    found = [_scores(view), _tables(view)]
-    return RuleResult(tuple(finding for finding in found if finding is not None))
+    yield from _scores(view, limits)
+    yield from _tables(view, limits)
 
 
-def _scores(view: View) -> Finding | None:
-    fewest = int(view.threshold(ID, THRESHOLDS, "classes"))
-    losses = logits_losses(view.trace, view.operators["row"].to_numpy(), max(fewest, 2))
+def _scores(view: View, limits: Limits) -> Answers:
+    fewest = int(limits["classes"])
+    losses = logits_losses(view.trace, rows_of(view.operators), max(fewest, 2))
     if not losses:
-        return None
+        return
     forward = np.unique(np.concatenate([loss.operators for loss in losses]))
     projections = np.unique([loss.projection for loss in losses])
     handling = np.concatenate([forward, view.backward_of(forward)])
@@ -84,34 +73,28 @@ def _scores(view: View) -> Finding | None:
     in_blocks = _saved_of_handling(view, losses, handling)
     saved = ignored * cost + (1 - ignored) * in_blocks
     handling_ns = max(view.cost_ns(handling), 1)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if saved <= 0 or view.share(saved) < limit:
-        return None
+    if not limits.reached(saved):
+        return
     largest = max(losses, key=lambda loss: loss.positions * loss.classes)
-    durations = view.trace.operators["duration_ns"].to_numpy()
     places = np.concatenate([view.outermost(forward), projections])
-    return view.finding(
-        ID,
+    yield Found(
         f"the loss handles {largest.positions:,} by {largest.classes:,} scores at once"
         + (f", of which {ignored:.0%} do not count" if ignored else "")
-        + f": {view.share(cost):.0%} of the step",
+        + f": {view.share(cost):.0%} of the {view.period}",
         saved,
         basis="tensors as large as the scores that a loss in blocks does without"
         + (", and the part of positions that the loss ignores" if ignored else ""),
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step that handling them in parts would save", view.share(saved), "share", limit),
-                Figure("classes", largest.classes, "count", fewest),
-                Figure("positions", largest.positions, "count"),
-                Figure("bytes of the scores", largest.score_bytes, "bytes"),
-                Figure("share of the step in making the scores and the loss", view.share(cost), "share"),
-                Figure("share of it in the loss and conversions", handling_ns / max(cost, 1), "share"),
-                *([Figure("share of positions that the loss ignores", ignored, "share")] if ignored else []),
-            )
-        ),
+        figures=[
+            Figure("classes", largest.classes, "count", fewest),
+            Figure("positions", largest.positions, "count"),
+            Figure("bytes of the scores", largest.score_bytes, "bytes"),
+            view.share_figure("in making the scores and the loss", cost),
+            Figure("share of it in the loss and conversions", handling_ns / max(cost, 1), "share"),
+            *([Figure("share of positions that the loss ignores", ignored, "share")] if ignored else []),
+        ],
         remedy=_remedy(bool(ignored)),
-        where=view.locations_of(view.slices_of_operators(places), np.maximum(durations[places], 1)),
+        where=view.at_operators(places),
         change=scaled_work_of(
             np.concatenate([making, handling]),
             (1 - ignored) * np.repeat([1.0, 1 - in_blocks / handling_ns], [len(making), len(handling)]),
@@ -192,45 +175,39 @@ def _remedy(ignored: bool) -> Remedy:
     )
 
 
-def _tables(view: View) -> Finding | None:
-    fewest = int(view.threshold(ID, THRESHOLDS, "rows"))
-    most = view.threshold(ID, THRESHOLDS, "read")
-    tables = dense_tables(view.trace, view.operators["row"].to_numpy(), max(fewest, 2))
+def _tables(view: View, limits: Limits) -> Answers:
+    fewest = int(limits["rows"])
+    most = limits["read"]
+    tables = dense_tables(view.trace, rows_of(view.operators), max(fewest, 2))
     tables = [table for table in tables if _read(table) <= most]
     work = [_work_on(view, table) for table in tables]
     costs = [view.cost_ns(rows) for rows in work]
     parts = [max(1 - _SPARSE_WORK * _read(table), 0.0) for table in tables]
     saved = sum(cost * part for cost, part in zip(costs, parts, strict=True))
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if not tables or saved <= 0 or view.share(saved) < limit:
-        return None
+    if not limits.reached(saved):
+        return
     largest = tables[int(np.argmax(costs))]
     rows, width = largest.shape
     lookups = np.concatenate([table.lookups for table in tables])
-    durations = view.trace.operators["duration_ns"].to_numpy()
     cost = sum(costs)
-    return view.finding(
-        ID,
+    yield Found(
         f"a batch reads {_read(largest):.1%} of a table's {rows:,} rows, but its gradient and the optimizer go through "
-        f"all: {view.share(cost):.0%} of the step",
+        f"all: {view.share(cost):.0%} of the {view.period}",
         saved,
         basis="operators on whole tables and their gradients, less twice the share of rows that the batch reads",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step that handling them in parts would save", view.share(saved), "share", limit),
-                Figure("rows of the table", rows, "count", fewest),
-                Figure("share of its rows that a batch reads at most", _read(largest), "share", most),
-                Figure("bytes of its gradient", 4 * rows * width, "bytes"),
-                Figure("share of the step in work on whole tables", view.share(cost), "share"),
-            )
-        ),
+        figures=[
+            Figure("rows of the table", rows, "count", fewest),
+            Figure("share of its rows that a batch reads at most", _read(largest), "share", most),
+            Figure("bytes of its gradient", 4 * rows * width, "bytes"),
+            view.share_figure("in work on whole tables", cost),
+        ],
         remedy=Remedy(
             "Let the gradient hold only the rows that were read, and an optimizer update only those.",
             "table = torch.nn.Embedding(rows, width, sparse=True)\n"
             "optimizer = torch.optim.SparseAdam(table.parameters())    # or SGD, Adagrad; the rest keeps its own",
         ),
-        where=view.locations_of(view.slices_of_operators(lookups), np.maximum(durations[lookups], 1)),
+        where=view.at_operators(lookups),
         change=scaled_work_of(np.concatenate(work), 1 - np.repeat(parts, [len(rows) for rows in work])),
     )
 
@@ -244,3 +221,17 @@ def _work_on(view: View, table: DenseTable) -> Rows:
     """Rows of the operators that go through all of a table or of its gradient."""
     rows: Rows = np.unique(np.concatenate([table.whole, view.backward_of(table.lookups)]))
     return rows
+
+
+RULE: Final = Rule(
+    id="large-logits",
+    title="Scores of many classes, or tables of embeddings, are handled whole",
+    thresholds={
+        "share": Threshold(0.03, "share", "share of the {period} that handling them in parts would save"),
+        "classes": Threshold(2000, "count", "classes of a loss that are many"),
+        "rows": Threshold(5000, "count", "rows of a table that are many"),
+        "read": Threshold(0.25, "share", "share of a table's rows that a batch reads at most"),
+    },
+    check=check,
+    needs=("operators", "shapes"),
+)

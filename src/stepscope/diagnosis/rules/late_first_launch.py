@@ -30,45 +30,31 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules.host_synchronisation import charged_waits
-from stepscope.diagnosis.view import View
 from stepscope.whatif import Change
 from stepscope.whatif.changes import moved_host_time, together
-
-ID: Final = "late-first-launch"
-TITLE: Final = "The device waits for the first launch of each step"
-THRESHOLDS: Final = {"share": Threshold(0.03, "share", "share of the step before its first launch")}
-REPLACES: Final = ("launch-bound", "python-in-step")
 
 _PREPARING: Final = ("python", "untraced", "dispatch", "graph_tracing", "step_marker")
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Sum the idle pieces before each step's first launch."""
     if view.device is None or view.complete_steps.is_empty():
-        return RuleResult()
+        return
     pieces = _pieces(view)
     cost = int(pieces["duration_ns"].sum())
     cost += _unseen_ns(view, cost)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     steps = int(pieces["launch"].n_unique())
-    finding = view.finding(
-        ID,
+    yield Found(
         f"{view.share(cost):.0%} of the step the device waits for its first launch, while the host prepares the step",
         cost,
         basis="idle time between each step's begin and its first launch, without what waits before it explain",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step before its first launch", view.share(cost), "share", limit),
-                Figure("steps that begin with waiting", steps, "count"),
-                Figure("waiting per step", view.per_step(cost), "ns"),
-            ),
-            view.longest(pieces, "before the first launch"),
-        ),
+        figures=[Figure("steps that begin with waiting", steps, "count"), view.ns_per_step("waiting", cost)],
+        intervals=view.longest(pieces, "before the first launch"),
         remedy=Remedy(
             "Prepare the next step while the device works on this one.",
             "batch = prepare(next(batches))            # before the loop\n"
@@ -79,7 +65,6 @@ def check(view: View) -> RuleResult:
         where=view.locations(pieces),
         change=_prepared_while_the_device_works(view),
     )
-    return RuleResult((finding,))
 
 
 def _pieces(view: View) -> pl.DataFrame:
@@ -152,3 +137,12 @@ def _unseen_ns(view: View, cost_ns: int) -> int:
     if len(begins) < 2 or first < begins[0] or first >= begins[1]:
         return 0
     return min(cost_ns // (len(begins) - 1), first - int(begins[0]))
+
+
+RULE: Final = Rule(
+    id="late-first-launch",
+    title="The device waits for the first launch of each step",
+    thresholds={"share": Threshold(0.03, "share", "share of the {period} before its first launch")},
+    check=check,
+    replaces=("launch-bound", "python-in-step"),
+)

@@ -30,28 +30,18 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.communication import collectives
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_work
-
-ID: Final = "late-rank"
-TITLE: Final = "Ranks wait for one that comes late"
-THRESHOLDS: Final = {
-    "share": Threshold(0.05, "share", "share of the step that ranks wait for the last one"),
-    "times": Threshold(0.6, "share", "share of the waiting that one rank must cause to be named"),
-}
-REPLACES: Final = ("exposed-communication",)
-NEEDS: Final = ("messages",)
 
 _ALIKE: Final = 4
 """Collectives of one kind and size from which the fastest says how long they take when nobody waits."""
 _FEWEST_STEPS: Final = 2
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """From one rank's trace: what collectives take beyond the fastest of their kind and size."""
     if view.device is None or view.step_count < _FEWEST_STEPS:
-        return RuleResult()
+        return
     found = collectives(view.trace, device=view.device, window=view.device_span).filter(
         (pl.col("kind") != "send_receive") & pl.col("bytes").is_not_null()
     )
@@ -64,32 +54,39 @@ def check(view: View) -> RuleResult:
     waiting = int(longer["waiting"].sum())
     exposed = view.exposed_ns(("communication",))
     saved = min(waiting, exposed * waiting // max(total, 1))
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if saved <= 0 or view.share(saved) < limit:
-        return RuleResult()
+    if not limits.reached(saved):
+        return
     longest = longer.sort("waiting", descending=True).head(3)
-    finding = view.finding(
-        ID,
-        f"{view.share(saved):.0%} of the step this rank waits in collectives for others that come later",
+    yield Found(
+        f"{view.share(saved):.0%} of the {view.period} this rank waits in collectives for others that come later",
         saved,
         basis="what collectives take beyond the fastest of the same kind and size, as far as nothing covers it",
         confidence="low",
-        evidence=Evidence(
-            (
-                Figure("share of the step that ranks wait for the last one", view.share(saved), "share", limit),
-                Figure("collectives that were compared per step", alike.height / view.step_count, "count"),
-                Figure("their time per step", total // view.step_count, "ns"),
-                Figure("the same if each took as long as the fastest", (total - waiting) // view.step_count, "ns"),
-            ),
-            view.longest(longest, "collective"),
-        ),
+        figures=[
+            view.count_per_step("collectives that were compared", alike.height),
+            Figure(f"their time {view.per}", total // view.step_count, "ns"),
+            Figure("the same if each took as long as the fastest", (total - waiting) // view.step_count, "ns"),
+        ],
+        intervals=view.longest(longest, "collective"),
         remedy=Remedy(
             "Record all ranks of the same steps and diagnose them together: that names the rank that is late, and why.",
             "stepscope diagnose RUN                  # a folder with every rank's trace",
         ),
         change=scaled_work(
-            longer["row"].to_numpy(),
+            rows_of(longer),
             longer["alone"].to_numpy() / np.maximum(longer["duration_ns"].to_numpy(), 1),
         ),
     )
-    return RuleResult((finding,))
+
+
+RULE: Final = Rule(
+    id="late-rank",
+    title="Ranks wait for one that comes late",
+    thresholds={
+        "share": Threshold(0.05, "share", "share of the {period} that ranks wait for the last one"),
+        "times": Threshold(0.6, "share", "share of the waiting that one rank must cause to be named"),
+    },
+    check=check,
+    needs=("messages",),
+    replaces=("exposed-communication",),
+)

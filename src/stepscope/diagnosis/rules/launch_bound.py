@@ -30,14 +30,9 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.trace.window import Times
 from stepscope.whatif.changes import scaled_pieces
-
-ID: Final = "launch-bound"
-TITLE: Final = "The host launches work too slowly"
-THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost to late launches")}
 
 _LATE: Final = ("dispatch", "python", "graph_tracing", "step_marker")
 
@@ -84,10 +79,10 @@ _PYTHON: Final = Remedy(
 )
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Sum the late pieces, and the launch latency of gaps in which the host was late throughout."""
     if view.device is None:
-        return RuleResult()
+        return
     pieces = view.pieces.select("gap", "start_ns", "duration_ns", "cause", "lane", "slice", "launch")
     host = pieces.filter(pl.col("lane").is_not_null())
     mostly_late = (
@@ -98,43 +93,35 @@ def check(view: View) -> RuleResult:
     latency = pieces.filter(pl.col("cause") == "launch_latency").join(mostly_late, on="gap", how="semi")
     mine = pl.concat([pieces.filter(pl.col("cause").is_in(_LATE)), latency])
     cost = int(mine["duration_ns"].sum())
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     launched = view.work.filter(pl.col("launch").is_not_null())
     launches = launched["launch"].n_unique() / view.step_count
     calls = view.trace.launches[launched["launch"].unique()]
     many = "1 launch" if round(launches) == 1 else f"{launches:,.0f} launches"
     by_line = pl.col("cause").is_in(_LATE) & pl.col("lane").is_in(list(view.activity.line_timelines))
     blamed = mine.filter((pl.col("slice") >= 0) | by_line)
-    finding = view.finding(
-        ID,
-        f"{view.share(cost):.0%} of the step the device waits for launches: {many} a step, "
+    yield Found(
+        f"{view.share(cost):.0%} of the {view.period} the device waits for launches: {many} {view.a_step}, "
         f"and the host is too slow for them",
         cost,
         basis="idle time before work that the host launched late",
         confidence="high",
-        evidence=Evidence(
-            (
-                Figure("share of the step lost to late launches", view.share(cost), "share", limit),
-                Figure("launches per step", launches, "count"),
-                Figure(
-                    "kernels per step", view.work.filter(pl.col("kind") == "compute").height / view.step_count, "count"
-                ),
-                Figure("median length of the device's work", _median(view.work["duration_ns"]), "ns"),
-                Figure("median length of a launch call", _median(calls["duration_ns"]), "ns"),
-                Figure("lost while dispatching operators", _share(view, mine, "dispatch"), "share"),
-                Figure("lost to Python between operators", _share(view, mine, "python"), "share"),
-            ),
-            view.longest(mine, "late launch"),
-        ),
+        figures=[
+            Figure(f"launches {view.per}", launches, "count"),
+            view.count_per_step("kernels", view.work.filter(pl.col("kind") == "compute").height),
+            Figure("median length of the device's work", _median(view.work["duration_ns"]), "ns"),
+            Figure("median length of a launch call", _median(calls["duration_ns"]), "ns"),
+            Figure("lost while dispatching operators", _share(view, mine, "dispatch"), "share"),
+            Figure("lost to Python between operators", _share(view, mine, "python"), "share"),
+        ],
+        intervals=view.longest(mine, "late launch"),
         remedy=_PYTHON
         if _share(view, mine, "python") > _share(view, mine, "dispatch")
         else _fewer_launches(view, launched, calls),
         where=view.locations(blamed) if blamed.height else (),
         change=scaled_pieces(_on_launching_thread(view, mine), 0.0),
     )
-    return RuleResult((finding,))
 
 
 def _on_launching_thread(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
@@ -206,3 +193,31 @@ def _share(view: View, pieces: pl.DataFrame, cause: str) -> float:
 
 def _median(durations: pl.Series) -> float:
     return float(durations.median() or 0)  # type: ignore[arg-type]
+
+
+RULE: Final = Rule(
+    id="launch-bound",
+    title="The host launches work too slowly",
+    thresholds={"share": Threshold(0.05, "share", "share of the {period} lost to late launches")},
+    check=check,
+    remedies={
+        "jax": Remedy(
+            "Let one compiled function do more: the whole step, with the optimizer, or several steps at once.",
+            "train_step = jax.jit(train_step, donate_argnums=0)\n"
+            "state, losses = jax.lax.scan(train_step, state, batches)   # several steps in one call",
+        ),
+        "torch_xla": Remedy(
+            "Trace less in each step: compile the step once, and let one graph hold all of it.",
+            "@torch_xla.compile\ndef train_step(batch):\n"
+            "    ...                         # forward, backward and optimizer",
+        ),
+        "hpu": Remedy(
+            "Launch recorded graphs instead of single operators, or compile the model.",
+            "import habana_frameworks.torch as ht\n"
+            "model = ht.hpu.wrap_in_hpu_graph(model)                         # inference\n"
+            'model = torch.compile(model, backend="hpu_backend")              # training without lazy mode\n'
+            "from stepscope.remedies import capture_step\n"
+            "model = capture_step(model)                                     # whichever suits the mode, training too",
+        ),
+    },
+)

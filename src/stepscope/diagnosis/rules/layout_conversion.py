@@ -32,22 +32,16 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.conversions import CONVERTING_KERNEL, backward_work, layout_copies, to_and_fro
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_operators, scaled_slices, scaled_work, scaled_work_of, together
-
-ID: Final = "layout-conversion"
-TITLE: Final = "Tensors are copied into another order of dimensions and back"
-NEEDS: Final = ("operators", "shapes")
-THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step that such copies cost")}
 
 _CONVOLUTION: Final = r"^aten::\w*conv"
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Converting kernels of libraries, and pairs of copies that undo each other."""
-    paired = to_and_fro(layout_copies(view.trace, view.operators["row"].to_numpy()))
+    paired = to_and_fro(layout_copies(view.trace, rows_of(view.operators)))
     forward = np.unique(np.array([copy.copy for copy in paired], np.int64))
     backward, excess = backward_work(view.trace, paired) if paired else (forward, {})
     excess = excess if view.device is None else {}
@@ -55,42 +49,36 @@ def check(view: View) -> RuleResult:
     kernels = view.work.filter((pl.col("kind") == "compute") & pl.col("name").str.contains(CONVERTING_KERNEL))
     in_kernels = int(kernels["duration_ns"].sum())
     cost = view.cost_ns(copying) + sum(excess.values()) + in_kernels
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost <= 0 or view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     launched = kernels.filter(pl.col("launch").is_not_null())
-    launches = view.activity.slices_of("launches")[launched["launch"].to_numpy().astype(np.int64)]
+    launches = view.slices_of_launches(launched["launch"])
     durations = view.trace.operators["duration_ns"].to_numpy()[forward]
     slices = np.concatenate([view.slices_of_operators(forward), launches])
     weights = np.concatenate([np.maximum(durations, 1), launched["duration_ns"].to_numpy()])
     changes = (len(copying) + kernels.height) / view.step_count
-    finding = view.finding(
-        ID,
-        f"{view.share(cost):.0%} of the step goes into copies that only change the order of dimensions, "
-        f"{changes:,.0f} a step",
+    yield Found(
+        f"{view.share(cost):.0%} of the {view.period} goes into copies that only change the order of dimensions, "
+        f"{changes:,.0f} {view.a_step}",
         cost,
         basis="copies that undo each other, what their gradients cost beyond the forward operators, and kernels that "
         "convert layouts",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step that such copies cost", view.share(cost), "share", limit),
-                Figure("copies there and back per step", len(forward) / view.step_count, "count"),
-                Figure("copies of gradients per step", len(backward) / view.step_count, "count"),
-                Figure("kernels that convert layouts per step", kernels.height / view.step_count, "count"),
-            ),
-            view.longest(kernels, "conversion"),
-        ),
+        figures=[
+            view.count_per_step("copies there and back", len(forward)),
+            view.count_per_step("copies of gradients", len(backward)),
+            view.count_per_step("kernels that convert layouts", kernels.height),
+        ],
+        intervals=view.longest(kernels, "conversion"),
         remedy=_remedy(view, bool(len(forward))),
         where=view.locations_of(slices, weights),
         change=together(
             scaled_operators(copying, 0.0),
             scaled_slices(launches, 0.0),
-            scaled_work(kernels["row"].to_numpy().astype(np.int64), 0.0),
+            scaled_work(rows_of(kernels), 0.0),
             _without_excess(view, excess),
         ),
     )
-    return RuleResult((finding,))
 
 
 def _without_excess(view: View, excess: dict[int, int]) -> Change:
@@ -122,3 +110,12 @@ def _remedy(view: View, explicit: bool) -> Remedy:
         "images = images.to(device, memory_format=torch.channels_last)",
         apply=("channels-last",),
     )
+
+
+RULE: Final = Rule(
+    id="layout-conversion",
+    title="Tensors are copied into another order of dimensions and back",
+    thresholds={"share": Threshold(0.02, "share", "share of the {period} that such copies cost")},
+    check=check,
+    needs=("operators", "shapes"),
+)

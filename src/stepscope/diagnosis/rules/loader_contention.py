@@ -32,20 +32,11 @@ from typing import Final
 import polars as pl
 
 from stepscope.analysis.input_pipeline import Load
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.loading import Loading, iterator_starts, loading_of, marks_of, settings_figures
 from stepscope.diagnosis.parts import host_work_ns, scaled_host_work
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_cause, scaled_pieces, together
-
-ID: Final = "loader-contention"
-TITLE: Final = "Worker processes stand in the way, or not far enough ahead"
-REPLACES: Final = ("input-bound", "host-contention")
-THRESHOLDS: Final = {
-    "share": Threshold(0.05, "share", "share of the step lost to workers in the way or behind"),
-    "stretched": Threshold(1.5, "count", "a batch's time by the clock over its time on a processor"),
-}
 
 _FEW: Final = 0.25
 """Of the batches; where these carry most of the waits, the rest comes in time."""
@@ -54,26 +45,26 @@ _FEWEST: Final = 8
 """Batches from which on late ones are a pattern."""
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Ask whether there are too many workers, else whether they run too little ahead."""
     if not any(loader.workers for loader in view.program.loaders):
-        return RuleResult()
+        return
     loading = loading_of(view)
     if not loading.workers or loading.load is None:
-        return RuleResult()
-    found = _too_many(view, loading) or _too_little_ahead(view, loading)
-    return RuleResult((found,) if found is not None else ())
+        return
+    found = _too_many(view, limits, loading) or _too_little_ahead(view, limits, loading)
+    if found is not None:
+        yield found
 
 
-def _too_many(view: View, loading: Loading) -> Finding | None:
+def _too_many(view: View, limits: Limits, loading: Loading) -> Found | None:
     load, workers, processors = loading.load, loading.workers or 0, loading.processors
     if load is None or processors is None or workers <= processors or not loading.batches.processor_ns:
         return None
     stretched = (loading.batches.clock_ns or 0.0) / loading.batches.processor_ns
     waiting = [step.thread_waiting_ns for step in view.program.steps if step.thread_waiting_ns is not None]
     starved_ns = sum(waiting) / len(waiting) if waiting else 0.0
-    least = view.threshold(ID, THRESHOLDS, "stretched")
-    limit = view.threshold(ID, THRESHOLDS, "share")
+    least = limits["stretched"]
     if stretched < least or not starved_ns:
         return None
     fewer = max(processors - 1, 1)
@@ -83,25 +74,21 @@ def _too_many(view: View, loading: Loading) -> Finding | None:
     )  # fmt: skip
     lost = loading.wait_ns + starved_ns * view.step_count
     saving = min(max(view.step_ns - free.step_ns(fewer), 0.0) * view.step_count, lost)
-    if saving <= 0 or view.share(saving) < limit:
+    if not limits.reached(saving):
         return None
-    return view.finding(
-        ID,
+    return Found(
         f"{workers} worker processes share {processors} processors: a batch takes {stretched:.1f} times its processor "
-        "time, and the step waits",
+        f"time, and the {view.period} waits",
         saving,
         basis=f"waits for data and for a processor, less what remains with {fewer} worker processes that are not held "
         "up",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step lost to workers in the way or behind", view.share(saving), "share", limit),
-                Figure("time of a batch over its processor time", stretched, "count", least),
-                Figure("time per step in which the main thread waited for a processor", int(starved_ns), "ns"),
-                *settings_figures(loading),
-            ),
-            view.longest(loading.pieces, "waiting for data"),
-        ),
+        figures=[
+            Figure("time of a batch over its processor time", stretched, "count", least),
+            Figure(f"time {view.per} in which the main thread waited for a processor", int(starved_ns), "ns"),
+            *settings_figures(loading),
+        ],
+        intervals=view.longest(loading.pieces, "waiting for data"),
         remedy=Remedy(
             "Start no more workers than the training leaves processors, and let each use one thread.",
             "def one_thread(worker):\n"
@@ -122,9 +109,8 @@ def _less_waiting(view: View, starved_ns: float, share: float) -> Change:
     return together(scaled_cause("input", 1 - share), scaled_host_work(work))
 
 
-def _too_little_ahead(view: View, loading: Loading) -> Finding | None:
+def _too_little_ahead(view: View, limits: Limits, loading: Loading) -> Found | None:
     load, workers = loading.load, loading.workers or 0
-    limit = view.threshold(ID, THRESHOLDS, "share")
     outside = loading.waits
     for start in iterator_starts(view):
         inside = pl.col("start_ns").is_between(start.start_ns, start.end_ns, closed="left")
@@ -132,28 +118,24 @@ def _too_little_ahead(view: View, loading: Loading) -> Finding | None:
     few = max(int(_FEW * outside.height), 1)
     late = outside.sort(["wait_ns", "start_ns"], descending=[True, False]).head(few)
     cost = int(late["wait_ns"].sum())
-    if load is None or outside.height < _FEWEST or cost < _MOST * loading.wait_ns or view.share(cost) < limit:
+    if load is None or outside.height < _FEWEST or cost < _MOST * loading.wait_ns or not limits.reached(cost):
         return None
     if load.step_ns(workers) > load.compute_ns * 1.05:  # the workers are too slow on the whole
         return None
     ahead = loading.loader.prefetch_factor if loading.loader is not None else None
     more = max(2 * (ahead or 2), 4)
-    return view.finding(
-        ID,
+    return Found(
         f"{workers} worker{'s make' if workers > 1 else ' makes'} batches fast enough, but not far enough ahead: "
         f"{few} of {outside.height} batches carry "
         f"{cost / loading.wait_ns:.0%} of the waits",
         cost,
         basis="waits for the few late batches, which batches made ahead would cover",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step lost to workers in the way or behind", view.share(cost), "share", limit),
-                Figure("share of the waits in a quarter of the batches", cost / loading.wait_ns, "share", _MOST),
-                *settings_figures(loading),
-            ),
-            view.longest(loading.pieces, "waiting for data"),
-        ),
+        figures=[
+            Figure("share of the waits in a quarter of the batches", cost / loading.wait_ns, "share", _MOST),
+            *settings_figures(loading),
+        ],
+        intervals=view.longest(loading.pieces, "waiting for data"),
         remedy=Remedy(
             "Let each worker run further ahead, so that a batch that takes longer is ready in time.",
             f"loader = DataLoader(dataset, ..., num_workers={workers}, prefetch_factor={more},\n"
@@ -166,3 +148,15 @@ def _too_little_ahead(view: View, loading: Loading) -> Finding | None:
         where=view.locations(loading.pieces),
         change=scaled_pieces(marks_of(view).join(late, on="start_ns", how="semi"), 0.0),
     )
+
+
+RULE: Final = Rule(
+    id="loader-contention",
+    title="Worker processes stand in the way, or not far enough ahead",
+    thresholds={
+        "share": Threshold(0.05, "share", "share of the {period} lost to workers in the way or behind"),
+        "stretched": Threshold(1.5, "count", "a batch's time by the clock over its time on a processor"),
+    },
+    check=check,
+    replaces=("input-bound", "host-contention"),
+)

@@ -33,55 +33,45 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.finding import Interval
 from stepscope.diagnosis.loading import Loading, iterator_starts, loading_of, settings_figures
-from stepscope.diagnosis.view import View, clipped
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, clipped
 from stepscope.trace import Window
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_host_time
 
-ID: Final = "loader-restart"
-TITLE: Final = "Worker processes are started again and again"
-REPLACES: Final = ("input-bound", "step-variance", "host-contention")
-THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step lost to starting workers")}
 
-
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Add up the waits from making an iterator to its first batch."""
     loader = next((each for each in view.program.loaders if each.persistent_workers is False and each.workers), None)
     known = any(each.workers is not None for each in view.program.loaders)
     if (known and loader is None) or view.lane is None:
-        return RuleResult()
+        return
     starts = iterator_starts(view)
     if not starts:
-        return RuleResult()
+        return
     loading = loading_of(view)
     if loading.workers == 0:
-        return RuleResult()
+        return
     batches = loader.batches if loader is not None and loader.batches else 0
     # The recording may hold more beginnings than its share.
     share = min(loading.calls / (len(starts) * batches), 1.0) if batches and loading.calls else 1.0
     cost = int(sum(_cost_ns(view, loading, start) for start in starts) * share)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost <= 0 or view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     mean_ns = sum(start.duration_ns for start in starts) // len(starts)
-    finding = view.finding(
-        ID,
-        f"{view.share(cost):.0%} of the step goes to starting the loader's worker processes again, "
+    yield Found(
+        f"{view.share(cost):.0%} of the {view.period} goes to starting the loader's worker processes again, "
         f"{mean_ns / 1e6:,.0f} ms each time",
         cost,
         basis="time from making an iterator to its first batch, less what workers that stay alive take for a batch",
         confidence="high" if loader is not None else "medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step lost to starting workers", view.share(cost), "share", limit),
-                Figure("starts while steps were recorded", len(starts), "count"),
-                Figure("time from a start to the first batch", mean_ns, "ns"),
-                *settings_figures(loading),
-            ),
-            tuple(Interval(start.start_ns, start.duration_ns, "starting workers") for start in starts[:3]),
-        ),
+        figures=[
+            Figure("starts while steps were recorded", len(starts), "count"),
+            Figure("time from a start to the first batch", mean_ns, "ns"),
+            *settings_figures(loading),
+        ],
+        intervals=tuple(Interval(start.start_ns, start.duration_ns, "starting workers") for start in starts[:3]),
         remedy=Remedy(
             "Keep the workers alive between epochs, and make the loader once, outside the loop over epochs.",
             f"loader = DataLoader(dataset, ..., num_workers={loading.workers or 4}, persistent_workers=True)\n"
@@ -92,7 +82,6 @@ def check(view: View) -> RuleResult:
         where=view.locations(pl.concat([_pieces(view, start) for start in starts])),
         change=_without_starting(view.lane, loading, starts, share),
     )
-    return RuleResult((finding,))
 
 
 def _without_starting(lane: int, loading: Loading, starts: Sequence[Window], share: float) -> Change:
@@ -110,3 +99,12 @@ def _pieces(view: View, start: Window) -> pl.DataFrame:
 def _cost_ns(view: View, loading: Loading, start: Window) -> int:
     lost = int(_pieces(view, start)["duration_ns"].sum())
     return max(lost - int(loading.batches.clock_ns or 0), 0)
+
+
+RULE: Final = Rule(
+    id="loader-restart",
+    title="Worker processes are started again and again",
+    thresholds={"share": Threshold(0.02, "share", "share of the {period} lost to starting workers")},
+    check=check,
+    replaces=("input-bound", "step-variance", "host-contention"),
+)

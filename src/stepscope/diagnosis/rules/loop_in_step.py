@@ -43,8 +43,9 @@ from stepscope.analysis.loops import SHORT_BODY, Loop, LoopEvidence, loops
 from stepscope.analysis.loops import Evidence as Seen
 from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.work import base_name
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.rules._called import (
+from stepscope.diagnosis.finding import Interval
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rules._operators import (
     engine_pauses,
     engine_pauses_ns,
     is_update,
@@ -54,46 +55,33 @@ from stepscope.diagnosis.rules._called import (
     told_elsewhere,
     work_left,
 )
-from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
-
-ID: Final = "loop-in-step"
-TITLE: Final = "A Python loop runs small operators many times"
-NEEDS: Final = ("operators",)
-THRESHOLDS: Final = {
-    "repetitions": Threshold(32, "count", "repetitions in a row that make a loop"),
-    "clear_repetitions": Threshold(
-        8, "count", "repetitions in a row of what is clearly a loop: an index counts up, or the results are collected"
-    ),
-    "share": Threshold(0.02, "share", "share of the step that the loop costs"),
-}
 
 _SLICING_NODE: Final = r"(Select|Slice|Narrow|Unbind|Split|SplitWithSizes|Index|IndexSelect|Chunk)Backward\d*$"
 _SLICING: Final = ("select", "slice", "narrow", "index", "unbind", "chunk", "split")
 _RECURRENT: Final = frozenset({"tanh", "sigmoid"})
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Find loops and sum each kind's cost over the span."""
-    limit = view.threshold(ID, THRESHOLDS, "share")
     kinds: defaultdict[tuple[str, ...], list[tuple[Loop, Seen]]] = defaultdict(list)
-    for loop, seen in _loops(view)[0]:
+    for loop, seen in _loops(view, limits)[0]:
         kinds[_kind(loop)].append((loop, seen))
-    found = (_finding(view, same, limit) for same in kinds.values())
-    return RuleResult(tuple(finding for finding in found if finding is not None))
+    for same in kinds.values():
+        yield from _weighed(view, limits, same)
 
 
 def rows_of_loops(view: View) -> Rows:
     """The rows of `operators` that are parts of loops, whatever they cost; updates of parameters are left out."""
-    mine, elsewhere = _loops(view)
+    mine, elsewhere = _loops(view, RULE.limits(view))
     parts = [loop.operators for loop, _ in mine] + [loop.operators for loop in elsewhere if not is_update(loop)]
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def _loops(view: View) -> tuple[list[tuple[Loop, Seen]], list[Loop]]:
+def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, Seen]], list[Loop]]:
     """The loops that this rule tells, and those that others do."""
-    many = max(int(view.threshold(ID, THRESHOLDS, "repetitions")), 2)
-    few = max(min(int(view.threshold(ID, THRESHOLDS, "clear_repetitions")), many), 2)
+    many = max(int(limits["repetitions"]), 2)
+    few = max(min(int(limits["clear_repetitions"]), many), 2)
     parameters = view.program.model.parameters if view.program.model else None
     evidence = LoopEvidence(view.trace, view.activity, view.step_count, parameters)
     found = loops(view.trace, view.activity, view.span, few, view.steps["start_ns"].to_numpy())
@@ -119,49 +107,46 @@ def _kind(loop: Loop) -> tuple[str, ...]:
     return min(turns)
 
 
-def _finding(view: View, same: list[tuple[Loop, Seen]], limit: float) -> Finding | None:
+def _weighed(view: View, limits: Limits, same: list[tuple[Loop, Seen]]) -> Answers:
     runs = [loop for loop, _ in same]
     forward = np.concatenate([loop.operators for loop in runs])
     backward = view.backward_of(forward)
     rows = np.concatenate([forward, backward])
     repetitions = sum(loop.repetitions for loop in runs)
     cost = view.cost_ns(rows) + sum(pauses_ns(view, loop.operators) for loop in runs) + engine_pauses_ns(view, backward)
-    if view.share(cost) < limit:
-        return None
+    if not limits.reached(cost):
+        return
     left = min(_left_ns(view, forward, backward), cost)
     saved = (cost - left) * (repetitions - len(runs)) // repetitions
-    if saved <= 0 or view.share(saved) < limit:
-        return None
+    if not limits.reached(saved):
+        return
     largest = max(runs, key=lambda loop: loop.repetitions)
     per_step = repetitions / view.step_count
     clear = same[0][1].is_clear
-    minimum = view.threshold(ID, THRESHOLDS, "clear_repetitions" if clear else "repetitions")
+    minimum = limits["clear_repetitions" if clear else "repetitions"]
     allocated = int(view.operator_costs["bytes_allocated"].to_numpy()[view.inside(rows)].sum())
-    durations = view.trace.operators["duration_ns"].to_numpy()
     is_long = len(runs[0].body) > SHORT_BODY
     body = f"{len(runs[0].body)} operators" if is_long else ", ".join(dict.fromkeys(runs[0].body))
     begins = np.concatenate([loop.operators[:: len(loop.body)] for loop in runs]) if is_long else forward
-    return view.finding(
-        ID,
-        f"{body} {'run' if len(runs[0].body) > 1 else 'runs'} {_how_often(largest.repetitions, per_step)}: "
+    yield Found(
+        f"{body} {'run' if len(runs[0].body) > 1 else 'runs'} {_how_often(view, largest.repetitions, per_step)}: "
         "a loop that one batched call replaces",
         saved,
         basis="all repetitions but one" + (", forward and backward" if len(backward) else "") + _without(left, cost),
         confidence="high" if clear else "medium",
-        evidence=Evidence(
-            (
-                Figure("repetitions in a row", largest.repetitions, "count", minimum),
-                Figure("repetitions per step", per_step, "count"),
-                Figure("share of the step that the loop costs", view.share(cost), "share", limit),
-                Figure("backward calls per step", len(backward) / view.step_count, "count"),
-                Figure("bytes allocated per repetition", allocated // repetitions, "bytes"),
-                Figure("bytes allocated per step", allocated // view.step_count, "bytes"),
-            ),
-            (_interval(view, largest),),
-        ),
+        weighed_ns=cost,
+        share_at=2,
+        figures=[
+            Figure("repetitions in a row", largest.repetitions, "count", minimum),
+            Figure(f"repetitions {view.per}", per_step, "count"),
+            view.count_per_step("backward calls", len(backward)),
+            Figure("bytes allocated per repetition", allocated // repetitions, "bytes"),
+            view.bytes_per_step("bytes allocated", allocated),
+        ],
+        intervals=(_interval(view, largest),),
         remedy=_remedy(runs[0].body, same[0][1]),
         # A long body lies in functions that it calls; it begins where they are called, or in the first of them.
-        where=view.locations_of(view.slices_of_operators(begins), np.maximum(durations[begins], 1)),
+        where=view.at_operators(begins),
         change=scaled_with_pauses(
             rows, [*(pauses(view, loop.operators) for loop in runs), engine_pauses(view, backward)], 1 - saved / cost
         ),
@@ -194,10 +179,10 @@ def _is_recurrence(body: tuple[str, ...]) -> bool:
     return not _RECURRENT.isdisjoint(names) and not names.isdisjoint({"linear", "addmm", "mm", "matmul"})
 
 
-def _how_often(longest: int, per_step: float) -> str:
+def _how_often(view: View, longest: int, per_step: float) -> str:
     if longest == per_step:
-        return f"{longest:,} times in a row in each step"
-    return f"up to {longest:,} times in a row, {per_step:,.0f} times a step"
+        return f"{longest:,} times in a row {view.each_step}"
+    return f"up to {longest:,} times in a row, {per_step:,.0f} times {view.a_step}"
 
 
 def _interval(view: View, loop: Loop) -> Interval:
@@ -255,3 +240,20 @@ def _remedy(body: tuple[str, ...], seen: Seen) -> Remedy:
         "Collect the loop's inputs in one tensor and call the operators once, or use their torch._foreach_ forms.",
         "result = function(torch.stack(pieces))   # instead of [function(piece) for piece in pieces]",
     )
+
+
+RULE: Final = Rule(
+    id="loop-in-step",
+    title="A Python loop runs small operators many times",
+    thresholds={
+        "repetitions": Threshold(32, "count", "repetitions in a row that make a loop"),
+        "clear_repetitions": Threshold(
+            8,
+            "count",
+            "repetitions in a row of what is clearly a loop: an index counts up, or the results are collected",
+        ),
+        "share": Threshold(0.02, "share", "share of the {period} that the loop costs"),
+    },
+    check=check,
+    needs=("operators",),
+)

@@ -30,83 +30,83 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.rules._copies import alone_share, blocks, decides, multiprocessors
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rules._kernels import alone_share, blocks, decides, multiprocessors
 from stepscope.whatif.changes import scaled_work
-
-ID: Final = "low-occupancy"
-TITLE: Final = "Kernels have too few thread blocks to fill the device"
-NEEDS: Final = ("grids",)
-THRESHOLDS: Final = {
-    "share": Threshold(0.03, "share", "share of the step that kernels of one name must lose"),
-    "filled": Threshold(0.5, "share", "blocks for each multiprocessor below which a kernel has too few"),
-    "shortest_ns": Threshold(10_000, "ns", "kernels shorter than this are not counted"),
-    "gained": Threshold(0.5, "share", "part of what an even spread would save that is counted as saved"),
-}
 
 _MOST: Final = 3
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Sum by name what kernels with few blocks would gain from more."""
     count = None if view.device is None or view.work.is_empty() else multiprocessors(view)
     if not count:
-        return RuleResult()
-    shortest = view.threshold(ID, THRESHOLDS, "shortest_ns")
+        return
+    shortest = limits["shortest_ns"]
     duration = view.work["duration_ns"].to_numpy()
     grids = blocks(view.work["grid"])
-    few = (grids >= 1) & (grids < view.threshold(ID, THRESHOLDS, "filled") * count) & (duration >= shortest)
+    few = (grids >= 1) & (grids < limits["filled"] * count) & (duration >= shortest)
     few &= (view.work["kind"] == "compute").to_numpy() & decides(view)
     spread = np.maximum(duration * grids / count, shortest)
-    shorter = np.where(few, np.maximum(duration - spread, 0), 0.0) * view.threshold(ID, THRESHOLDS, "gained")
+    shorter = np.where(few, np.maximum(duration - spread, 0), 0.0) * limits["gained"]
     work = view.work.with_columns(
         lost_ns=pl.Series(shorter * alone_share(view)),
         left=pl.Series(1 - shorter / np.maximum(duration, 1)),
         blocks=pl.Series(grids),
     ).filter(pl.Series(few))
-    limit = view.threshold(ID, THRESHOLDS, "share")
     names = (
         work.group_by("name")
         .agg(lost=pl.col("lost_ns").sum())
-        .filter((pl.col("lost") > 0) & (pl.col("lost") >= limit * view.length_ns))
         .sort(["lost", "name"], descending=[True, False])
         .head(_MOST)
     )
-    return RuleResult(
-        tuple(_finding(view, work.filter(pl.col("name") == name), count, limit) for name in names["name"].to_list())
-    )
+    for name in names["name"]:
+        yield _found(view, limits, work.filter(pl.col("name") == name), count)
 
 
-def _finding(view: View, work: pl.DataFrame, count: int, limit: float) -> Finding:
+def _found(view: View, limits: Limits, work: pl.DataFrame, count: int) -> Found:
     name, total = work["name"][0], int(work["duration_ns"].sum())
     lost = float(work["lost_ns"].sum())
     usual = int(np.average(work["blocks"].to_numpy(), weights=work["duration_ns"].to_numpy()))
-    gained = view.threshold(ID, THRESHOLDS, "gained")
-    launched = work.filter(pl.col("launch").is_not_null())
-    slices = view.activity.slices_of("launches")[launched["launch"].to_numpy().astype(np.int64)]
-    return view.finding(
-        ID,
-        f"a kernel that takes {view.share(total):.0%} of the step keeps {min(usual, count):,} of the device's "
+    gained = limits["gained"]
+    return Found(
+        f"a kernel that takes {view.share(total):.0%} of the {view.period} keeps {min(usual, count):,} of the device's "
         f"{count:,} multiprocessors busy",
         lost,
         basis=f"{gained:.0%} of what the same work spread over all multiprocessors would save, an assumption",
         confidence="low",
-        evidence=Evidence(
-            (
-                Figure("share of the step that is lost", view.share(lost), "share", limit),
-                Figure("thread blocks", usual, "count", view.threshold(ID, THRESHOLDS, "filled") * count),
-                Figure("multiprocessors", count, "count"),
-                Figure("share of the step in these kernels", view.share(total), "share"),
-                Figure("such kernels per step", work.height / view.step_count, "count"),
-            ),
-            view.longest(work, name[:80]),
-        ),
+        figures=[
+            Figure("thread blocks", usual, "count", limits["filled"] * count),
+            Figure("multiprocessors", count, "count"),
+            view.share_figure("in these kernels", total),
+            view.count_per_step("such kernels", work.height),
+        ],
+        intervals=view.longest(work, name[:80]),
         remedy=Remedy(
             "Give each call more independent work: a larger batch, or several small calls joined into one.",
             "out = torch.bmm(torch.stack(lefts), torch.stack(rights))  # instead of a loop of torch.mm\n"
             "loader = DataLoader(dataset, batch_size=2 * batch_size)",
         ),
-        where=view.locations_of(slices, launched["duration_ns"].to_numpy()),
-        change=scaled_work(work["row"].to_numpy().astype(np.int64), work["left"].to_numpy()),
+        where=view.at_launches(work),
+        change=scaled_work(rows_of(work), work["left"].to_numpy()),
     )
+
+
+RULE: Final = Rule(
+    id="low-occupancy",
+    title="Kernels have too few thread blocks to fill the device",
+    thresholds={
+        "share": Threshold(0.03, "share", "share of the {period} that kernels of one name lose"),
+        "filled": Threshold(0.5, "share", "blocks for each multiprocessor below which a kernel has too few"),
+        "shortest_ns": Threshold(10_000, "ns", "kernels shorter than this are not counted"),
+        "gained": Threshold(0.5, "share", "part of what an even spread would save that is counted as saved"),
+    },
+    check=check,
+    needs=("grids",),
+    remedies={
+        "jax": Remedy(
+            "Give each call more independent work: a larger batch, or several small calls joined into one.",
+            "out = jax.vmap(function)(jnp.stack(inputs))    # instead of a loop of function(input)",
+        ),
+    },
+)

@@ -40,34 +40,24 @@ from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.patterns import logits_losses
 from stepscope.analysis.roofline import eligible_calls, is_eligible
 from stepscope.analysis.work import elements, listed_shapes
-from stepscope.diagnosis.finding import Evidence, Figure, NotAnswered, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.finding import NotAnswered
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_operators, scaled_work, scaled_work_of, together
-
-ID: Final = "low-precision"
-TITLE: Final = "Numbers are wider than they need to be"
-NEEDS: Final = ("operators",)
-THRESHOLDS: Final = {
-    "share": Threshold(0.1, "share", "share of the step in FP32 matrix kernels"),
-    "saved": Threshold(0.5, "share", "share of those kernels' time that is counted as saved"),
-    "double_share": Threshold(0.04, "share", "share of the step in operators on float64 tensors"),
-    "double_saved": Threshold(0.5, "share", "share of those operators' time that is counted as saved"),
-}
 
 _TENSOR_CORES_SINCE: Final = (7, 0)
 _TF32_SINCE: Final = (8, 0)
 _MANY_CLASSES: Final = 2000
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Sum the time of operators on float64 tensors, and of FP32 matrix kernels."""
-    double, single = _double(view), _single(view)
-    return RuleResult((*double.findings, *single.findings), (*double.not_answered, *single.not_answered))
+    yield from _double(view, limits)
+    yield from _single(view, limits)
 
 
-def _double(view: View) -> RuleResult:
-    rows = view.operators["row"].to_numpy()
+def _double(view: View, limits: Limits) -> Answers:
+    rows = rows_of(view.operators)
     conversions = casts(view.trace, rows)
     wide = wide_operators(view.trace, rows, conversions)
     wide, conversions = _without_scores(view, wide, conversions)
@@ -75,37 +65,32 @@ def _double(view: View) -> RuleResult:
     if everything:
         wide = np.concatenate([wide, _lists(view)])
     cost = view.cost_ns(wide)
-    limit = view.threshold(ID, THRESHOLDS, "double_share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost, "double_share"):
+        return
     to_and_fro = [cast.row for cast in conversions if "float64" in (cast.source, cast.target)]
     converting = view.cost_ns(np.array(to_and_fro, np.int64))
-    saved = view.threshold(ID, THRESHOLDS, "double_saved")
-    durations = view.trace.operators["duration_ns"].to_numpy()[wide]
+    saved = limits["double_saved"]
     intended = view.program.torch.get("default_dtype") == "torch.float64"
-    finding = view.finding(
-        ID,
-        f"{view.share(cost):.0%} of the step computes in float64, in numbers twice as wide as float32",
+    yield Found(
+        f"{view.share(cost):.0%} of the {view.period} computes in float64, in numbers twice as wide as float32",
         cost * saved + converting,
         basis=f"{saved:.0%} of the time of operators on float64 tensors, and the conversions to float64 and back",
         confidence="low" if intended else "medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step in operators on float64 tensors", view.share(cost), "share", limit),
-                Figure("such operators per step", len(view.outermost(wide)) / view.step_count, "count"),
-                Figure("share of the step in conversions to float64 and back", view.share(converting), "share"),
-            ),
-        ),
+        limit="double_share",
+        weighed_ns=cost,
+        figures=[
+            view.count_per_step("such operators", len(view.outermost(wide))),
+            view.share_figure("in conversions to float64 and back", converting),
+        ],
         remedy=_double_remedy(everything),
-        where=view.locations_of(view.slices_of_operators(wide), np.maximum(durations, 1)),
+        where=view.at_operators(wide),
         change=together(scaled_work_of(wide, 1 - saved), scaled_operators(np.array(to_and_fro, np.int64), 0.0)),
     )
-    return RuleResult((finding,))
 
 
 def _without_scores(view: View, wide: Rows, conversions: list[Cast]) -> tuple[Rows, list[Cast]]:
     """Without what a loss over the scores of many classes does with them in float64, of which large-logits tells."""
-    losses = logits_losses(view.trace, view.operators["row"].to_numpy(), _MANY_CLASSES)
+    losses = logits_losses(view.trace, rows_of(view.operators), _MANY_CLASSES)
     if not losses:
         return wide, conversions
     forward = np.unique(np.concatenate([loss.operators for loss in losses]))
@@ -142,43 +127,37 @@ def _double_remedy(everything: bool) -> Remedy:
     )
 
 
-def _single(view: View) -> RuleResult:
+def _single(view: View, limits: Limits) -> Answers:
     if view.device is None:
-        return RuleResult()
+        return
     capability = _capability(view)
     names = view.work["name"].unique()
     slow = [name for name in names if arithmetic(name).is_matrix and arithmetic(name).precision == "fp32"]
     kernels = view.work.filter(pl.col("name").is_in(slow) & (pl.col("kind") == "compute"))
     total = int(kernels["duration_ns"].sum())
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if total == 0 or view.share(total) < limit:
-        return RuleResult()
+    if not limits.reached(total):
+        return
     if capability is None:
-        return RuleResult((), (_UNKNOWN_DEVICE,))
+        yield _UNKNOWN_DEVICE
+        return
     if capability < _TENSOR_CORES_SINCE:
-        return RuleResult()
-    launched = kernels.filter(pl.col("launch").is_not_null())
-    slices = view.activity.slices_of("launches")[launched["launch"].to_numpy().astype(np.int64)]
-    saved = view.threshold(ID, THRESHOLDS, "saved")
-    finding = view.finding(
-        ID,
-        f"{view.share(total):.0%} of the step is FP32 matrix products that tensor cores could do",
+        return
+    saved = limits["saved"]
+    yield Found(
+        f"{view.share(total):.0%} of the {view.period} is FP32 matrix products that tensor cores could do",
         total * saved,
         basis=f"{saved:.0%} of the time of FP32 matrix kernels, an assumption below the hardware's ratio",
         confidence="low",
-        evidence=Evidence(
-            (
-                Figure("share of the step in FP32 matrix kernels", view.share(total), "share", limit),
-                Figure("such kernels per step", kernels.height / view.step_count, "count"),
-                *_tensor_core_figures(view),
-            ),
-            view.longest(kernels, "FP32 matrix product"),
-        ),
+        weighed_ns=total,
+        figures=[
+            view.count_per_step("such kernels", kernels.height),
+            *_tensor_core_figures(view),
+        ],
+        intervals=view.longest(kernels, "FP32 matrix product"),
         remedy=_remedy(capability),
-        where=view.locations_of(slices, launched["duration_ns"].to_numpy()),
-        change=scaled_work(kernels["row"].to_numpy().astype(np.int64), 1 - saved),
+        where=view.at_launches(kernels),
+        change=scaled_work(rows_of(kernels), 1 - saved),
     )
-    return RuleResult((finding,))
 
 
 def _tensor_core_figures(view: View) -> tuple[Figure, ...]:
@@ -189,7 +168,7 @@ def _tensor_core_figures(view: View) -> tuple[Figure, ...]:
         return ()
     used = int(calls["tensor_core_ns"].sum())
     return (
-        Figure("matrix products, convolutions and attention per step", eligible // view.step_count, "ns"),
+        Figure(f"matrix products, convolutions and attention {view.per}", eligible // view.step_count, "ns"),
         Figure("share of it on tensor cores", used / eligible, "share"),
     )
 
@@ -198,7 +177,6 @@ _UNKNOWN_DEVICE: Final = NotAnswered(
     "Would lower precision speed up the FP32 matrix products?",
     "the trace does not say which device this is (deviceProperties is missing)",
     "record with a current version of PyTorch, which writes the device's properties",
-    ID,
 )
 
 
@@ -228,3 +206,23 @@ def _remedy(capability: tuple[int, int]) -> Remedy:
         "# or stepscope.remedies.mixed_precision('fp16'), which also holds the first losses against FP32",
         apply=("fp16",),
     )
+
+
+RULE: Final = Rule(
+    id="low-precision",
+    title="Numbers are wider than they need to be",
+    thresholds={
+        "share": Threshold(0.1, "share", "share of the {period} in FP32 matrix kernels"),
+        "saved": Threshold(0.5, "share", "share of those kernels' time that is counted as saved"),
+        "double_share": Threshold(0.04, "share", "share of the {period} in operators on float64 tensors"),
+        "double_saved": Threshold(0.5, "share", "share of those operators' time that is counted as saved"),
+    },
+    check=check,
+    needs=("operators",),
+    remedies={
+        "hpu": Remedy(
+            "Let matrix products run in bfloat16.",
+            'with torch.autocast(device_type="hpu", dtype=torch.bfloat16):\n    loss = model(batch)',
+        ),
+    },
+)

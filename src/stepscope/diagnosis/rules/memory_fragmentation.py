@@ -27,50 +27,38 @@ from __future__ import annotations
 
 from typing import Final
 
+from stepscope.analysis.blocks import out_of_memory
 from stepscope.analysis.memory import DeviceMemory, alive_at
-from stepscope.analysis.memory_blocks import out_of_memory
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.rules._copies import memory_locations, size_in_words
-from stepscope.diagnosis.view import View
-
-ID: Final = "memory-fragmentation"
-TITLE: Final = "Reserved memory cannot be used"
-NEEDS: Final = ("memory",)
-THRESHOLDS: Final = {
-    "share": Threshold(0.2, "share", "share of the reserved memory that is unused at the peak"),
-    "reserved": Threshold(0.7, "share", "share of the device's memory that the allocator holds"),
-}
+from stepscope.diagnosis.finding import Interval
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rules._memory import memory_locations, size_in_words
 
 _SETTING: Final = "PYTORCH_CUDA_ALLOC_CONF"
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Compare what is reserved with what is allocated, where memory is short."""
     failed = {row["device"]: row for row in out_of_memory(view.trace).iter_rows(named=True)}
-    findings = []
     for memory in view.memories:
         row, asked = memory.peak_row, None
         if memory.device in failed:
             asked = int(failed[memory.device]["asked_bytes"] or 0)
             begin = failed[memory.device]["start_ns"]
             row = max(int(memory.levels["start_ns"].search_sorted(begin, side="right")) - 1, 0)
-        finding = _finding(view, memory, row, asked)
-        if finding is not None:
-            findings.append(finding)
-    return RuleResult(tuple(findings))
+        yield from _weighed(view, limits, memory, row, asked)
 
 
-def _finding(view: View, memory: DeviceMemory, row: int, asked: int | None) -> Finding | None:
+def _weighed(view: View, limits: Limits, memory: DeviceMemory, row: int, asked: int | None) -> Answers:
     held, reserved = memory.levels.select("allocated_bytes", "reserved_bytes").row(row)
     if not reserved or memory.device == "cpu":
-        return None
+        return
     unused = max(reserved - held, 0)
     part, of_device = unused / reserved, reserved / memory.capacity_bytes if memory.capacity_bytes else None
-    limit, full = (view.threshold(ID, THRESHOLDS, name) for name in ("share", "reserved"))
+    limit, full = (limits[name] for name in ("share", "reserved"))
     too_small = asked is not None and 0 < asked <= unused
     short = of_device is not None and of_device >= full
     if part < limit or unused == 0 or not (too_small or short):
-        return None
+        return
     figures = [
         Figure("share of the reserved memory that was unused", part, "share", limit),
         Figure("memory held by the allocator", reserved, "bytes"),
@@ -83,18 +71,17 @@ def _finding(view: View, memory: DeviceMemory, row: int, asked: int | None) -> F
     if asked is not None:
         figures.append(Figure("memory asked for in one piece", asked, "bytes"))
     failed = f", and {size_in_words(asked)} in one piece could not be had" if too_small and asked is not None else ""
-    return Finding(
-        ID,
+    yield Found(
         f"{size_in_words(unused)} of the {size_in_words(reserved)} that the allocator holds of device {memory.device} "
         f"are in pieces that nobody uses{failed}",
-        "note",
         0,
-        0.0,
-        "costs no time as long as there is other memory",
-        "medium",
-        Evidence(tuple(figures), (Interval(int(memory.levels["start_ns"][row]), 0, "most was in use"),)),
-        _remedy(view),
-        memory_locations(alive_at(memory, row)),
+        basis="costs no time as long as there is other memory",
+        confidence="medium",
+        severity="note",
+        figures=figures,
+        intervals=[Interval(int(memory.levels["start_ns"][row]), 0, "most was in use")],
+        remedy=_remedy(view),
+        where=memory_locations(alive_at(memory, row)),
     )
 
 
@@ -109,3 +96,15 @@ def _remedy(view: View) -> Remedy:
         "Let the allocator grow its segments instead of adding others.",
         f"{_SETTING}=expandable_segments:True python train.py",
     )
+
+
+RULE: Final = Rule(
+    id="memory-fragmentation",
+    title="Reserved memory cannot be used",
+    thresholds={
+        "share": Threshold(0.2, "share", "share of the reserved memory that is unused at the peak"),
+        "reserved": Threshold(0.7, "share", "share of the device's memory that the allocator holds"),
+    },
+    check=check,
+    needs=("memory",),
+)

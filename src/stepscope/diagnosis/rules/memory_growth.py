@@ -30,20 +30,10 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.analysis.memory import DeviceMemory
-from stepscope.analysis.memory_growth import MemoryGrowth, memory_growth
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Severity, Threshold
-from stepscope.diagnosis.rules._copies import memory_locations, size_in_words, time_in_words
-from stepscope.diagnosis.view import View
-
-ID: Final = "memory-growth"
-TITLE: Final = "Memory grows with every step"
-NEEDS: Final = ("memory",)
-THRESHOLDS: Final = {
-    "bytes": Threshold(4096, "bytes", "growth per step that is worth telling"),
-    "share": Threshold(0.001, "share", "growth per step as a share of the memory at the peak"),
-    "steps": Threshold(3, "count", "steps that must have left something behind"),
-}
+from stepscope.analysis.memory import DeviceMemory, MemoryGrowth, memory_growth
+from stepscope.diagnosis.finding import Severity
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rules._memory import memory_locations, size_in_words, time_in_words
 
 _HOUR_NS: Final = 3_600 * 10**9
 _SEVERITIES: Final[tuple[tuple[int, Severity], ...]] = (
@@ -54,37 +44,34 @@ _SEVERITIES: Final[tuple[tuple[int, Severity], ...]] = (
 """How long the run goes on -> how severe the leak is; one that takes longer is a note."""
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Look for growth on every device."""
-    findings = [_finding(view, memory) for memory in view.memories]
-    return RuleResult(tuple(finding for finding in findings if finding is not None))
+    for memory in view.memories:
+        growth = memory_growth(memory)
+        if growth is not None:
+            yield from _weighed(view, limits, memory, growth)
 
 
-def _finding(view: View, memory: DeviceMemory) -> Finding | None:
-    growth = memory_growth(memory)
-    if growth is None:
-        return None
-    least, share, steps = (view.threshold(ID, THRESHOLDS, name) for name in ("bytes", "share", "steps"))
+def _weighed(view: View, limits: Limits, memory: DeviceMemory, growth: MemoryGrowth) -> Answers:
+    least, share, steps = (limits[name] for name in ("bytes", "share", "steps"))
     leak = growth.leak_bytes
     part = leak / max(memory.peak_bytes, 1)
     if len(growth.kept_bytes) < max(steps, 1) or leak < max(least, 1) or part < share:
-        return None
+        return
     ends_ns = _ends_in_ns(view, memory, leak)
     found = (name for limit, name in _SEVERITIES if ends_ns is not None and ends_ns <= limit)
     severity: Severity = next(found, "note")
     whose = "the host's" if memory.device == "cpu" else f"device {memory.device}'s"
     full = "" if ends_ns is None else f", which is full after {time_in_words(ends_ns)} more"
-    return Finding(
-        ID,
+    yield Found(
         f"{whose} memory grows by {size_in_words(leak)} every step{full}",
-        severity,
         0,
-        0.0,
-        "costs no time until the memory is full, and then ends the run",
-        "high" if len(growth.kept_bytes) >= 2 * steps else "medium",
-        Evidence(_figures(memory, growth, leak, (least, share, steps), ends_ns)),
-        _remedy(growth.accumulated),
-        memory_locations(growth.accumulated.with_columns(bytes=pl.col("bytes_per_step"))),
+        basis="costs no time until the memory is full, and then ends the run",
+        confidence="high" if len(growth.kept_bytes) >= 2 * steps else "medium",
+        severity=severity,
+        figures=_figures(memory, growth, leak, (least, share, steps), ends_ns),
+        remedy=_remedy(growth.accumulated),
+        where=memory_locations(growth.accumulated.with_columns(bytes=pl.col("bytes_per_step"))),
         ends_run_in_ns=None if severity == "note" else ends_ns,
     )
 
@@ -136,3 +123,16 @@ def _remedy(accumulated: pl.DataFrame) -> Remedy:
         "Tensors made on this line are still held steps later. Look for a list, cache or attribute that keeps them.",
         "cache = collections.deque(maxlen=100)   # what is older is given back",
     )
+
+
+RULE: Final = Rule(
+    id="memory-growth",
+    title="Memory grows with every step",
+    thresholds={
+        "bytes": Threshold(4096, "bytes", "growth per step that is worth telling"),
+        "share": Threshold(0.001, "share", "growth per step as a share of the memory at the peak"),
+        "steps": Threshold(3, "count", "steps that must have left something behind"),
+    },
+    check=check,
+    needs=("memory",),
+)

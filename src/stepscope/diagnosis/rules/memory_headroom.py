@@ -30,60 +30,46 @@ from typing import Final
 import polars as pl
 
 from stepscope.analysis.memory import DeviceMemory, alive_table
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.framework_remedies import for_framework
-from stepscope.diagnosis.rules._copies import memory_locations, size_in_words
-from stepscope.diagnosis.view import View
-
-ID: Final = "memory-headroom"
-TITLE: Final = "Unused memory, while the device waits for the host"
-NEEDS: Final = ("memory",)
-THRESHOLDS: Final = {
-    "share": Threshold(0.5, "share", "share of the device's memory below which much is unused"),
-    "idle": Threshold(0.1, "share", "share of the steps in which the device waits for the host"),
-    "kept_free": Threshold(0.1, "share", "share of the device's memory that stays free in the estimate"),
-}
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rules._memory import memory_locations, size_in_words
 
 _HOST_BOUND: Final = ("dispatch", "python", "launch_latency", "optimizer", "graph_tracing", "step_marker")
 _FIXED: Final = ("before", "parameter", "optimizer_state", "gradient")
 _LARGEST_FACTOR: Final = 64
+LARGER_BATCH: Final = Remedy(
+    "Raise the batch size step by step until operations are long or memory is full, and adapt the learning rate to it."
+)
+"""For compiled programs."""
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Compare the peak with the device's memory where the host is too slow for the device."""
     memory = next((each for each in view.memories if each.device == view.device), None)
     if memory is None or not memory.is_total or not memory.capacity_bytes or not view.complete_steps.height:
-        return RuleResult()
+        return
     used = memory.reserved_bytes or memory.peak_bytes
     share = used / memory.capacity_bytes
-    waiting = int(view.pieces.filter(pl.col("cause").is_in(_HOST_BOUND))["duration_ns"].sum())
-    limit, idle = (view.threshold(ID, THRESHOLDS, name) for name in ("share", "idle"))
-    factor = _factor(memory, memory.capacity_bytes, view.threshold(ID, THRESHOLDS, "kept_free"))
+    waiting = int(view.pieces_of(*_HOST_BOUND)["duration_ns"].sum())
+    limit, idle = (limits[name] for name in ("share", "idle"))
+    factor = _factor(memory, memory.capacity_bytes, limits["kept_free"])
     if share >= limit or view.share(waiting) < idle or waiting == 0 or factor < 2:
-        return RuleResult()
-    figures = (
-        Figure("share of the device's memory in use at most", share, "share", limit),
-        Figure("share of the steps in which the device waits for the host", view.share(waiting), "share", idle),
-        Figure("memory in use at most", used, "bytes"),
-        Figure("memory there is", memory.capacity_bytes, "bytes"),
-        Figure("times as large a batch that fits, estimated", factor, "count"),
-    )
-    return RuleResult(
-        (
-            Finding(
-                ID,
-                f"only {size_in_words(used)} of {size_in_words(memory.capacity_bytes)} are ever used, while the device "
-                f"waits {view.share(waiting):.0%} of the time for the host: a batch {factor} times as large fits",
-                "note",
-                0,
-                0.0,
-                "a step takes no less time with a larger batch, but a sample does",
-                "medium",
-                Evidence(figures),
-                for_framework(view.framework, ID, _remedy(view, factor)),
-                memory_locations(memory.blocks.filter(pl.col("category") == "input")),
-            ),
-        )
+        return
+    yield Found(
+        f"only {size_in_words(used)} of {size_in_words(memory.capacity_bytes)} are ever used, while the device "
+        f"waits {view.share(waiting):.0%} of the time for the host: a batch {factor} times as large fits",
+        0,
+        basis="a step takes no less time with a larger batch, but a sample does",
+        confidence="medium",
+        severity="note",
+        figures=[
+            Figure("share of the device's memory in use at most", share, "share", limit),
+            Figure("share of the steps in which the device waits for the host", view.share(waiting), "share", idle),
+            Figure("memory in use at most", used, "bytes"),
+            Figure("memory there is", memory.capacity_bytes, "bytes"),
+            Figure("times as large a batch that fits, estimated", factor, "count"),
+        ],
+        remedy=_remedy(view, factor),
+        where=memory_locations(memory.blocks.filter(pl.col("category") == "input")),
     )
 
 
@@ -105,3 +91,20 @@ def _remedy(view: View, factor: int) -> Remedy:
         "stepscope run --batch-sizes.",
         f"loader = DataLoader(dataset, {larger}, ...)   # from here on{most}",
     )
+
+
+RULE: Final = Rule(
+    id="memory-headroom",
+    title="Unused memory, while the device waits for the host",
+    thresholds={
+        "share": Threshold(0.5, "share", "share of the device's memory below which much is unused"),
+        "idle": Threshold(0.1, "share", "share of the steps in which the device waits for the host"),
+        "kept_free": Threshold(0.1, "share", "share of the device's memory that stays free in the estimate"),
+    },
+    check=check,
+    needs=("memory",),
+    remedies={
+        "jax": LARGER_BATCH,
+        "torch_xla": LARGER_BATCH,
+    },
+)

@@ -25,61 +25,48 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from stepscope.analysis.blocks import out_of_memory
 from stepscope.analysis.memory import DeviceMemory, alive_at, alive_table
-from stepscope.analysis.memory_blocks import out_of_memory
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Location, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.rules._copies import memory_locations, size_in_words
-from stepscope.diagnosis.view import View
-
-ID: Final = "memory-near-limit"
-TITLE: Final = "The device's memory is almost full"
-NEEDS: Final = ("memory",)
-THRESHOLDS: Final = {
-    "share": Threshold(0.9, "share", "share of the device's memory that is in use at most"),
-}
+from stepscope.diagnosis.finding import Interval, Location
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rules._memory import memory_locations, size_in_words
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Compare each device's peak with its memory, and look for memory that could not be had."""
-    limit = view.threshold(ID, THRESHOLDS, "share")
+    limit = limits["share"]
     failed = {row["device"]: row for row in out_of_memory(view.trace).iter_rows(named=True)}
-    findings = []
     for memory in view.memories:
         if memory.device in failed:
-            findings.append(_failed(memory, failed[memory.device], limit))
+            yield _failed(memory, failed[memory.device], limit)
         elif memory.device != "cpu" and memory.capacity_bytes:
             used = memory.reserved_bytes or memory.peak_bytes
             if used / memory.capacity_bytes >= limit:
-                findings.append(_near(memory, used, memory.capacity_bytes, limit))
-    return RuleResult(tuple(findings))
+                yield _near(memory, used, memory.capacity_bytes, limit)
 
 
-def _near(memory: DeviceMemory, used: int, capacity: int, limit: float) -> Finding:
+def _near(memory: DeviceMemory, used: int, capacity: int, limit: float) -> Found:
     share = min(used / capacity, 1.0)
-    return Finding(
-        ID,
+    return Found(
         f"device {memory.device} uses {size_in_words(used)} of its {size_in_words(capacity)}: "
         "a slightly larger batch would not fit",
-        "note",
         0,
-        0.0,
-        "costs no time as long as everything fits",
-        "high",
-        Evidence(
-            (
-                Figure("share of the device's memory in use at most", share, "share", limit),
-                Figure("memory in use at most", used, "bytes"),
-                Figure("memory there is", capacity, "bytes"),
-                *_categories(memory),
-            ),
-            (Interval(memory.peak_ns, 0, "the peak"),),
-        ),
-        _remedy(memory),
-        memory_locations(alive_at(memory, memory.peak_row)),
+        basis="costs no time as long as everything fits",
+        confidence="high",
+        severity="note",
+        figures=[
+            Figure("share of the device's memory in use at most", share, "share", limit),
+            Figure("memory in use at most", used, "bytes"),
+            Figure("memory there is", capacity, "bytes"),
+            *_categories(memory),
+        ],
+        intervals=[Interval(memory.peak_ns, 0, "the peak")],
+        remedy=_remedy(memory),
+        where=memory_locations(alive_at(memory, memory.peak_row)),
     )
 
 
-def _failed(memory: DeviceMemory, failure: dict[str, Any], limit: float) -> Finding:
+def _failed(memory: DeviceMemory, failure: dict[str, Any], limit: float) -> Found:
     """The last time that memory could not be had."""
     at = max(int(memory.levels["start_ns"].search_sorted(failure["start_ns"], side="right")) - 1, 0)
     held, reserved = memory.levels.select("allocated_bytes", "reserved_bytes").row(at)
@@ -99,18 +86,17 @@ def _failed(memory: DeviceMemory, failure: dict[str, Any], limit: float) -> Find
     asking: tuple[Location, ...] = ()
     if failure["file"] is not None:
         asking = (Location(failure["file"], failure["line"], failure["function"] or "", 1.0, exact_line=True),)
-    return Finding(
-        ID,
+    return Found(
         f"device {memory.device} ran out of memory: {size_in_words(failure['asked_bytes'])} were asked for while "
         f"{size_in_words(held)} were held",
-        "high",
         0,
-        0.0,
-        "ended the run, unless the program caught the error",
-        "high",
-        Evidence(tuple(figures), (Interval(failure["start_ns"], 0, "out of memory"),)),
-        _remedy(memory),
-        (*asking, *memory_locations(alive_at(memory, at), 2)),
+        basis="ended the run, unless the program caught the error",
+        confidence="high",
+        severity="high",
+        figures=figures,
+        intervals=[Interval(failure["start_ns"], 0, "out of memory")],
+        remedy=_remedy(memory),
+        where=(*asking, *memory_locations(alive_at(memory, at), 2)),
         ends_run_in_ns=0,
     )
 
@@ -137,3 +123,14 @@ def _remedy(memory: DeviceMemory) -> Remedy:
         "optimizer's state in 16 bits, or use an optimizer with less state.",
         "model = torch.distributed.fsdp.fully_shard(model)   # each rank keeps a part of it all",
     )
+
+
+RULE: Final = Rule(
+    id="memory-near-limit",
+    title="The device's memory is almost full",
+    thresholds={
+        "share": Threshold(0.9, "share", "share of the device's memory that is in use at most"),
+    },
+    check=check,
+    needs=("memory",),
+)

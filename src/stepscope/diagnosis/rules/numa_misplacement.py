@@ -24,58 +24,46 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.parts import host_counts, host_work_ns
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 
-ID: Final = "numa-misplacement"
-TITLE: Final = "The program runs far from its device"
-THRESHOLDS: Final = {
-    "steps": Threshold(0.5, "share", "steps that ended on a node without the device"),
-    "share": Threshold(0.05, "share", "share of the step that the device waits for the host or its copies"),
-}
 _LARGEST_LIST: Final = 4096
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Compare the nodes of the steps' cores with those of the cards."""
     counts, nodes = host_counts(view), _nodes(view)
     named = str(view.program.process.get("device_numa_nodes") or "")[:_LARGEST_LIST]
     devices = {int(one) for one in named.split(",") if one.isdecimal()}
     if counts is None or view.device is None or len(nodes) < 2 or not devices:
-        return RuleResult()
+        return
     where = [_node_of(step.core, nodes) for step in counts.steps if step.core is not None]
     known = [node for node in where if node is not None]
     if not known:
-        return RuleResult()
+        return
     far = sum(node not in devices for node in known) / len(known)
-    most, limit = view.threshold(ID, THRESHOLDS, "steps"), view.threshold(ID, THRESHOLDS, "share")
+    most, limit = limits["steps"], limits["share"]
     suffers = view.share(host_work_ns(view) + view.exposed_ns(("copy_in",)))
     if not far or far < most or suffers < limit:
-        return RuleResult()
+        return
     node = min(devices)
-    note = Finding(
-        ID,
+    yield Found(
         f"{far:.0%} of the steps ran on a memory node without the device",
-        "note",
         0,
-        0.0,
-        "what the distance costs cannot be told from one recording",
-        "medium",
-        Evidence(
-            (
-                Figure("steps that ended on a node without the device", far, "share", most),
-                Figure("share of the step that the device waits for the host or its copies", suffers, "share", limit),
-                Figure("nodes that the steps ran on", len(set(known)), "count"),
-            )
-        ),
-        Remedy(
+        basis="what the distance costs cannot be told from one recording",
+        confidence="medium",
+        severity="note",
+        figures=[
+            limits.figure("steps", far),
+            limits.figure("share", suffers),
+            Figure("nodes that the steps ran on", len(set(known)), "count"),
+        ],
+        remedy=Remedy(
             "Keep the process to the processors and the memory of its device's node.",
             f"numactl --cpunodebind={node} --membind={node} python train.py\n"
             "# with several ranks: torchrun --numa-binding=node ... (PyTorch 2.9 and later)",
         ),
     )
-    return RuleResult((note,))
 
 
 def _nodes(view: View) -> list[list[tuple[int, int]]]:
@@ -95,3 +83,14 @@ def _node_of(core: int, nodes: list[list[tuple[int, int]]]) -> int | None:
         if any(first <= core <= last for first, last in ranges):
             return number
     return None
+
+
+RULE: Final = Rule(
+    id="numa-misplacement",
+    title="The program runs far from its device",
+    thresholds={
+        "steps": Threshold(0.5, "share", "steps that ended on a node without the device"),
+        "share": Threshold(0.05, "share", "share of the {period} that the device waits for the host or its copies"),
+    },
+    check=check,
+)

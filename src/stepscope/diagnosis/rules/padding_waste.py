@@ -31,66 +31,51 @@ import numpy as np
 
 from stepscope.analysis.patterns import NUMBER_BYTES
 from stepscope.analysis.work import elements, shapes_of, types_of
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.trace.nesting import Rows
 from stepscope.trace.program_facts import PaddingFacts
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_work_of, together
 
-ID: Final = "padding-waste"
-TITLE: Final = "Batches are mostly padding"
-NEEDS: Final = ("operators", "shapes", "types")
-THRESHOLDS: Final = {
-    "padding": Threshold(0.2, "share", "share of the batches' positions that is padding"),
-    "share": Threshold(0.05, "share", "share of the step that less padding would save"),
-}
-
 _LOOKUPS: Final = ("aten::embedding", "aten::embedding_bag")
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """What the recorder saw of the batches, and how much of the step grows with their positions."""
     padded = [facts for facts in view.program.padding if facts.padding_share and facts.longest]
     if not padded:
-        return RuleResult()
+        return
     facts = max(padded, key=lambda each: (each.padding_share or 0.0) * each.positions)
     share = facts.padding_share or 0.0
-    least = view.threshold(ID, THRESHOLDS, "padding")
+    least = limits["padding"]
     left = min(facts.sorted_padding_share or 0.0, share)
     if share < least or facts.batches < 1:
-        return RuleResult()
+        return
     kept = (1 - share) / max(1 - left, share * 0.01)
     once, twice = _growing(view)
     everything = np.concatenate([once, twice])
     squared = view.cost_ns(twice)
     saved = (view.cost_ns(everything) - squared) * (1 - kept) + squared * (1 - kept * kept)
     rows = view.outermost(np.unique(everything))
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if not len(rows) or view.share(saved) < limit:
-        return RuleResult()
-    durations = view.trace.operators["duration_ns"].to_numpy()[rows]
-    finding = view.finding(
-        ID,
+    if not limits.reached(saved):
+        return
+    yield Found(
         f"{share:.0%} of the positions in the batches are padding; the same rows by length would have {left:.0%}",
         saved,
         basis="the operators that grow with the batch's positions, by what is left of them if the sampled rows are put "
         "in batches by length",
         confidence="medium" if facts.batches > 1 else "low",
-        evidence=Evidence(
-            (
-                Figure("share of the batches' positions that is padding", share, "share", least),
-                Figure("share that would be padding in batches by length", left, "share"),
-                Figure("share of the step that less padding would save", view.share(saved), "share", limit),
-                Figure("length of the longest row", facts.longest or 0, "count"),
-                Figure("batches that were looked at", facts.batches, "count"),
-            )
-        ),
+        share_at=2,
+        figures=[
+            Figure("share of the batches' positions that is padding", share, "share", least),
+            Figure("share that would be padding in batches by length", left, "share"),
+            Figure("length of the longest row", facts.longest or 0, "count"),
+            Figure("batches that were looked at", facts.batches, "count"),
+        ],
         remedy=_remedy(facts),
-        where=view.locations_of(view.slices_of_operators(rows), np.maximum(durations, 1)),
+        where=view.at_operators(rows),
         change=_shorter_rows(view, once, twice, kept),
     )
-    return RuleResult((finding,))
 
 
 def _shorter_rows(view: View, once: Rows, twice: Rows, kept: float) -> Change:
@@ -141,3 +126,15 @@ def _remedy(facts: PaddingFacts) -> Remedy:
         "sampler = LengthBucketSampler([len(sample) for sample in dataset], batch_size)\n"
         "loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=PadCollate(multiple=8))",
     )
+
+
+RULE: Final = Rule(
+    id="padding-waste",
+    title="Batches are mostly padding",
+    thresholds={
+        "padding": Threshold(0.2, "share", "share of the batches' positions that is padding"),
+        "share": Threshold(0.05, "share", "share of the {period} that less padding would save"),
+    },
+    check=check,
+    needs=("operators", "shapes", "types"),
+)

@@ -30,19 +30,10 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import TABLES
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_host_time, together
-
-ID: Final = "python-in-step"
-TITLE: Final = "Python code between the operators takes long"
-THRESHOLDS: Final = {
-    "share": Threshold(0.03, "share", "share of the step in long stretches of Python"),
-    "stretch": Threshold(200_000, "ns", "length from which a stretch of Python counts"),
-}
-REPLACES: Final = ("launch-bound",)
 
 _HABIT: Final = 0.25
 """Of the stretches at a line; where fewer are long, it is not the line that makes them so."""
@@ -56,47 +47,39 @@ _REMEDY: Final = Remedy(
 )
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Sum the pieces that belong to long stretches of Python."""
-    shortest = view.threshold(ID, THRESHOLDS, "stretch")
-    pieces = _with_stretch(view.pieces.filter(pl.col("cause") == "python"))
+    shortest = limits["stretch"]
+    pieces = _with_stretch(view.pieces_of("python"))
     lengths = _habitually_long(_stretches(view, pieces), shortest)
     mine = pieces.join(lengths, on="stretch", how="semi", maintain_order="left")
     cost = int(mine["duration_ns"].sum())
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     waits = " while the device waits" if view.device is not None else ""
-    finding = view.finding(
-        ID,
-        f"{view.share(cost):.0%} of the step is Python code between operators{waits}",
+    yield Found(
+        f"{view.share(cost):.0%} of the {view.period} is Python code between operators{waits}",
         cost,
         basis="idle time of the device in long stretches of Python of the launching thread"
         if view.device is not None
         else "time of the main thread in long stretches of Python",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step in long stretches of Python", view.share(cost), "share", limit),
-                Figure("such stretches per step", lengths.height / view.step_count, "count"),
-                Figure("the longest of them", int(lengths["ns"].to_numpy().max()), "ns", shortest),
-            ),
-            view.longest(mine.with_columns(gap="stretch"), "Python between operators"),
-        ),
+        figures=[
+            view.count_per_step("such stretches", lengths.height),
+            Figure("the longest of them", int(lengths["ns"].to_numpy().max()), "ns", shortest),
+        ],
+        intervals=view.longest(mine.with_columns(gap="stretch"), "Python between operators"),
         remedy=_REMEDY,
         where=view.locations(mine),
         change=_without_stretches(view, mine),
     )
-    return RuleResult((finding,))
 
 
 def _without_stretches(view: View, mine: pl.DataFrame) -> Change:
     """Without the Python of which these pieces are part, also where the device still works meanwhile."""
     changes = []
     for (lane,), pieces in mine.drop_nulls("lane").group_by("lane", maintain_order=True):
-        timeline = view.activity.timelines[int(str(lane))]
-        whole = view.activity.cut(int(str(lane)), timeline.times[1:2], timeline.times[-1:])
-        whole = whole.filter(pl.col("cause") == "python")
+        whole = view.activity.pieces(int(str(lane))).filter(pl.col("cause") == "python")
         start, end = whole["start"].to_numpy(), whole["end"].to_numpy()
         first = np.flatnonzero(np.append(True, start[1:] != end[:-1])[: len(start)])
         begins, ends = start[first], end[np.append(first[1:], len(start))[: len(first)] - 1]
@@ -161,3 +144,23 @@ def _gathered(names: pl.Series, rows: Rows) -> pl.Series:
     """The names in these rows, null for -1."""
     found: pl.Series = names.gather(pl.Series(rows, dtype=pl.Int64).replace(-1, None)).cast(pl.String)
     return found
+
+
+RULE: Final = Rule(
+    id="python-in-step",
+    title="Python code between the operators takes long",
+    thresholds={
+        "share": Threshold(0.03, "share", "share of the {period} in long stretches of Python"),
+        "stretch": Threshold(200_000, "ns", "length from which a stretch of Python counts"),
+    },
+    check=check,
+    replaces=("launch-bound",),
+    remedies={
+        "jax": Remedy(
+            "Move what does not depend on the batch out of the step, and let a background thread do what need not be "
+            "done at once.",
+            "background = ThreadPoolExecutor(max_workers=1)            # once, before the loop\n"
+            "background.submit(write_record, step, loss)               # in the step, instead of doing it there",
+        ),
+    },
+)

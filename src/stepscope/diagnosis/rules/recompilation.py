@@ -36,16 +36,26 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, NotAnswered, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.rules._copies import figures_of, note, places_of
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.finding import Location, NotAnswered
+from stepscope.diagnosis.rule import (
+    Answers,
+    Figure,
+    Found,
+    Limits,
+    Remedy,
+    Rule,
+    Threshold,
+    View,
+    note_from_files,
+    tally_figures,
+)
 from stepscope.trace.evidence import WARM_UP_STEPS
 from stepscope.trace.program_facts import CompilationFacts
 from stepscope.trace.window import Times
@@ -140,17 +150,6 @@ def _remedy(kind: str, name: str) -> Remedy:
     )
 
 
-ID: Final = "recompilation"
-TITLE: Final = "Code is compiled during the steps"
-THRESHOLDS: Final = {
-    "share": Threshold(0.01, "share", "share of the time lost to compiling"),
-    "limit": Threshold(8, "count", "compilations of one function after which torch runs it uncompiled"),
-    "longest_compilation": Threshold(
-        300_000_000_000, "ns", "one graph's compilation, as a file beside the trace tells"
-    ),
-    "longest_execution": Threshold(30_000_000_000, "ns", "one graph's execution, as a file beside the trace tells"),
-}
-
 _KEEP_GRAPHS: Final = Remedy(
     "See what changes from step to step, then pad to few shapes and keep Python numbers that change out of the graph.",
     "PT_XLA_DEBUG_LEVEL=2 python train.py        # PyTorch/XLA: tells the line that made a new graph\n"
@@ -165,22 +164,24 @@ _SMALLER_GRAPHS: Final = Remedy(
 _REGION: Final = r"^Torch-Compiled Region|^CompiledFunction$"
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Sum the pieces whose cause is compilation, and say what changed."""
     varying = varying_guards(view.program.compilations)
-    full = _at_limit(view, varying)
-    pieces = view.pieces.filter(pl.col("cause") == "compilation")
+    full = _at_limit(view, limits, varying)
+    pieces = view.pieces_of("compilation")
     cost = int(pieces["duration_ns"].sum())
     cost += _unseen_ns(view, cost)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult((*_reported(view), *(_note(view, guard) for guard in full)), _open_question(view))
+    if not limits.reached(cost):
+        yield from _reported(view, limits)
+        for guard in full:
+            yield _note(view, limits, guard)
+        yield from _open_question(view)
+        return
     count, steps = _compilations(view)
     # A function that is not compiled any more is the reason only where there is no other.
     worst = next((guard for guard in varying if guard not in full), varying[0] if varying else None)
     shapes = _shapes_of_regions(view)
-    finding = view.finding(
-        ID,
+    yield Found(
         f"{view.share(cost):.0%} of the time goes to compiling code: {count} "
         f"{'compilation' if count == 1 else 'compilations'}"
         + (f" in {steps} of {view.step_count} steps" if view.complete_steps.height else "")
@@ -190,17 +191,14 @@ def check(view: View) -> RuleResult:
         if view.device is not None
         else "time of the main thread inside compilers",
         confidence="high" if steps > 1 else "medium",
-        evidence=Evidence(
-            (
-                Figure("share of the time lost to compiling", view.share(cost), "share", limit),
-                Figure("compilations", count, "count"),
-                Figure("steps that compiled", steps, "count"),
-                *(Figure(f"compilations because {guard.what}", guard.count, "count") for guard in varying[:3]),
-                *([Figure("different input shapes of compiled code", shapes, "count")] if shapes > 1 else []),
-                *figures_of("compilations of graphs", view.evidence.compilations),
-            ),
-            view.longest(pieces, "compiling"),
-        ),
+        figures=[
+            Figure("compilations", count, "count"),
+            Figure("steps that compiled", steps, "count"),
+            *(Figure(f"compilations because {guard.what}", guard.count, "count") for guard in varying[:3]),
+            *([Figure("different input shapes of compiled code", shapes, "count")] if shapes > 1 else []),
+            *tally_figures("compilations of graphs", view.evidence.compilations),
+        ],
+        intervals=view.longest(pieces, "compiling"),
         remedy=worst.remedy
         if worst is not None
         else Remedy(
@@ -210,15 +208,17 @@ def check(view: View) -> RuleResult:
             "from stepscope.remedies import PadCollate\n"
             "loader = DataLoader(dataset, ..., collate_fn=PadCollate(lengths=(64, 128, 256)))",
         ),
-        where=_place(worst) or places_of(view, view.evidence.compile_triggers) or view.locations(pieces),
+        where=_place(worst) or view.at_triggers(view.evidence.compile_triggers) or view.locations(pieces),
         change=without_cause("compilation"),
     )
-    return RuleResult((finding, *(_note(view, guard) for guard in full if guard is not worst)))
+    for guard in full:
+        if guard is not worst:
+            yield _note(view, limits, guard)
 
 
-def _at_limit(view: View, varying: Sequence[VaryingGuard]) -> list[VaryingGuard]:
+def _at_limit(view: View, limits: Limits, varying: Sequence[VaryingGuard]) -> list[VaryingGuard]:
     """The guards of functions that were compiled as often as torch allows, one for each function."""
-    limit = _limit(view)
+    limit = _limit(view, limits)
     totals = Counter((fact.function, fact.file, fact.line) for fact in view.program.compilations)
     # More compilations than that show that the limit is another.
     found = {
@@ -229,63 +229,57 @@ def _at_limit(view: View, varying: Sequence[VaryingGuard]) -> list[VaryingGuard]
     return list(found.values())
 
 
-def _limit(view: View) -> float:
+def _limit(view: View, limits: Limits) -> float:
     """How often the program's torch compiles a function."""
     own = view.program.torch.get("recompile_limit")
-    return float(own) if isinstance(own, int) and own > 0 else view.threshold(ID, THRESHOLDS, "limit")
+    return float(own) if isinstance(own, int) and own > 0 else limits["limit"]
 
 
-def _note(view: View, guard: VaryingGuard) -> Finding:
+def _note(view: View, limits: Limits, guard: VaryingGuard) -> Found:
     count = sum(fact.function == guard.function and fact.line == guard.line for fact in view.program.compilations)
-    limit = _limit(view)
-    found = view.finding(
-        ID,
+    return Found(
         f"{guard.function}() was compiled {count} times, because {guard.what}; torch has stopped compiling it and runs "
         "it operator by operator",
         0,
         basis="no saving: what compiled code would take is not in the trace",
         confidence="medium",
-        evidence=Evidence((Figure(f"compilations of {guard.function}()", count, "count", limit),)),
+        figures=[Figure(f"compilations of {guard.function}()", count, "count", _limit(view, limits))],
         remedy=guard.remedy,
         where=_place(guard),
+        severity="note",
     )
-    return replace(found, severity="note")
 
 
-def _reported(view: View) -> Iterator[Finding]:
+def _reported(view: View, limits: Limits) -> Iterator[Found]:
     """What the files beside the trace tell of compiling, where the trace shows no cost of it."""
     evidence = view.evidence
     compilations, executions = evidence.compilations, evidence.executions
-    figures = figures_of("compilations of graphs", compilations)
-    where = places_of(view, evidence.compile_triggers)
+    figures = tally_figures("compilations of graphs", compilations)
+    where = view.at_triggers(evidence.compile_triggers)
     if evidence.compiles_too_often and compilations is not None:
         what = f"Graphs were compiled {compilations.count:,} times in {evidence.steps:,} steps of the whole run"
         if evidence.late_compilations is not None:
             what += f", {evidence.late_compilations:,} of them after the first {WARM_UP_STEPS}"
-        yield note(view, ID, what, figures, _KEEP_GRAPHS, where)
-    longest = view.threshold(ID, THRESHOLDS, "longest_compilation")
+        yield note_from_files(what, figures, _KEEP_GRAPHS, where)
+    longest = limits["longest_compilation"]
     if compilations is not None and (compilations.longest_ns or 0) > longest:
         figure = Figure("longest of the compilations of graphs", compilations.longest_ns or 0, "ns", longest)
-        yield note(view, ID, "One graph took very long to compile", [figure], _SMALLER_GRAPHS, where)
-    longest = view.threshold(ID, THRESHOLDS, "longest_execution")
+        yield note_from_files("One graph took very long to compile", [figure], _SMALLER_GRAPHS, where)
+    longest = limits["longest_execution"]
     if executions is not None and (executions.longest_ns or 0) > longest:
         figure = Figure("longest of the executions of graphs", executions.longest_ns or 0, "ns", longest)
-        yield note(view, ID, "One graph took very long to run", [figure], _SMALLER_GRAPHS)
+        yield note_from_files("One graph took very long to run", [figure], _SMALLER_GRAPHS)
 
 
-def _open_question(view: View) -> tuple[NotAnswered, ...]:
+def _open_question(view: View) -> Iterator[NotAnswered]:
     """Whether graphs go on being compiled, where a file counts them and not the steps."""
     compilations = view.evidence.compilations
-    if compilations is None or compilations.count < 2 or view.evidence.steps is not None:
-        return ()
-    return (
-        NotAnswered(
+    if compilations is not None and compilations.count >= 2 and view.evidence.steps is None:
+        yield NotAnswered(
             "Are graphs still compiled once training runs steadily?",
             f"A file beside the trace counts {compilations.count:,} compilations in the whole run, not in which steps.",
             "record steps that are not the first, or set PT_HPU_METRICS_DUMP_TRIGGERS=process_exit,mark_step on Gaudi",
-            ID,
-        ),
-    )
+        )
 
 
 def _place(guard: VaryingGuard | None) -> tuple[Location, ...]:
@@ -342,3 +336,44 @@ def _compilations(view: View) -> tuple[int, int]:
     bounds = view.complete_steps["start_ns"].to_numpy()
     steps = len(np.unique(np.searchsorted(bounds, starts, side="right"))) if len(bounds) else min(len(starts), 1)
     return len(starts), steps
+
+
+RULE: Final = Rule(
+    id="recompilation",
+    title="Code is compiled during the steps",
+    thresholds={
+        "share": Threshold(0.01, "share", "share of the time lost to compiling"),
+        "limit": Threshold(8, "count", "compilations of one function after which torch runs it uncompiled"),
+        "longest_compilation": Threshold(
+            300_000_000_000, "ns", "one graph's compilation, as a file beside the trace tells"
+        ),
+        "longest_execution": Threshold(30_000_000_000, "ns", "one graph's execution, as a file beside the trace tells"),
+    },
+    check=check,
+    remedies={
+        "jax": Remedy(
+            "See what changes from call to call, pad to few shapes, and keep what was compiled between runs.",
+            'jax.config.update("jax_explain_cache_misses", True)      # tells why something is compiled\n'
+            'jax.config.update("jax_compilation_cache_dir", "/path/to/cache")\n'
+            "length = -(-length // 64) * 64                            # pad: few different shapes",
+        ),
+        "torch_xla": Remedy(
+            "See what makes a new graph, pad to few shapes, and keep what was compiled between runs.",
+            "PT_XLA_DEBUG_LEVEL=2 python train.py                 # tells the line that made a new graph, and why\n"
+            'torch_xla.runtime.initialize_cache("/path/to/cache")   # before anything is computed\n'
+            "length = -(-length // 64) * 64                       # pad: few different shapes",
+        ),
+        "hpu": Remedy(
+            "See what changes, pad or bucket inputs to few shapes, let the bridge do so, and keep recipes between "
+            "runs.",
+            "PT_HPU_METRICS_FILE=metrics.json PT_HPU_METRICS_DUMP_TRIGGERS=process_exit,mark_step python train.py\n"
+            "PT_HPU_ENABLE_REFINE_DYNAMIC_SHAPES=1 python train.py            # buckets and pads by itself\n"
+            "PT_HPU_RECIPE_CACHE_CONFIG=/path/to/cache,false,4096 python train.py\n"
+            "length = -(-length // 64) * 64                                  # pad: few different shapes\n"
+            "from stepscope.remedies import LoopConstants, mark_step\n"
+            "mark_step()                                                     # around a part whose shapes change\n"
+            "for value in LoopConstants(values, device=device):             # not steps[i]: each i is another graph\n"
+            "    ...",
+        ),
+    },
+)

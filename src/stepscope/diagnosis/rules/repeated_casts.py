@@ -30,26 +30,17 @@ from typing import Final
 import numpy as np
 
 from stepscope.analysis.conversions import Cast, casts, there_and_back, wide_operators
-from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.finding import Interval
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules.fusible_chain import rows_of_named_functions
-from stepscope.diagnosis.view import View
 from stepscope.whatif.changes import scaled_operators
-
-ID: Final = "repeated-casts"
-TITLE: Final = "Tensors are converted to another number type and back"
-NEEDS: Final = ("operators", "shapes", "types")
-THRESHOLDS: Final = {
-    "share": Threshold(0.02, "share", "share of the step in conversions to and fro"),
-    "pairs": Threshold(2, "count", "conversions to and fro in a step"),
-}
-REPLACES: Final = ("fusible-chain",)
 
 _BITS: Final = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Pair conversions with those back, and sum what they and their gradients' cost."""
-    rows = view.operators["row"].to_numpy()
+    rows = rows_of(view.operators)
     found = casts(view.trace, rows)
     paired = there_and_back(found)
     if any("float64" in (cast.source, cast.target) for cast in paired):
@@ -59,43 +50,37 @@ def check(view: View) -> RuleResult:
     if paired:
         paired = _without_named_functions(view, paired)
     pairs = len(paired) / 2 / view.step_count
-    fewest, limit = (view.threshold(ID, THRESHOLDS, name) for name in ("pairs", "share"))
+    fewest = limits["pairs"]
     if not paired or pairs < fewest:
-        return RuleResult()
+        return
     forward = _rows(paired)
     backward = view.backward_of(forward)
     conversions = np.concatenate([forward, backward])
     cost = view.cost_ns(conversions)
-    if cost <= 0 or view.share(cost) < limit:
-        return RuleResult()
+    if not limits.reached(cost):
+        return
     ((there, back), _) = Counter((cast.source, cast.target) for cast in paired).most_common(1)[0]
-    durations = view.trace.operators["duration_ns"].to_numpy()[forward]
     kept = min(there, back, key=lambda kind: _BITS[kind])
-    finding = view.finding(
-        ID,
-        f"tensors are converted from {there} to {back} and back {pairs:,.0f} times a step: "
+    yield Found(
+        f"tensors are converted from {there} to {back} and back {pairs:,.0f} times {view.a_step}: "
         f"{view.share(cost):.0%} of its time",
         cost,
         basis="the cost of the conversions there and back" + (" and of their gradients'" if len(backward) else ""),
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step in conversions to and fro", view.share(cost), "share", limit),
-                Figure("conversions to and fro per step", pairs, "count", fewest),
-                Figure("conversions of all kinds per step", len(found) / view.step_count, "count"),
-            ),
-            (_longest(view, forward),),
-        ),
+        figures=[
+            Figure(f"conversions to and fro {view.per}", pairs, "count", fewest),
+            view.count_per_step("conversions of all kinds", len(found)),
+        ],
+        intervals=(_longest(view, forward),),
         remedy=Remedy(
             f"Stay in one type: take out the conversions, and convert the batch once where it is made if {kept} is "
             "wanted throughout.",
             f"batch = batch.to(torch.{kept})        # once, in the data loader\n"
             f"model = model.to(torch.{kept})        # and no .to(), .float(), .half() between layers",
         ),
-        where=view.locations_of(view.slices_of_operators(forward), np.maximum(durations, 1)),
+        where=view.at_operators(forward),
         change=scaled_operators(conversions, 0.0),
     )
-    return RuleResult((finding,))
 
 
 def _without_named_functions(view: View, paired: list[Cast]) -> list[Cast]:
@@ -122,3 +107,16 @@ def _longest(view: View, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> In
     operators = view.trace.operators
     row = int(rows[np.argmax(operators["duration_ns"].to_numpy()[rows])])
     return Interval(int(operators["start_ns"][row]), int(operators["duration_ns"][row]), "conversion")
+
+
+RULE: Final = Rule(
+    id="repeated-casts",
+    title="Tensors are converted to another number type and back",
+    thresholds={
+        "share": Threshold(0.02, "share", "share of the {period} in conversions to and fro"),
+        "pairs": Threshold(2, "count", "conversions to and fro in a step"),
+    },
+    check=check,
+    needs=("operators", "shapes", "types"),
+    replaces=("fusible-chain",),
+)

@@ -43,22 +43,12 @@ import polars as pl
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.work import traffic
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.rules._called import engine_pauses, engine_pauses_ns, outermost_in_order, scaled_with_pauses
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._copies import outermost_of
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rules._operators import engine_pauses, engine_pauses_ns, outermost_in_order, scaled_with_pauses
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 from stepscope.whatif.changes import fewer_works, scaled_host_time, scaled_slices, together
-
-ID: Final = "single-tensor-optimizer"
-TITLE: Final = "The optimizer updates parameters one by one"
-NEEDS: Final = ("operators",)
-THRESHOLDS: Final = {
-    "launches": Threshold(100, "count", "launches of an optimizer step that are many"),
-    "share": Threshold(0.01, "share", "share of the step lost in the optimizer"),
-    "share_on_cpu": Threshold(0.05, "share", "share of the step that a fused update would save, without a device"),
-}
 
 _FUSED: Final = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
 """Optimizers of torch.optim that have a fused implementation."""
@@ -82,50 +72,45 @@ _CALLS_OF_OTHERS: Final = 1.5
 """Of optimizers that have no fused implementation, with operators over lists of tensors."""
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Count the optimizer's launches and sum the time lost to them."""
     if view.device is None:
-        return _on_cpu(view)
-    activity = view.activity
+        yield from _on_cpu(view, limits)
+        return
     launched = view.work.filter(pl.col("launch").is_not_null())
-    slices = activity.slices_of("launches")[launched["launch"].to_numpy().astype(np.int64)]
-    in_optimizer = (activity.cause_of(slices) == CAUSE_CODES["optimizer"]) & ~_is_zeroing(view, launched)
+    slices = view.slices_of_launches(launched["launch"])
+    in_optimizer = (view.activity.cause_of(slices) == CAUSE_CODES["optimizer"]) & ~_is_zeroing(view, launched)
     mine = launched.filter(pl.Series(in_optimizer, dtype=pl.Boolean))
     count = mine["launch"].n_unique() / view.step_count
-    minimum = view.threshold(ID, THRESHOLDS, "launches")
+    minimum = limits["launches"]
     if mine.is_empty() or count < minimum or _is_batched(view, mine):
-        return RuleResult()
+        return
     late = view.pieces.filter((pl.col("cause") == "optimizer") & pl.col("gap").is_not_null())
     late = late.join(mine, on="launch", how="semi")
-    latency = view.pieces.filter(pl.col("cause") == "launch_latency").join(mine, on="launch", how="semi")
+    latency = view.pieces_of("launch_latency").join(mine, on="launch", how="semi")
     kernels_ns = busy_intervals(mine, view.device_span).total_ns
     kernels_left_ns = min(_kernels_left_ns(view, mine), kernels_ns)
     saved_ns = kernels_ns - kernels_left_ns
     cost = int(late["duration_ns"].sum()) + int(latency["duration_ns"].sum()) + saved_ns
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if view.share(cost) < limit:
-        return RuleResult()
-    finding = view.finding(
-        ID,
-        f"the optimizer launches {count:,.0f} kernels a step, one parameter at a time",
+    if not limits.reached(cost):
+        return
+    yield Found(
+        f"the optimizer launches {count:,.0f} kernels {view.a_step}, one parameter at a time",
         cost,
         basis="idle time while the optimizer was preparing and launching its work, and its kernels' time without what "
         "a fused update would still take",
         confidence="high",
-        evidence=Evidence(
-            (
-                Figure("launches in the optimizer per step", count, "count", minimum),
-                Figure("share of the step lost in the optimizer", view.share(cost), "share", limit),
-                Figure("time of its kernels per step", view.per_step(kernels_ns), "ns"),
-                Figure("median length of its kernels", float(mine["duration_ns"].median() or 0), "ns"),  # type: ignore[arg-type]
-            ),
-            view.longest(late, "optimizer"),
-        ),
+        share_at=1,
+        figures=[
+            Figure(f"launches in the optimizer {view.per}", count, "count", minimum),
+            view.ns_per_step("time of its kernels", kernels_ns),
+            Figure("median length of its kernels", float(np.median(mine["duration_ns"].to_numpy())), "ns"),
+        ],
+        intervals=view.longest(late, "optimizer"),
         remedy=_remedy(view),
         where=view.locations(late),
         change=_fused(view, mine, kernels_left_ns / max(kernels_ns, 1)),
     )
-    return RuleResult((finding,))
 
 
 def _fused(view: View, work: pl.DataFrame, kernels_left: float) -> Change:
@@ -143,55 +128,47 @@ def _fused(view: View, work: pl.DataFrame, kernels_left: float) -> Change:
     now = int(duration[outermost].sum()) + int((pauses[2] - pauses[1]).sum())
     left = min(_CALLS_FOR_EACH.get(_name(view), _CALLS_OF_OTHERS) * overhead * tensors / max(now, 1), 1.0)
     return together(
-        fewer_works(work["row"].to_numpy().astype(np.int64), kernels_left),
+        fewer_works(rows_of(work), kernels_left),
         scaled_slices(view.slices_of_operators(outermost), left),
         scaled_host_time(*pauses, left),
     )
 
 
-def _on_cpu(view: View) -> RuleResult:
+def _on_cpu(view: View, limits: Limits) -> Answers:
     """What a fused update would save of the thread's time in the optimizer."""
     name = _name(view)
     rows = _operators_of_optimizer(view)
     names = view.trace.operators["name"].gather(rows)
     if name not in _FUSED or not len(rows) or names.str.contains("_fused_|_foreach_").any():
-        return RuleResult()
+        return
     duration = view.trace.operators["duration_ns"].to_numpy()
     cost = int(duration[rows].sum()) + engine_pauses_ns(view, rows)
     tensors = _tensors(names)
     left = _fused_ns(view, name, rows, tensors)
     saved = max(cost - left, 0)
-    limit = view.threshold(ID, THRESHOLDS, "share_on_cpu")
-    if saved == 0 or view.share(saved) < limit:
-        return RuleResult()
+    if not limits.reached(saved, "share_on_cpu"):
+        return
     count = len(rows) / view.step_count
-    return RuleResult(
-        (
-            view.finding(
-                ID,
-                f"{name} runs {count:,.0f} operators a step, {view.share(cost):.0%} of it; a fused update is one",
-                saved,
-                basis=f"the optimizer's time without the {left / cost:.0%} that a fused update would still take",
-                confidence="medium",
-                evidence=Evidence(
-                    (
-                        Figure("share of the step that a fused update would save", view.share(saved), "share", limit),
-                        Figure("share of the step in the optimizer", view.share(cost), "share"),
-                        Figure("operators in the optimizer per step", count, "count"),
-                        Figure("tensors updated per step", tensors / view.step_count, "count"),
-                    )
-                ),
-                remedy=Remedy(
-                    f"Let {name} update all parameters in one fused call.",
-                    "from stepscope.remedies import fuse_optimizer\n"
-                    "optimizer = fuse_optimizer(optimizer)   # or where it is made:\n"
-                    f"optimizer = torch.optim.{name}(model.parameters(), ..., fused=True)",
-                    apply=("fuse-optimizer",),
-                ),
-                where=view.locations_of(view.slices_of_operators(rows), np.maximum(duration[rows], 1)),
-                change=scaled_with_pauses(rows, [engine_pauses(view, rows)], left / cost),
-            ),
-        )
+    yield Found(
+        f"{name} runs {count:,.0f} operators {view.a_step}, {view.share(cost):.0%} of it; a fused update is one",
+        saved,
+        basis=f"the optimizer's time without the {left / cost:.0%} that a fused update would still take",
+        confidence="medium",
+        limit="share_on_cpu",
+        figures=[
+            view.share_figure("in the optimizer", cost),
+            Figure(f"operators in the optimizer {view.per}", count, "count"),
+            view.count_per_step("tensors updated", tensors),
+        ],
+        remedy=Remedy(
+            f"Let {name} update all parameters in one fused call.",
+            "from stepscope.remedies import fuse_optimizer\n"
+            "optimizer = fuse_optimizer(optimizer)   # or where it is made:\n"
+            f"optimizer = torch.optim.{name}(model.parameters(), ..., fused=True)",
+            apply=("fuse-optimizer",),
+        ),
+        where=view.at_operators(rows),
+        change=scaled_with_pauses(rows, [engine_pauses(view, rows)], left / cost),
     )
 
 
@@ -200,7 +177,7 @@ def _operators_of_optimizer(view: View) -> Rows:
     operators = view.operators.filter(
         pl.col("parent").is_null() & pl.col("name").str.contains(_UPDATING) & ~pl.col("name").str.contains("zero_$")
     )
-    rows = operators["row"].to_numpy().astype(np.int64)
+    rows = rows_of(operators)
     causes = view.activity.cause_of(view.slices_of_operators(rows))
     updating: Rows = rows[causes == CAUSE_CODES["optimizer"]]
     return updating
@@ -285,3 +262,25 @@ def _is_batched(view: View, work: pl.DataFrame) -> bool:
     over_lists = int(names.str.contains("_foreach_|_fused_").to_numpy().sum())
     over_lists += work.filter(pl.col("name").str.contains("multi_tensor_apply")).height
     return over_lists * 2 > work.height
+
+
+RULE: Final = Rule(
+    id="single-tensor-optimizer",
+    title="The optimizer updates parameters one by one",
+    thresholds={
+        "launches": Threshold(100, "count", "launches of an optimizer step that are many"),
+        "share": Threshold(0.01, "share", "share of the {period} lost in the optimizer"),
+        "share_on_cpu": Threshold(
+            0.05, "share", "share of the {period} that a fused update would save, without a device"
+        ),
+    },
+    check=check,
+    needs=("operators",),
+    remedies={
+        "hpu": Remedy(
+            "Use an optimizer that updates all parameters in one operator; its eps is 1e-6 unless it is told.",
+            "from habana_frameworks.torch.hpex.optimizers import FusedAdamW\n"
+            "optimizer = FusedAdamW(model.parameters(), lr=lr, eps=1e-8)",
+        ),
+    },
+)

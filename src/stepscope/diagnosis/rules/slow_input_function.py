@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.loading import (
     CARRIES_MOST,
     NEARLY_ALL,
@@ -41,54 +40,42 @@ from stepscope.diagnosis.loading import (
     places_of,
     settings_figures,
 )
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.whatif.changes import scaled_cause
-
-ID: Final = "slow-input-function"
-TITLE: Final = "One function makes batches slow"
-NEEDS: Final = ("lines",)
-REPLACES: Final = ("input-bound",)
-THRESHOLDS: Final = {"share": Threshold(0.05, "share", "share of the step lost to waiting for this function")}
 
 _WHAT: Final = {"item": "the dataset's item", "transform": "the transform", "collate": "the collate function"}
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Find the function that carries most of the loading, where workers are no remedy."""
     loading = loading_of(view)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if view.share(loading.wait_ns) < limit or loading.wait_ns == 0:
-        return RuleResult()
+    if not limits.reached(loading.wait_ns):
+        return
     costly = costly_function(view, loading)
     if costly is None or _is_something_else(view, loading):
-        return RuleResult()
+        return
     saving = _saving_ns(view, loading, costly)
-    if view.share(saving) < limit:
-        return RuleResult()
+    if not limits.reached(saving):
+        return
     mean_ns = costly.total_ns // max(costly.calls, 1)
-    finding = view.finding(
-        ID,
+    yield Found(
         f"{_WHAT[costly.stage]} {costly.name} takes {costly.share:.0%} of the time to make a batch, for which the "
-        f"step waits {view.share(loading.wait_ns):.0%} of its time",
+        f"{view.period} waits {view.share(loading.wait_ns):.0%} of its time",
         saving,
         basis="what the waits for data would lose if the function cost nothing, its results being cached or prepared "
         "before training; half of it if it were twice as fast",
         confidence="high",
-        evidence=Evidence(
-            (
-                Figure("share of the step lost to waiting for this function", view.share(saving), "share", limit),
-                Figure("share of the time to make a batch", costly.share, "share", CARRIES_MOST),
-                Figure("time of one call", mean_ns, "ns"),
-                Figure("calls per batch", costly.calls / max(loading.calls, 1), "count"),
-                *settings_figures(loading),
-            ),
-            view.longest(loading.pieces, "waiting for data"),
-        ),
+        figures=[
+            Figure("share of the time to make a batch", costly.share, "share", CARRIES_MOST),
+            Figure("time of one call", mean_ns, "ns"),
+            Figure("calls per batch", costly.calls / max(loading.calls, 1), "count"),
+            *settings_figures(loading),
+        ],
+        intervals=view.longest(loading.pieces, "waiting for data"),
         remedy=_remedy(costly),
         where=places_of(view, loading, costly),
         change=scaled_cause("input", 1.0 - saving / loading.wait_ns),
     )
-    return RuleResult((finding,))
 
 
 def _is_something_else(view: View, loading: Loading) -> bool:
@@ -126,3 +113,13 @@ def _remedy(costly: Costly) -> Remedy:
         f"        self.cache[index] = self.{function}(index)\n"
         "    return self.cache[index]",
     )
+
+
+RULE: Final = Rule(
+    id="slow-input-function",
+    title="One function makes batches slow",
+    thresholds={"share": Threshold(0.05, "share", "share of the {period} lost to waiting for this function")},
+    check=check,
+    needs=("lines",),
+    replaces=("input-bound",),
+)

@@ -24,23 +24,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
-
-ID: Final = "slow-start"
-TITLE: Final = "The program takes long to its first step"
-THRESHOLDS: Final = {
-    "start": Threshold(60_000_000_000, "ns", "time to the first step that is long"),
-    "steps": Threshold(100, "count", "steps that the start must outweigh"),
-}
+from stepscope.diagnosis.finding import Location
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Hold the time to the first step against the threshold, and against the steps themselves."""
     first = view.program.start.get("first_step_ns")
-    limit = view.threshold(ID, THRESHOLDS, "start")
-    if first is None or first < limit or first < view.threshold(ID, THRESHOLDS, "steps") * view.step_ns:
-        return RuleResult()
+    limit = limits["start"]
+    if first is None or first < limit or first < limits["steps"] * view.step_ns:
+        return
     imported = view.program.start.get("torch_imported_ns")
     recording = view.program.start.get("recording_ns", first)
     begun_ns = (view.trace.metadata.origin_unix_ns or 0) - recording
@@ -62,20 +55,17 @@ def check(view: View) -> RuleResult:
         if each.file is not None and each.line is not None and each.duration_ns
     )
     by_compiler = compiling > first / 3
-    note = Finding(
-        ID,
+    yield Found(
         f"the first step ended after {first / 1e9:,.0f} s"
         + (f", {compiling / 1e9:,.0f} s of them compiling" if early else ""),
-        "note",
         0,
-        0.0,
-        "the start makes no step slower",
-        "high",
-        Evidence(tuple(figures)),
-        _compiler() if by_compiler else _other(),
-        where if by_compiler else (),
+        basis="the start makes no step slower",
+        confidence="high",
+        severity="note",
+        figures=figures,
+        remedy=_compiler() if by_compiler else _other(),
+        where=where if by_compiler else (),
     )
-    return RuleResult((note,))
 
 
 def _compiler() -> Remedy:
@@ -94,3 +84,14 @@ def _other() -> Remedy:
         'with torch.device("cuda"):\n    model = Model()        # made on the device, not on the host and copied\n'
         'state = torch.load(path, map_location="cuda", mmap=True)',
     )
+
+
+RULE: Final = Rule(
+    id="slow-start",
+    title="The program takes long to its first step",
+    thresholds={
+        "start": Threshold(60_000_000_000, "ns", "time to the first step that is long"),
+        "steps": Threshold(100, "count", "steps that the start must outweigh"),
+    },
+    check=check,
+)

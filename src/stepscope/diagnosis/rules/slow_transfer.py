@@ -27,18 +27,8 @@ from typing import Final
 import polars as pl
 
 from stepscope.analysis.communication import bus_bytes, collectives
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_work
-
-ID: Final = "slow-transfer"
-TITLE: Final = "Data between ranks moves slowly"
-THRESHOLDS: Final = {
-    "share": Threshold(0.05, "share", "share of the step that transfers at the expected rate would save"),
-    "bytes_per_second": Threshold(5e9, "bytes", "rate that each rank's link is expected to reach, in a second"),
-    "bytes": Threshold(2**20, "bytes", "message from which the rate counts"),
-}
-REPLACES: Final = ("exposed-communication",)
 
 ALIKE: Final = 4
 """Collectives of one kind and size from which the fastest says how long they take when nobody waits."""
@@ -51,18 +41,18 @@ REMEDY: Final = Remedy(
 )
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """From one rank's trace: the fastest of large messages of each kind and size."""
     if view.device is None:
-        return RuleResult()
-    fewest = view.threshold(ID, THRESHOLDS, "bytes")
-    rate = max(view.threshold(ID, THRESHOLDS, "bytes_per_second"), 1.0)
+        return
+    fewest = limits["bytes"]
+    rate = max(limits["bytes_per_second"], 1.0)
     found = collectives(view.trace, device=view.device, window=view.device_span).filter(
         (pl.col("bytes") >= fewest) & (pl.col("kind") != "send_receive") & (pl.col("duration_ns") > 0)
     )
     found = found.filter(pl.len().over("kind", "group", "bytes") >= ALIKE)
     if found.is_empty():
-        return RuleResult()
+        return
     ranks = view.trace.metadata.world_size or 2
     carried = [
         bus_bytes(kind, size, int(group or ranks))
@@ -77,33 +67,42 @@ def check(view: View) -> RuleResult:
     total = int(rows["duration_ns"].sum())
     exposed = view.exposed_ns(("communication",))
     saved = max(alone - needed, 0.0) * min(exposed / max(total, 1), 1.0)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if saved <= 0 or view.share(saved) < limit:
-        return RuleResult()
+    if not limits.reached(saved):
+        return
     reached = float(rows["carried"].sum()) / max(alone, 1.0) * 1e9
     less = rows["alone"].to_numpy() * max(1 - needed / max(alone, 1.0), 0.0)
-    finding = view.finding(
-        ID,
+    yield Found(
         f"data moves at {reached / 1e9:,.1f} GB/s on each rank's link, below the {rate / 1e9:,.0f} expected",
         saved,
         basis="the fastest collectives of each size, less what the same bytes need at the expected rate, as far as "
         "nothing covers them",
         confidence="low",
-        evidence=Evidence(
-            (
-                Figure("bytes in a second on each link", reached, "bytes", rate),
-                Figure(
-                    "share of the step that transfers at the expected rate would save",
-                    view.share(saved),
-                    "share",
-                    limit,
-                ),
-                Figure("mean message", float(rows["bytes"].mean() or 0), "bytes", fewest),  # type: ignore[arg-type]
-                Figure("such messages per step", rows.height / view.step_count, "count"),
-            ),
-            view.longest(rows, "collective"),
-        ),
+        share_at=1,
+        figures=[
+            Figure("bytes in a second on each link", reached, "bytes", rate),
+            Figure("mean message", float(rows["bytes"].mean() or 0), "bytes", fewest),  # type: ignore[arg-type]
+            view.count_per_step("such messages", rows.height),
+        ],
+        intervals=view.longest(rows, "collective"),
         remedy=REMEDY,
-        change=scaled_work(rows["row"].to_numpy(), 1 - less / rows["duration_ns"].to_numpy()),
+        change=scaled_work(rows_of(rows), 1 - less / rows["duration_ns"].to_numpy()),
     )
-    return RuleResult((finding,))
+
+
+RULE: Final = Rule(
+    id="slow-transfer",
+    title="Data between ranks moves slowly",
+    thresholds={
+        "share": Threshold(0.05, "share", "share of the {period} that transfers at the expected rate would save"),
+        "bytes_per_second": Threshold(5e9, "bytes", "rate that each rank's link is expected to reach, in a second"),
+        "bytes": Threshold(2**20, "bytes", "message from which the rate counts"),
+    },
+    check=check,
+    replaces=("exposed-communication",),
+    remedies={
+        "jax": Remedy(
+            "See which way the data takes, and send less of it.",
+            "NCCL_DEBUG=INFO python train.py          # on GPUs: NVLink, PCIe, network card or sockets, and why",
+        ),
+    },
+)

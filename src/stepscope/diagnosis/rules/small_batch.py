@@ -25,65 +25,50 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules import launch_bound
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rules.memory_headroom import LARGER_BATCH
 from stepscope.whatif.changes import scaled_work
-
-ID: Final = "small-batch"
-TITLE: Final = "Kernels are too short for the device, and a larger batch would fit"
-THRESHOLDS: Final = {
-    "share": Threshold(0.3, "share", "share of the step in short kernels"),
-    "short_ns": Threshold(10_000, "ns", "kernels shorter than this are short"),
-    "busy": Threshold(0.7, "share", "share of the step that the device is busy"),
-    "memory": Threshold(0.5, "share", "share of the device's memory above which a larger batch may not fit"),
-}
 
 _SAVED: Final = 0.5
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Weigh the short kernels of a device that is busy and has room."""
     held = _held_share(view)
-    most = view.threshold(ID, THRESHOLDS, "memory")
-    if view.device is None or held is None or held > most or launch_bound.check(view).findings:
-        return RuleResult()
+    most = limits["memory"]
+    if view.device is None or held is None or held > most or launch_bound.RULE.ask(view).findings:
+        return
     kernels = view.work.filter(pl.col("kind") == "compute")
-    short_ns = view.threshold(ID, THRESHOLDS, "short_ns")
+    short_ns = limits["short_ns"]
     short = kernels.filter(pl.col("duration_ns") < short_ns)
     time = min(int(short["duration_ns"].sum()), view.length_ns)
     idle = min(int(view.pieces["duration_ns"].sum()), view.length_ns)
     busy = 1 - view.share(idle)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    least = view.threshold(ID, THRESHOLDS, "busy")
-    if time == 0 or view.share(time) < limit or busy < least:
-        return RuleResult()
-    finding = view.finding(
-        ID,
-        f"{view.share(time):.0%} of the step goes to kernels shorter than {short_ns / 1000:,.0f} us, and the device's "
-        f"memory is {held:.0%} full at the most: a larger batch would take hardly longer",
+    least = limits["busy"]
+    if not limits.reached(time) or busy < least:
+        return
+    yield Found(
+        f"{view.share(time):.0%} of the {view.period} goes to kernels shorter than {short_ns / 1000:,.0f} us, and the "
+        f"device's memory is {held:.0%} full at the most: a larger batch would take hardly longer",
         time * _SAVED,
         basis="half of the short kernels' time, for each sample, with twice the batch; an assumption",
         confidence="low",
-        evidence=Evidence(
-            (
-                Figure("share of the step in short kernels", view.share(time), "share", limit),
-                Figure("share of the step that the device is busy", busy, "share", least),
-                Figure("share of the device's memory held at the most", held, "share", most),
-                Figure("short kernels per step", short.height / view.step_count, "count"),
-                Figure("kernels per step", kernels.height / view.step_count, "count"),
-            )
-        ),
+        weighed_ns=time,
+        figures=[
+            Figure(f"share of the {view.period} that the device is busy", busy, "share", least),
+            Figure("share of the device's memory held at the most", held, "share", most),
+            view.count_per_step("short kernels", short.height),
+            view.count_per_step("kernels", kernels.height),
+        ],
         remedy=Remedy(
             "Raise the batch size until kernels are long or memory is full, and adapt the learning rate.",
             "loader = DataLoader(dataset, batch_size=2 * batch_size, ...)",
         ),
-        change=scaled_work(short["row"].to_numpy().astype(np.int64), _SAVED),
+        change=scaled_work(rows_of(short), _SAVED),
     )
-    return RuleResult((finding,))
 
 
 def _held_share(view: View) -> float | None:
@@ -93,3 +78,20 @@ def _held_share(view: View) -> float | None:
     events = view.trace.memory.filter(pl.col("device") == pl.lit(view.device, pl.String))
     held = max(events["total_reserved"].drop_nulls().to_list(), default=None)
     return held / memory if memory and held is not None else None
+
+
+RULE: Final = Rule(
+    id="small-batch",
+    title="Kernels are too short for the device, and a larger batch would fit",
+    thresholds={
+        "share": Threshold(0.3, "share", "share of the {period} in short kernels"),
+        "short_ns": Threshold(10_000, "ns", "kernels shorter than this are short"),
+        "busy": Threshold(0.7, "share", "share of the {period} that the device is busy"),
+        "memory": Threshold(0.5, "share", "share of the device's memory above which a larger batch may not fit"),
+    },
+    check=check,
+    remedies={
+        "jax": LARGER_BATCH,
+        "torch_xla": LARGER_BATCH,
+    },
+)

@@ -29,20 +29,10 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.communication import collectives, exposed_on_host
-from stepscope.diagnosis.finding import Evidence, Figure, Location, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.finding import Location
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_cause, scaled_slices, scaled_work, together
-
-ID: Final = "small-buckets"
-TITLE: Final = "Gradients are exchanged in very many small messages"
-THRESHOLDS: Final = {
-    "count": Threshold(20, "count", "reductions per step that are many"),
-    "bytes": Threshold(2**20, "bytes", "mean message that is small"),
-    "share": Threshold(0.02, "share", "share of the step that fewer messages would save"),
-}
-
-REPLACES: Final = ("exposed-communication", "loop-in-step")
 
 _BUCKET_BYTES: Final = 25 * 2**20
 _OUTLIER: Final = 10
@@ -50,55 +40,51 @@ _OUTLIER: Final = 10
 _REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Count reductions, and the price of those that buckets would not need."""
     found = collectives(view.trace, device=view.device, window=view.device_span).filter(
         pl.col("kind").is_in(_REDUCTIONS) & (pl.col("duration_ns") > 0)
     )
     per_step = found.height / view.step_count
-    fewest, largest, limit = (view.threshold(ID, THRESHOLDS, name) for name in ("count", "bytes", "share"))
+    fewest, largest = limits["count"], limits["bytes"]
     mean = float(found["bytes"].mean() or 0.0)  # type: ignore[arg-type]
     if per_step < fewest or found.is_empty() or mean > largest:
-        return RuleResult()
+        return
     price = _price(view, found)
     needed = max(-(-int(found["bytes"].sum() or 0) // view.step_count // _BUCKET_BYTES), 1)
     saved = max(per_step - needed, 0) * price * view.step_count
     exposed = exposed_on_host(view.trace, view.span) if view.device is None else view.exposed_ns(("communication",))
     saved = min(saved, exposed)
-    if saved <= 0 or view.share(saved) < limit:
-        return RuleResult()
-    finding = view.finding(
-        ID,
-        f"{per_step:,.0f} reductions a step"
+    if not limits.reached(saved):
+        return
+    yield Found(
+        f"{per_step:,.0f} reductions {view.a_step}"
         + (f" of {mean / 1024:,.0f} KiB on average" if mean else "")
         + f", which {needed} would do",
         saved,
         basis="the time of a short reduction for each that buckets of 25 MB do not need, as far as nothing covers it",
         confidence="medium" if mean else "low",
-        evidence=Evidence(
-            (
-                Figure("reductions per step", per_step, "count", fewest),
-                Figure("mean message", mean, "bytes", largest),
-                Figure("time of a short one", price, "ns"),
-                Figure("share of the step that fewer messages would save", view.share(saved), "share", limit),
-            ),
-            view.longest(found, "reduction"),
-        ),
+        share_at=3,
+        figures=[
+            Figure(f"reductions {view.per}", per_step, "count", fewest),
+            Figure("mean message", mean, "bytes", largest),
+            Figure("time of a short one", price, "ns"),
+        ],
+        intervals=view.longest(found, "reduction"),
         remedy=_remedy(view),
         where=_places(view, found),
         change=_fewer(view, found, price * max(1 - needed / per_step, 0.0), saved),
     )
-    return RuleResult((finding,))
 
 
 def _fewer(view: View, found: pl.DataFrame, less_ns: float, saved_ns: float) -> Change:
     """Each reduction of a device takes so much less; on the host starting them and waiting for them does in all."""
     if view.device is not None:
         left = 1 - less_ns / found["duration_ns"].to_numpy()
-        return scaled_work(found["row"].to_numpy(), np.maximum(left, 0.0))
-    starting = view.slices_of_operators(found["row"].to_numpy())
+        return scaled_work(rows_of(found), np.maximum(left, 0.0))
+    starting = view.slices_of_operators(rows_of(found))
     began_ns = int((view.activity.end - view.activity.start)[starting].sum())
-    waiting_ns = int(view.pieces.filter(pl.col("cause") == "communication")["duration_ns"].sum())
+    waiting_ns = int(view.pieces_of("communication")["duration_ns"].sum())
     share = max(1 - saved_ns / max(began_ns + waiting_ns, 1), 0.0)
     return together(scaled_slices(starting, share), scaled_cause("communication", share))
 
@@ -117,7 +103,7 @@ def _price(view: View, found: pl.DataFrame) -> float:
 def _places(view: View, found: pl.DataFrame) -> tuple[Location, ...]:
     weights = found["duration_ns"].to_numpy()
     if not found["on_device"].all():
-        return view.locations_of(view.slices_of_operators(found["row"].to_numpy()), weights)
+        return view.locations_of(view.slices_of_operators(rows_of(found)), weights)
     launch = found["launch"].fill_null(-1).to_numpy()
     slices = view.activity.slices_of("launches")
     return view.locations_of(np.where(launch >= 0, slices[np.maximum(launch, 0)], -1), weights) if len(slices) else ()
@@ -145,3 +131,16 @@ def _remedy(view: View) -> Remedy:
         "flat = torch._utils._flatten_dense_tensors(gradients)   # in an own loop: one message for all\n"
         "torch.distributed.all_reduce(flat)",
     )
+
+
+RULE: Final = Rule(
+    id="small-buckets",
+    title="Gradients are exchanged in very many small messages",
+    thresholds={
+        "count": Threshold(20, "count", "reductions per step that are many"),
+        "bytes": Threshold(2**20, "bytes", "mean message that is small"),
+        "share": Threshold(0.02, "share", "share of the {period} that fewer messages would save"),
+    },
+    check=check,
+    replaces=("exposed-communication", "loop-in-step"),
+)

@@ -22,61 +22,49 @@ SageMaker Debugger's StepOutlier; nsys-ai calls a step slow from 1.5 times the m
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Interval, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
-
-ID: Final = "step-variance"
-TITLE: Final = "Some steps take much longer than others"
-NEEDS: Final = ("steps",)
-THRESHOLDS: Final = {
-    "share": Threshold(0.05, "share", "mean step above the median step, as a share of the mean"),
-    "steps": Threshold(3, "count", "complete steps needed to tell"),
-}
+from stepscope.diagnosis.finding import Interval
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Compare the mean of the complete steps with their median."""
     summary = view.summary
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if summary.count < view.threshold(ID, THRESHOLDS, "steps") or not summary.mean_ns:
-        return RuleResult()
+    limit = limits["share"]
+    if summary.count < limits["steps"] or not summary.mean_ns:
+        return
     excess = (summary.mean_ns - summary.median_ns) / summary.mean_ns
     if excess <= 0 or excess < limit:
-        return RuleResult()
+        return
     slow = view.complete_steps.sort(["duration_ns", "index"], descending=[True, False]).head(3)
     shortest, longest = summary.shortest_ns / 1e6, summary.longest_ns / 1e6
     cause, more_ns = _largest_excess(view, int(slow["index"][0]))
-    finding = view.finding(
-        ID,
+    yield Found(
         f"steps take from {shortest:,.1f} to {longest:,.1f} ms; the typical one is {excess:.0%} shorter than the mean",
         0,
         basis="no saving of its own: what made a step slow is told by other findings, or was chance",
         confidence="medium" if summary.count >= 10 else "low",
-        evidence=Evidence(
-            (
-                Figure("mean step above the median, as a share of the mean", excess, "share", limit),
-                Figure("mean step", summary.mean_ns, "ns"),
-                Figure("median step", summary.median_ns, "ns"),
-                Figure("steps compared", summary.count, "count"),
-                Figure(f"longest step above the typical one, {cause}", more_ns, "ns"),
-            ),
-            tuple(
-                Interval(start, duration, f"step {index}")
-                for index, start, duration in slow.select(pl.col("index", "start_ns", "duration_ns")).iter_rows()
-            ),
+        severity="note",
+        figures=[
+            Figure("mean step above the median, as a share of the mean", excess, "share", limit),
+            Figure("mean step", summary.mean_ns, "ns"),
+            Figure("median step", summary.median_ns, "ns"),
+            Figure("steps compared", summary.count, "count"),
+            Figure(f"longest step above the typical one, {cause}", more_ns, "ns"),
+        ],
+        intervals=tuple(
+            Interval(start, duration, f"step {index}")
+            for index, start, duration in slow.select(pl.col("index", "start_ns", "duration_ns")).iter_rows()
         ),
         remedy=Remedy(
             f"See what the longest step ({slow['index'][0]}) does that others do not.",
             f"stepscope diagnose TRACE {_selection(slow.row(0, named=True), summary.source)}",
         ),
     )
-    return RuleResult((replace(finding, severity="note"),))
 
 
 def _largest_excess(view: View, index: int) -> tuple[str, int]:
@@ -103,3 +91,15 @@ def _selection(step: dict[str, int], source: str) -> str:
         return f"--steps {step['index']}"
     end_ns = step["start_ns"] + step["duration_ns"]
     return f"--window {step['start_ns'] // 1000}us:{-(-end_ns // 1000)}us"
+
+
+RULE: Final = Rule(
+    id="step-variance",
+    title="Some steps take much longer than others",
+    thresholds={
+        "share": Threshold(0.05, "share", "mean step above the median step, as a share of the mean"),
+        "steps": Threshold(3, "count", "complete steps needed to tell"),
+    },
+    check=check,
+    needs=("steps",),
+)

@@ -25,58 +25,46 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
 from stepscope.diagnosis.parts import HOST_WORK, host_counts, host_work_ns, scaled_host_work, whole
-from stepscope.diagnosis.view import View
-
-ID: Final = "thread-oversubscription"
-TITLE: Final = "More computing threads than processors"
-THRESHOLDS: Final = {
-    "share": Threshold(0.05, "share", "share of the step that the thread slept within its operators"),
-    "excess": Threshold(1.0, "count", "computing threads for each usable processor, above which there are too many"),
-}
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Compare threads with processors, and sum the time in which the main thread slept for the others."""
     threads, usable = view.program.torch.get("threads"), whole(view, "usable_processors")
     counts = host_counts(view)
     if not isinstance(threads, int) or isinstance(threads, bool) or not usable or counts is None:
-        return RuleResult()
+        return
     ranks = whole(view, "local_world_size") or 1
-    excess = view.threshold(ID, THRESHOLDS, "excess")
+    excess = limits["excess"]
     if threads < 2 or threads * ranks / usable <= excess or view.device is not None:
-        return RuleResult()
+        return
     ran = counts.total(lambda step: step.thread_processor_ns)
     waited = counts.total(lambda step: step.thread_waiting_ns)
     if ran is None or waited is None:
-        return RuleResult()
+        return
     # What the thread spends on data or synchronisation it may sleep as well.
     work_ns = host_work_ns(view)
     elsewhere = max(view.length_ns - work_ns, 0)
     slept = max(counts.share(max(counts.length_ns - ran - waited, 0)) * view.length_ns - elsewhere, 0)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if not slept or view.share(slept) < limit:
-        return RuleResult()
+    if not limits.reached(slept):
+        return
     wanted = max(usable // ranks, 1)
-    finding = view.finding(
-        ID,
+    yield Found(
         f"{threads * ranks} computing threads share {usable} processors, and the main thread sleeps "
-        f"{view.share(slept):.0%} of the step",
+        f"{view.share(slept):.0%} of the {view.period}",
         slept,
         basis="time the main thread slept within operators, by the operating system's count",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("computing threads for each usable processor", threads * ranks / usable, "count", excess),
-                Figure("share of the step that the thread slept", view.share(slept), "share", limit),
-                Figure("torch's threads in each rank", threads, "count"),
-                Figure("ranks on the machine", ranks, "count"),
-                Figure("usable processors", usable, "count"),
-                Figure("changes of thread per step", counts.per_step(lambda step: step.context_switches) or 0, "count"),
-                Figure("time waited for a processor per step", waited / len(counts.steps), "ns"),
-            )
-        ),
+        share_at=1,
+        figures=[
+            Figure("computing threads for each usable processor", threads * ranks / usable, "count", excess),
+            Figure("torch's threads in each rank", threads, "count"),
+            Figure("ranks on the machine", ranks, "count"),
+            Figure("usable processors", usable, "count"),
+            Figure(f"changes of thread {view.per}", counts.per_step(lambda step: step.context_switches) or 0, "count"),
+            Figure(f"time waited for a processor {view.per}", waited / len(counts.steps), "ns"),
+        ],
         remedy=Remedy(
             f"Use {wanted} {'thread' if wanted == 1 else 'threads'} in each rank, as many as it has processors; "
             "set it before the first operator.",
@@ -88,4 +76,16 @@ def check(view: View) -> RuleResult:
         where=view.locations(view.pieces.filter(view.pieces["cause"].is_in(HOST_WORK))),
         change=scaled_host_work(1 - min(slept / work_ns, 1.0)),
     )
-    return RuleResult((finding,))
+
+
+RULE: Final = Rule(
+    id="thread-oversubscription",
+    title="More computing threads than processors",
+    thresholds={
+        "share": Threshold(0.05, "share", "share of the {period} that the thread slept"),
+        "excess": Threshold(
+            1.0, "count", "computing threads for each usable processor, above which there are too many"
+        ),
+    },
+    check=check,
+)

@@ -32,17 +32,8 @@ import polars as pl
 
 from stepscope.analysis.patterns import written_out_attention
 from stepscope.analysis.work import Shape, elements, shapes_of, types_of
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_work_of
-
-ID: Final = "unaligned-dimensions"
-TITLE: Final = "Matrix dimensions do not fit the tensor cores"
-NEEDS: Final = ("operators", "shapes", "types")
-THRESHOLDS: Final = {
-    "multiple": Threshold(8, "count", "what dimensions should be multiples of"),
-    "share": Threshold(0.02, "share", "share of the step that padding the dimensions would save"),
-}
 
 _PRODUCTS: Final = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 _NARROW: Final = ("c10::Half", "c10::BFloat16")
@@ -58,59 +49,52 @@ class _Product:
     device_ns: int
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Compare products with awkward dimensions with the others."""
     if view.device is None:
-        return RuleResult()
-    multiple = max(int(view.threshold(ID, THRESHOLDS, "multiple")), 1)
-    attention = [each.operators for each in written_out_attention(view.trace, view.operators["row"].to_numpy())]
+        return
+    multiple = max(int(limits["multiple"]), 1)
+    attention = [each.operators for each in written_out_attention(view.trace, rows_of(view.operators))]
     of_attention = (
         view.inside(np.concatenate(attention)) if attention else np.zeros(view.trace.operators.height, np.bool_)
     )
     products = [product for product in _products(view) if not of_attention[product.row]]
     awkward = [product for product in products if any(size % multiple for size in product.sizes)]
     if not awkward:
-        return RuleResult()
+        return
     rates = [product.multiplications / product.device_ns for product in products if product not in set(awkward)]
     rate = float(np.median(rates)) if rates else None
     parts = np.array([_saved(product, rate) for product in awkward])
     saved = float(parts.sum())
-    cost = sum(product.device_ns for product in awkward)
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if saved <= 0 or view.share(saved) < limit:
-        return RuleResult()
+    device_ns = np.array([product.device_ns for product in awkward], np.int64)
+    cost = int(device_ns.sum())
+    if not limits.reached(saved):
+        return
     worst = max(awkward, key=lambda product: product.device_ns)
     odd = next(size for size in sorted(worst.sizes, reverse=True) if size % multiple)
     rows = np.array([product.row for product in awkward], np.int64)
-    finding = view.finding(
-        ID,
-        f"{odd:,}, no multiple of {multiple}, slows down matrix products: {view.share(cost):.0%} of the step",
+    yield Found(
+        f"{odd:,}, no multiple of {multiple}, slows down matrix products: {view.share(cost):.0%} of the {view.period}",
         saved,
         basis="up to half of these products' time, by how fast the trace's products with fitting dimensions run"
         if rate
         else f"{_WITHOUT_PEERS:.0%} of these products' time, an assumption: there are no others to compare with",
         confidence="medium" if rate else "low",
-        evidence=Evidence(
-            (
-                Figure("share of the step that padding the dimensions would save", view.share(saved), "share", limit),
-                Figure("share of the step in such products", view.share(cost), "share"),
-                Figure("such products per step", len(awkward) / view.step_count, "count"),
-                Figure("dimension", odd, "count", multiple),
-                Figure("dimension rounded up to a multiple of 64", -(-odd // 64) * 64, "count"),
-            )
-        ),
+        figures=[
+            view.share_figure("in such products", cost),
+            view.count_per_step("such products", len(awkward)),
+            Figure("dimension", odd, "count", multiple),
+            Figure("dimension rounded up to a multiple of 64", -(-odd // 64) * 64, "count"),
+        ],
         remedy=Remedy(
             f"Round {odd:,} up to {-(-odd // 64) * 64:,}; numbers that are added are never looked up or are masked.",
             "from stepscope.remedies import pad_vocabulary, padded_size\n"
             f"layer = torch.nn.Linear(width, padded_size({odd}))   # {-(-odd // 64) * 64}\n"
             "pad_vocabulary(model.embedding, model.head)   # or layers that there are; outputs stay as they are",
         ),
-        where=view.locations_of(
-            view.slices_of_operators(rows), np.array([each.device_ns for each in awkward], np.int64)
-        ),
-        change=scaled_work_of(rows, 1 - parts / np.array([each.device_ns for each in awkward], np.float64)),
+        where=view.at_operators(rows, device_ns),
+        change=scaled_work_of(rows, 1 - parts / device_ns),
     )
-    return RuleResult((finding,), ())
 
 
 def _products(view: View) -> list[_Product]:
@@ -139,3 +123,15 @@ def _saved(product: _Product, rate: float | None) -> float:
     if rate is None:
         return product.device_ns * _WITHOUT_PEERS
     return float(np.clip(product.device_ns - product.multiplications / rate, 0.0, product.device_ns * _AT_MOST))
+
+
+RULE: Final = Rule(
+    id="unaligned-dimensions",
+    title="Matrix dimensions do not fit the tensor cores",
+    thresholds={
+        "multiple": Threshold(8, "count", "what dimensions should be multiples of"),
+        "share": Threshold(0.02, "share", "share of the {period} that padding the dimensions would save"),
+    },
+    check=check,
+    needs=("operators", "shapes", "types"),
+)

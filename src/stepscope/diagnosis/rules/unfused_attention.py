@@ -30,21 +30,16 @@ was held against PyTorch 2.13 on a CPU for lengths of 64 to 2,048.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
 from stepscope.analysis.patterns import WrittenOutAttention, written_out_attention
-from stepscope.diagnosis.finding import Evidence, Figure, Interval, NotAnswered, Remedy, RuleResult, Threshold
+from stepscope.diagnosis.finding import Interval, NotAnswered
 from stepscope.diagnosis.parts import PARTS
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_operators
-
-ID: Final = "unfused-attention"
-TITLE: Final = "Attention is written out instead of fused"
-NEEDS: Final = ("operators", "shapes")
-THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step that fused attention would save")}
-REPLACES: Final = ("fusible-chain",)
 
 _FORWARD_PRODUCTS: Final = 2
 _BACKWARD_PRODUCTS: Final = 5
@@ -56,35 +51,33 @@ _BLOCK: Final = 512
 """Keys in a block, of which those that a causal mask hides are skipped."""
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Cost of every written-out attention, less the matrix products that a fused one needs."""
-    found = written_out_attention(view.trace, view.operators["row"].to_numpy())
+    found = written_out_attention(view.trace, rows_of(view.operators))
     found = [each for each in found if view.device is not None or not (each.dropout or each.is_fallback)]
     if not found:
-        return RuleResult((), _question(view))
+        yield from _question(view, limits)
+        return
     forward = np.unique(np.concatenate([each.operators for each in found]))
     backward = view.backward_of(forward)
     written_out = np.concatenate([forward, backward])
     cost = view.cost_ns(written_out)
     remaining = sum(_remaining_ns(view, each, with_backward=bool(len(backward))) for each in found)
     saved = cost - remaining
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if saved <= 0 or view.share(saved) < limit:
-        return RuleResult()
-    durations = view.trace.operators["duration_ns"].to_numpy()[forward]
-    finding = view.finding(
-        ID,
+    if not limits.reached(saved):
+        return
+    yield Found(
         f"attention keeps its {found[0].scores[-2]:,} by {found[0].scores[-1]:,} scores in memory instead of fusing "
-        f"what works on them: {view.share(cost):.0%} of the step",
+        f"what works on them: {view.share(cost):.0%} of the {view.period}",
         saved,
         basis="the cost of the written-out operators, less the products and softmax that a fused operator still needs",
         confidence="medium",
-        evidence=Evidence(_figures(view, found, len(backward), cost, saved, limit), (_example(view, found),)),
+        figures=_figures(view, found, len(backward), cost),
+        intervals=(_example(view, found),),
         remedy=_remedy(found),
-        where=view.locations_of(view.slices_of_operators(forward), np.maximum(durations, 1)),
+        where=view.at_operators(forward),
         change=scaled_operators(written_out, remaining / cost),
     )
-    return RuleResult((finding,))
 
 
 def _remaining_ns(view: View, attention: WrittenOutAttention, *, with_backward: bool) -> int:
@@ -99,21 +92,18 @@ def _remaining_ns(view: View, attention: WrittenOutAttention, *, with_backward: 
     return int((product * products + softmax * softmaxes) * part)
 
 
-def _figures(
-    view: View, found: list[WrittenOutAttention], backward: int, cost: int, saved: int, limit: float
-) -> tuple[Figure, ...]:
+def _figures(view: View, found: list[WrittenOutAttention], backward: int, cost: int) -> list[Figure]:
     largest = max(each.score_bytes for each in found)
     figures = [
-        Figure("share of the step that fused attention would save", view.share(saved), "share", limit),
-        Figure("share of the step in written-out attention", view.share(cost), "share"),
-        Figure("written-out attentions per step", len(found) / view.step_count, "count"),
+        view.share_figure("in written-out attention", cost),
+        view.count_per_step("written-out attentions", len(found)),
     ]
     if largest:
         figures.append(Figure("bytes of one matrix of scores", largest, "bytes"))
         if backward:
             held = sum(each.score_bytes for each in found) // view.step_count
             figures.append(Figure("bytes of weights kept for the backward pass, at least", held, "bytes"))
-    return tuple(figures)
+    return figures
 
 
 def _example(view: View, found: list[WrittenOutAttention]) -> Interval:
@@ -150,19 +140,33 @@ def _remedy(found: list[WrittenOutAttention]) -> Remedy:
     )
 
 
-def _question(view: View) -> tuple[NotAnswered, ...]:
+def _question(view: View, limits: Limits) -> Iterator[NotAnswered]:
     """Where shapes are missing and softmax takes a noticeable part of the step, what it belongs to is open."""
     softmax = view.operators.filter(view.operators["name"].is_in(["aten::softmax", "aten::_softmax"]))
     if softmax.is_empty() or softmax["input_shapes"].null_count() < softmax.height:
-        return ()
-    cost = view.cost_ns(softmax["row"].to_numpy())
-    if view.share(cost) < view.threshold(ID, THRESHOLDS, "share"):
-        return ()
-    return (
-        NotAnswered(
-            "Is attention written out, where a fused operator could compute it?",
-            "the trace has no input shapes, by which the matrix products around a softmax are told",
-            PARTS["shapes"].how_for(view.trace.metadata.format),
-            ID,
-        ),
+        return
+    cost = view.cost_ns(rows_of(softmax))
+    if view.share(cost) < limits["share"]:
+        return
+    yield NotAnswered(
+        "Is attention written out, where a fused operator could compute it?",
+        "the trace has no input shapes, by which the matrix products around a softmax are told",
+        PARTS["shapes"].how_for(view.trace.metadata.format),
     )
+
+
+RULE: Final = Rule(
+    id="unfused-attention",
+    title="Attention is written out instead of fused",
+    thresholds={"share": Threshold(0.02, "share", "share of the {period} that fused attention would save")},
+    check=check,
+    needs=("operators", "shapes"),
+    replaces=("fusible-chain",),
+    remedies={
+        "hpu": Remedy(
+            "Use Gaudi's fused attention.",
+            "from habana_frameworks.torch.hpex.kernels import FusedSDPA\n"
+            "out = FusedSDPA.apply(query, key, value, None, 0.0, True)       # mask, dropout, causal",
+        ),
+    },
+)

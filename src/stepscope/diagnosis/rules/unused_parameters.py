@@ -26,41 +26,31 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.whatif.changes import scaled_pieces
-
-ID: Final = "unused-parameters"
-TITLE: Final = "Unused parameters are looked for where there are none"
-THRESHOLDS: Final = {"share": Threshold(0.01, "share", "share of the step that the search costs")}
 
 _FORWARD: Final = "DistributedDataParallel.forward"
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Sum the walks through the graph."""
     looking = [facts for facts in view.program.data_parallel if facts.find_unused_parameters]
     if not looking or any(facts.unused_parameters for facts in looking):
-        return RuleResult()
+        return
     walks = _walks(view)
     cost = int(walks["duration_ns"].sum())
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
-    finding = view.finding(
-        ID,
-        f"{view.share(cost):.1%} of the step goes into looking for parameters that were not used: all of them are",
+    if not limits.reached(cost):
+        return
+    yield Found(
+        f"{view.share(cost):.1%} of the {view.period} goes into looking for unused parameters: all of them are used",
         cost,
         basis="the end of each forward pass after its last operator, in which the graph is walked through",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step that the search costs", view.share(cost), "share", limit),
-                Figure("searches per step", walks.height / view.step_count, "count"),
-                Figure("parameters without a gradient", looking[0].unused_parameters or 0, "count"),
-            ),
-            view.longest(walks, "search"),
-        ),
+        figures=[
+            view.count_per_step("searches", walks.height),
+            Figure("parameters without a gradient", looking[0].unused_parameters or 0, "count"),
+        ],
+        intervals=view.longest(walks, "search"),
         remedy=Remedy(
             "Do not look for unused parameters.",
             "model = DistributedDataParallel(model)          # find_unused_parameters=False is the default\n"
@@ -70,7 +60,6 @@ def check(view: View) -> RuleResult:
         ),
         change=scaled_pieces(walks, 0.0),
     )
-    return RuleResult((finding,))
 
 
 def _walks(view: View) -> pl.DataFrame:
@@ -90,3 +79,11 @@ def _walks(view: View) -> pl.DataFrame:
         rows.append((lane, last, start + duration - last))
     schema = {"lane": pl.Int32, "start_ns": pl.Int64, "duration_ns": pl.Int64}
     return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+RULE: Final = Rule(
+    id="unused-parameters",
+    title="Unused parameters are looked for where there are none",
+    thresholds={"share": Threshold(0.01, "share", "share of the {period} that the search costs")},
+    check=check,
+)

@@ -28,41 +28,51 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, RuleResult, Threshold
-from stepscope.diagnosis.rules._synchronisation_kinds import KINDS
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.whatif.changes import without_cause
 
-ID: Final = "waiting-for-results"
-TITLE: Final = "The host waits for results instead of sending work"
-THRESHOLDS: Final = {
-    "share": Threshold(0.02, "share", "share of the step in which the device is idle while the host waits")
-}
+_KEEP_ON_DEVICE: Final = Remedy(
+    "float(loss), print(loss), numpy.asarray() and block_until_ready() wait for the device: keep values there and "
+    "read them rarely.",
+    "running_loss = running_loss + loss          # stays on the device\n"
+    "if step % 100 == 0:\n    print(float(running_loss) / 100)",
+)
 _FRAMEWORKS: Final = ("jax", "torch_xla")
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Sum the idle pieces in which the launching thread waits, but for those that a recorded wait caused."""
     if view.framework not in _FRAMEWORKS or view.device is None:
-        return RuleResult()
+        return
     pieces = view.pieces.filter((pl.col("cause") == "synchronisation") & pl.col("trigger_launch").is_null())
     cost = int(pieces["duration_ns"].sum())
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
-    share = view.share(cost)
-    finding = view.finding(
-        ID,
-        f"{share:.0%} of the step the device is idle while the host waits for results instead of sending work",
+    if not limits.reached(cost):
+        return
+    yield Found(
+        f"{view.share(cost):.0%} of the {view.period} the device is idle while the host waits for results "
+        "instead of sending work",
         cost,
         basis="idle time of the device while the thread that gives it work waits",
         confidence="medium",
-        evidence=Evidence(
-            (Figure("share of the step idle while the host waits", share, "share", limit),),
-            view.longest(pieces, "wait"),
-        ),
-        remedy=KINDS["queue"].remedy,
+        intervals=view.longest(pieces, "wait"),
+        remedy=_KEEP_ON_DEVICE,
         where=view.locations(pieces),
         change=without_cause("synchronisation"),
     )
-    return RuleResult((finding,))
+
+
+RULE: Final = Rule(
+    id="waiting-for-results",
+    title="The host waits for results instead of sending work",
+    thresholds={
+        "share": Threshold(0.02, "share", "share of the {period} in which the device is idle while the host waits")
+    },
+    check=check,
+    remedies={
+        "torch_xla": Remedy(
+            "loss.item(), print(loss) and conditions on tensors end the graph and wait for the device: read values "
+            "after the step, and rarely.",
+            "if step % 100 == 0:\n    xm.add_step_closure(lambda loss: print(loss.item()), args=(loss,))",
+        ),
+    },
+)

@@ -27,71 +27,53 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.communication import collectives
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_cause, scaled_slices, scaled_work_of, together
-
-ID: Final = "wrong-backend"
-TITLE: Final = "Devices exchange data through the host"
-THRESHOLDS: Final = {
-    "share": Threshold(0.02, "share", "share of the step that the device's own backend would save"),
-    "bytes_per_second": Threshold(10e9, "bytes", "what the device's own backend moves in a second, taken as slow"),
-}
-
-REPLACES: Final = ("exposed-communication", "device-ping-pong")
 
 _HOST_BACKENDS: Final = ("gloo", "mpi")
 _HOST_OPERATOR: Final = r"^(?:gloo|mpi):"
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Cost of collectives on the host for a device's data."""
     if view.device is None or view.work.filter(pl.col("kind") == "communication").height:
-        return RuleResult()
+        return
     backends = {facts.backend or "" for facts in view.program.data_parallel} | {view.trace.metadata.backend or ""}
     noted = pl.col("name").str.contains(_HOST_OPERATOR)  # an operator, or an annotation, as the profiler likes
     marks = view.trace.annotations.filter(noted & (pl.col("kind") == "host")).select("name")
     through_host = pl.concat([view.operators.filter(noted).select("name"), marks])
     if through_host.is_empty() and not any(name in _HOST_BACKENDS for name in backends):
-        return RuleResult()
+        return
     found = collectives(view.trace, window=view.span)
-    waiting = view.pieces.filter(pl.col("cause") == "communication")
-    rows = found["row"].to_numpy()
+    waiting = view.pieces_of("communication")
+    rows = rows_of(found)
     cost = _cost_ns(view, rows)
-    rate = view.threshold(ID, THRESHOLDS, "bytes_per_second")
+    rate = limits["bytes_per_second"]
     moved = int(found["bytes"].sum() or 0)
     left = moved / max(rate, 1.0) * 1e9
     saved = cost - left
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if saved <= 0 or view.share(saved) < limit:
-        return RuleResult()
-    finding = view.finding(
-        ID,
-        f"the device's data goes through the host to the other ranks: {view.share(cost):.0%} of the step",
+    if not limits.reached(saved):
+        return
+    yield Found(
+        f"the device's data goes through the host to the other ranks: {view.share(cost):.0%} of the {view.period}",
         saved,
         basis="the device's time for the collectives' copies and its idle time in them, less the bytes at 10 GB/s",
         confidence="medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step that the device's own backend would save", view.share(saved), "share", limit),
-                Figure("collectives on the host per step", found.height / view.step_count, "count"),
-                Figure("bytes per step", moved // view.step_count, "bytes"),
-                Figure(
-                    "share of the step waiting for other ranks", view.share(int(waiting["duration_ns"].sum())), "share"
-                ),
-            ),
-            view.longest(found, "collective"),
-        ),
+        figures=[
+            view.count_per_step("collectives on the host", found.height),
+            view.bytes_per_step("bytes", moved),
+            view.share_figure("waiting for other ranks", int(waiting["duration_ns"].sum())),
+        ],
+        intervals=view.longest(found, "collective"),
         remedy=Remedy(
             "Let the devices talk to each other: NCCL, which is RCCL on AMD.",
             'torch.distributed.init_process_group("nccl")            # or "cpu:gloo,cuda:nccl"',
         ),
-        where=view.locations_of(view.slices_of_operators(rows), found["duration_ns"].to_numpy()),
+        where=view.at_operators(rows, found["duration_ns"].to_numpy()),
         change=_by_the_device(view, rows, left, cost),
     )
-    return RuleResult((finding,))
 
 
 def _by_the_device(view: View, rows: Rows, left_ns: float, cost_ns: int) -> Change:
@@ -109,7 +91,7 @@ def _by_the_device(view: View, rows: Rows, left_ns: float, cost_ns: int) -> Chan
 def _launched_in(view: View, rows: Rows) -> pl.Expr:
     """Whether the column launch is a call inside these operators."""
     inside = view.inside(rows)
-    operator = view.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
+    operator = view.launching
     launched = np.flatnonzero((operator >= 0) & inside[np.maximum(operator, 0)]) if len(operator) else operator
     return pl.col("launch").is_in(launched.astype(np.uint32).tolist())
 
@@ -120,3 +102,15 @@ def _cost_ns(view: View, rows: Rows) -> int:
     busy = view.work.filter(calls)["duration_ns"].sum()
     idle = view.pieces.filter(calls.fill_null(False) | (pl.col("cause") == "communication"))["duration_ns"].sum()
     return int(busy) + int(idle)
+
+
+RULE: Final = Rule(
+    id="wrong-backend",
+    title="Devices exchange data through the host",
+    thresholds={
+        "share": Threshold(0.02, "share", "share of the {period} that the device's own backend would save"),
+        "bytes_per_second": Threshold(10e9, "bytes", "what the device's own backend moves in a second, taken as slow"),
+    },
+    check=check,
+    replaces=("exposed-communication", "device-ping-pong"),
+)

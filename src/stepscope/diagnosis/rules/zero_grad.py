@@ -29,19 +29,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Evidence, Figure, Remedy, RuleResult, Threshold
-from stepscope.diagnosis.rules._called import called_from_python, engine_pauses, engine_pauses_ns, scaled_with_pauses
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rules._operators import called_from_python, engine_pauses, engine_pauses_ns, scaled_with_pauses
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_operators, together
-
-ID: Final = "zero-grad"
-TITLE: Final = "Gradients are filled with zeros instead of being dropped"
-NEEDS: Final = ("operators",)
-THRESHOLDS: Final = {"share": Threshold(0.02, "share", "share of the step that filling and adding cost")}
 
 _FILLING: Final = r"^aten::(?:_foreach_)?zero_$"
 _ACCUMULATING: Final = r"AccumulateGrad$"
@@ -51,48 +44,40 @@ _MATCHING: Final = 0.9
 """Share of the tensors that are filled and added to, as many as there are of both, from which they are the same."""
 
 
-def check(view: View) -> RuleResult:
+def check(view: View, limits: Limits) -> Answers:
     """Weigh the fills and the additions that they make necessary."""
     filling, adding = _rows(view)
     if not len(filling) or not len(adding):
-        return RuleResult()
+        return
     own = view.cost_ns(filling) + engine_pauses_ns(view, filling)
     tensors = _tensors(view, filling, len(adding))
     filled = min(tensors, len(adding))
     additions = view.cost_ns(adding) * filled // len(adding)
     cost = own + additions
-    limit = view.threshold(ID, THRESHOLDS, "share")
-    if cost == 0 or view.share(cost) < limit:
-        return RuleResult()
-    finding = view.finding(
-        ID,
-        f"{tensors / view.step_count:,.0f} gradients are filled with zeros in each step, and the backward pass adds to "
-        "them",
+    if not limits.reached(cost):
+        return
+    yield Found(
+        f"{tensors / view.step_count:,.0f} gradients are filled with zeros {view.each_step}, and the backward pass "
+        "adds to them",
         cost,
         basis="the time to fill gradients, and to add to them in the backward pass",
         confidence="high" if _are_the_same(view, filling, adding) else "medium",
-        evidence=Evidence(
-            (
-                Figure("share of the step that filling and adding cost", view.share(cost), "share", limit),
-                Figure("gradients filled per step", tensors / view.step_count, "count"),
-                Figure("time to fill them per step", view.per_step(own), "ns"),
-                Figure("time to add to them per step", view.per_step(additions), "ns"),
-            )
-        ),
+        figures=[
+            view.count_per_step("gradients filled", tensors),
+            view.ns_per_step("time to fill them", own),
+            view.ns_per_step("time to add to them", additions),
+        ],
         remedy=Remedy(
             "Drop the gradients: the backward pass then keeps what it computed instead of adding it to zeros.",
             "optimizer.zero_grad(set_to_none=True)   # the default; for a module: model.zero_grad()",
             apply=("zero-grad",),
         ),
-        where=view.locations_of(
-            view.slices_of_operators(filling), np.maximum(view.trace.operators["duration_ns"].to_numpy()[filling], 1)
-        ),
+        where=view.at_operators(filling),
         change=together(
             scaled_with_pauses(filling, [engine_pauses(view, filling)], 0.0),
             scaled_operators(adding, 1 - filled / len(adding)),
         ),
     )
-    return RuleResult((finding,))
 
 
 def _rows(view: View) -> tuple[Rows, Rows]:
@@ -104,7 +89,7 @@ def _rows(view: View) -> tuple[Rows, Rows]:
     adding = view.operators.filter(
         names.gather(parents).str.contains(_ACCUMULATING).fill_null(False) & pl.col("name").str.contains(_ADDING)
     )
-    return filling, adding["row"].to_numpy().astype(np.int64)
+    return filling, rows_of(adding)
 
 
 def _tensors(view: View, filling: Rows, added: int) -> int:
@@ -124,3 +109,12 @@ def _are_the_same(view: View, filling: Rows, adding: Rows) -> bool:
     filled = pl.concat([filled.filter(~lists).list.first(), filled.filter(lists).explode()]).drop_nulls()
     both = Counter(filled.to_list()) & Counter(added.drop_nulls().to_list())
     return both.total() >= _MATCHING * min(_tensors(view, filling, len(adding)), len(adding))
+
+
+RULE: Final = Rule(
+    id="zero-grad",
+    title="Gradients are filled with zeros instead of being dropped",
+    thresholds={"share": Threshold(0.02, "share", "share of the {period} that filling and adding cost")},
+    check=check,
+    needs=("operators",),
+)

@@ -1,6 +1,450 @@
-"""Intel Gaudi's traces: what torch.profiler writes on HPU, and hardware traces (.hltv) that are JSON."""
+"""Chrome traces of Intel Gaudi, from its PyTorch bridge and its hardware tracer."""
 
-from stepscope.readers.gaudi.reader import read, recognises
+from __future__ import annotations
 
-NAME = "gaudi"
-__all__ = ["NAME", "read", "recognises"]
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import polars as pl
+
+from stepscope.readers import kineto
+from stepscope.readers.assembly import Assembly
+from stepscope.readers.event_names import FORWARD_BACKWARD_FLOWS
+from stepscope.readers.gathering import warnings
+from stepscope.readers.gaudi import columns as names
+from stepscope.readers.gaudi.columns import HARDWARE, GaudiColumns
+from stepscope.readers.kineto.events import EventStream
+from stepscope.readers.source import ByteSource, Found, Reader
+from stepscope.readers.spill import Spill
+from stepscope.trace.model import Device
+from stepscope.trace.store import StoreWriter
+from stepscope.trace.tables import rows_frame
+from stepscope.trace.window import StepRange, Window
+
+_COPYING: Final = ("PDMA", "DMA")
+"""Engines that copy between host and device."""
+_NODE: Final = ("home", "recipe", "name", "node")
+
+
+def with_launches(work: pl.DataFrame, calls: pl.DataFrame, flows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Both tables with `correlation`, a number that a call shares with the work it started.
+
+    The work that one node of a graph does on several units of an engine at once becomes one piece of work.
+
+    Args:
+        work: the device's rows, with row, lane, home, recipe, node, name.
+        calls: the host's rows, with row, written_lane and call.
+        flows: ends of flows as `Sorting` gives them, or empty.
+    """
+    work, calls = work.sort("start_ns", "row"), calls.sort("start_ns", "row")
+    calls = calls.with_columns(correlation=pl.lit(None, pl.Int64))
+    if flows.width and flows.height:
+        work = joined_units(_by_flow(work, calls, flows))
+        started = work["correlation"].drop_nulls().unique()
+        calls = calls.with_columns(
+            correlation=pl.when(pl.col("row").cast(pl.Int64).is_in(started.implode())).then(
+                pl.col("row").cast(pl.Int64)
+            )
+        )
+        return work, calls
+    work = joined_units(work.with_columns(correlation=pl.lit(None, pl.Int64)))
+    launching = calls.filter((pl.col("call") == "graph_launch") & pl.col("recipe").is_not_null())
+    if launching.height and work.height:
+        work = _by_recipe(work, launching)
+    copies = calls.filter(pl.col("call") == "copy")
+    work = _copies_in_order(work, copies)
+    starts = pl.concat([launching["row"], copies["row"]])
+    is_start = pl.col("row").is_in(starts.implode())
+    return work, calls.with_columns(correlation=pl.when(is_start).then(pl.col("row").cast(pl.Int64)))
+
+
+def joined_units(work: pl.DataFrame) -> pl.DataFrame:
+    """Rows of the same node, call and engine that overlap, as one from the first start to the last end.
+
+    An engine has several units, such as 24 TPCs, that do parts of the same node at once. When any of them works is
+    the same before and after.
+    """
+    keys = [*_NODE, "correlation"]
+    work = work.sort([*keys, "start_ns", "row"], nulls_last=True)
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    same = pl.all_horizontal(pl.col(key).eq_missing(pl.col(key).shift(1)) for key in keys)
+    before = end.cum_max().over(keys).shift(1)
+    joins = same & (pl.col("start_ns") < before)
+    work = work.with_columns(_end=end, _piece=(~joins.fill_null(False)).cast(pl.UInt32).cum_sum())
+    others = [name for name in work.columns if name not in ("_piece", "_end", "duration_ns", "bytes")]
+    whole = work.group_by("_piece", maintain_order=True).agg(
+        *(pl.col(name).first() for name in others),
+        pl.col("_end").max(),
+        bytes=pl.when(pl.col("bytes").is_not_null().any()).then(pl.col("bytes").sum()),
+    )
+    whole = whole.with_columns(duration_ns=pl.col("_end") - pl.col("start_ns")).drop("_piece", "_end")
+    return whole.sort("start_ns", "row")
+
+
+def _by_flow(work: pl.DataFrame, calls: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:
+    """The row of the call at which the flow to each work begins."""
+    sources = calls.select("row", source_lane="written_lane", source_ns="start_ns").unique(
+        ["source_lane", "source_ns"], keep="first", maintain_order=True
+    )
+    targets = (
+        flows.join(sources, on=["source_lane", "source_ns"])
+        .select(lane="target_lane", start_ns="target_ns", correlation=pl.col("row").cast(pl.Int64))
+        .unique(["lane", "start_ns"], keep="first", maintain_order=True)
+    )
+    return work.join(targets, on=["lane", "start_ns"], how="left", maintain_order="left")
+
+
+def _copies_in_order(work: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFrame:
+    """Copies between host and device belong to the calls in order, where there are as many and none came too early."""
+    is_copy = work["engine"].is_in(_COPYING) & work["recipe"].is_null() & work["correlation"].is_null()
+    started = work.filter(is_copy)
+    if not 0 < started.height == copies.height or (started["start_ns"] < copies["start_ns"]).any():
+        return work
+    told = started.select("row", _call=copies["row"].cast(pl.Int64))
+    work = work.join(told, on="row", how="left", maintain_order="left")
+    return work.with_columns(correlation=pl.coalesce("correlation", "_call")).drop("_call")
+
+
+def _by_recipe(work: pl.DataFrame, launching: pl.DataFrame) -> pl.DataFrame:
+    """The call that started each work: recipes run in the order in which they were enqueued.
+
+    A recipe does the same work each time it runs. Where its launches divide the times that a node ran, the n-th of them
+    belongs to the n-th launch; where the recording cut some off, to those that are left at its end. Where that would
+    put work before its launch, the last launch of the recipe before it is taken.
+    """
+    starts = launching.select("recipe", called="start_ns", row="row").sort("called")
+    starts = starts.with_columns(ordinal=pl.int_range(pl.len(), dtype=pl.Int64).over("recipe"))
+    counts = starts.group_by("recipe").agg(launches=pl.len().cast(pl.Int64))
+    node = list(_NODE)
+    told = work.join(counts, on="recipe", how="left", maintain_order="left").with_columns(
+        occurrence=pl.int_range(pl.len(), dtype=pl.Int64).over(node), occurrences=pl.len().cast(pl.Int64).over(node)
+    )
+    divides = pl.col("occurrences") % pl.col("launches") == 0
+    times = pl.when(divides).then(pl.col("occurrences") // pl.col("launches")).otherwise(1)
+    missing = pl.when(divides).then(0).otherwise((pl.col("occurrences") - pl.col("launches")).clip(lower_bound=0))
+    told = told.with_columns(ordinal=((pl.col("occurrence") - missing) / times).floor().cast(pl.Int64))
+    told = told.join(starts, on=["recipe", "ordinal"], how="left", maintain_order="left", suffix="_of_call")
+    causal = (pl.col("called") <= pl.col("start_ns")).fill_null(True).all().over(node)
+    told = told.with_columns(causal=causal, in_order=pl.col("row_of_call")).drop("called", "row_of_call")
+    last = starts.select("recipe", start_ns="called", last="row")
+    told = told.sort("start_ns", "row").join_asof(
+        last.sort("start_ns"), on="start_ns", by="recipe", check_sortedness=False
+    )
+    chosen = pl.when("causal").then("in_order").otherwise("last").cast(pl.Int64)
+    return told.with_columns(correlation=chosen).select(work.columns)
+
+
+_FEWEST_CALLS: Final = 3
+"""Of a row without a thread's number that must lie inside a thread's own calls to be taken for that thread."""
+_MOST_SYNAPSE_ROWS: Final = 100
+"""Rows of Synapse's threads that a real thread is looked for; a program has a few."""
+_CALLING: Final = r"^(?:syn)?[Ll]aunch"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row of the timeline: a device's, with its engine where it has one, or a thread's."""
+
+    device: str | None
+    engine: str | None
+    queue: str | None
+
+
+class Sorting:
+    """Makes device_work, launches and operators of the table HARDWARE; call `sort` once, after the last batch."""
+
+    def __init__(self, columns: GaudiColumns, spill: Spill) -> None:
+        self._columns = columns
+        self._spill = spill
+        self._pool = columns.pool
+        self._strings = pl.Series([], dtype=pl.String)
+        self._keys = {lane: key for key, lane in columns.lanes.items()}
+
+    def sort(self) -> None:
+        """Move the rows to where they belong."""
+        rows = self._spill.take(HARDWARE)
+        if rows is None:
+            return
+        flows = self._spill.take("flows")
+        strings = self._strings = self._pool.strings()
+        rows = rows.with_row_index("row")
+        places = self._places(rows)
+        on_device = pl.col("lane").is_in([lane for lane, place in places.items() if place.device is not None])
+        work, host = rows.filter(on_device), rows.filter(~on_device)
+        work = self._measured(self._on_engines(work, places))
+        calls = self._calls(host)
+        work, calls = with_launches(work, calls, self._ends_of_flows(flows, strings))
+        self._add("device_work", self._device_work(work))
+        self._add("launches", calls.filter(pl.col("call").is_not_null()).pipe(self._launches))
+        self._add("operators", calls.filter(pl.col("call").is_null()).select("start_ns", "duration_ns", "name", "lane"))
+        self._keep_forward_backward(flows, strings)
+
+    def _places(self, rows: pl.DataFrame) -> dict[int, _Row]:
+        """What each row of the timeline is."""
+        told = rows.group_by("lane").agg(
+            pl.col("event").drop_nulls().first(),
+            pl.col("device").drop_nulls().first(),
+            names=pl.col("name").unique().sort().head(100),
+        )
+        told = told.with_columns(self._strings.gather(told[name]).alias(name) for name in ("event", "device"))
+        return {row["lane"]: self._place(row) for row in told.iter_rows(named=True)}
+
+    def _place(self, told: dict[str, Any]) -> _Row:
+        process, thread = self._keys[int(str(told["lane"]))]
+        title = self._columns.process_names.get(process) or self._columns.process_labels.get(process) or ""
+        row_name = self._columns.thread_names.get((process, thread), "")
+        if title in names.LOGGERS or names.SYNAPSE_THREAD.match(row_name):
+            return _Row(None, None, None)
+        is_device = names.DEVICE_PROCESS.search(title)
+        engine = names.engine_of_thread(row_name)
+        by_event = names.engine_of_event(str(told["event"] or ""))
+        if engine is None and (is_device or (process == "0" and not title)):
+            work = self._strings.gather(pl.Series(told["names"], dtype=pl.UInt32)).to_list()
+            by_number = names.engine_of_number(thread)
+            agree = by_number is not None and (by_event is None or by_number.endswith(by_event))
+            engine = by_number if agree else by_event or next(filter(None, map(names.engine_of_work, work)), None)
+        engine = engine or by_event
+        if engine is None and not is_device:
+            return _Row(None, None, None)
+        number = is_device[1] if is_device and is_device[1] else told["device"]
+        device = str(number) if number is not None else (process if process.isdecimal() else "0")
+        return _Row(device[:100], engine, engine or row_name or thread)
+
+    def _on_engines(self, work: pl.DataFrame, places: dict[int, _Row]) -> pl.DataFrame:
+        """The work with its device and engine; all of an engine's units stand on the lane of the first of them."""
+        columns = self._columns
+        first: dict[tuple[str, str], int] = {}
+        facts = []
+        for lane in sorted(work["lane"].unique().to_list()):
+            place = places[lane]
+            device, queue = str(place.device), str(place.queue)
+            home = first.setdefault((device, queue), lane)
+            if home == lane:
+                columns.queues[lane] = (device, queue)
+                columns.thread_names[self._keys[lane]] = queue
+            else:
+                columns.units.add(lane)
+            facts.append((lane, home, device, place.engine, queue))
+        schema = {"lane": pl.Int32, "home": pl.Int32, "on_device": pl.String, "engine": pl.String, "queue": pl.String}
+        return work.join(rows_frame(facts, schema), on="lane", how="left", maintain_order="left")
+
+    def _measured(self, work: pl.DataFrame) -> pl.DataFrame:
+        """Without hardware events that mark only a part of what another measures whole, where an engine has both."""
+        known = self._strings.to_frame("word").with_row_index("code").filter(pl.col("word").is_in(list(names.MEASURED)))
+        measured = pl.col("event").is_in(known["code"].implode())
+        measures = work.group_by("home").agg(some=measured.fill_null(False).any())
+        work = work.join(measures, on="home", how="left", maintain_order="left")
+        is_mark = pl.col("event").is_not_null() & pl.col("some") & ~measured
+        kept = work.filter(~is_mark).drop("event", "device", "recipe_name", "some")
+        if kept.height < work.height:
+            self._columns.damage["hardware_mark"] += work.height - kept.height
+        return kept
+
+    def _calls(self, host: pl.DataFrame) -> pl.DataFrame:
+        """The host's rows on the lanes of their real threads, with `call`, the kind of a call of the device's API."""
+        codes = host["name"].unique()
+        texts = self._strings.gather(codes)
+        kinds = pl.DataFrame(
+            {"name": codes, "name_text": texts, "call": [names.call_kind(name) for name in texts]},
+            schema={"name": pl.UInt32, "name_text": pl.String, "call": pl.String},
+        )
+        host = host.join(kinds, on="name", how="left", maintain_order="left")
+        real = self._real_lanes(host)
+        lane = pl.col("lane").replace(list(real), list(real.values())) if real else pl.col("lane")
+        host = host.with_columns(written_lane=pl.col("lane"), lane=lane.cast(pl.Int32))
+        self._columns.host_lanes.update(host["lane"].unique().to_list())
+        return host
+
+    def _real_lanes(self, host: pl.DataFrame) -> dict[int, int]:
+        """Lane that was written -> lane of the real thread, where that is known."""
+        found = self._lanes_of_loggers(host)
+        keys = {number: key for key, number in self._columns.lanes.items()}
+        threads: dict[str, set[int]] = {}
+        for lane in self._columns.host_lanes | set(found.values()):
+            threads.setdefault(keys[lane][1], set()).add(lane)
+        calling = _calling(host, found)
+        synapse = []
+        for lane in sorted(set(host["lane"].unique().to_list()) - set(found)):
+            match = names.SYNAPSE_THREAD.match(self._columns.thread_names.get(keys[lane], ""))
+            if match is not None:
+                synapse.append((lane, match[1]))
+        for lane, name in synapse[:_MOST_SYNAPSE_ROWS]:
+            same = {only for word in name.split() if word.isdecimal() for only in threads.get(word, ())}
+            inside = _inside(host.filter(pl.col("lane") == lane), calling) if len(same) != 1 else same.pop()
+            if inside is not None:
+                found[lane] = inside
+        return found
+
+    def _lanes_of_loggers(self, host: pl.DataFrame) -> dict[int, int]:
+        """Lanes of the bridge's made-up processes -> those of the real process's threads."""
+        lanes = self._columns.lanes
+        processes = {process for process, _ in lanes}
+        found: dict[int, int] = {}
+        for lane in host["lane"].unique().to_list():
+            process, thread = self._keys[lane]
+            offset = names.LOGGERS.get(self._columns.process_names.get(process, ""))
+            if offset is not None and process.isdecimal() and len(process) < 19:
+                real = str(int(process) - offset)
+                if real in processes:
+                    found[lane] = lanes[real, thread]
+        return found
+
+    def _ends_of_flows(self, flows: pl.DataFrame | None, strings: pl.Series) -> pl.DataFrame:
+        """The flows from a call to work: flow, source_lane, source_ns, target_lane, target_ns."""
+        if flows is None:
+            return pl.DataFrame()
+        others = flows.filter(~strings.gather(flows["category"]).is_in(list(FORWARD_BACKWARD_FLOWS)))
+        end = strings.gather(others["end"])
+        ends = {
+            word: others.filter(end == word)
+            .unique("flow", keep="first", maintain_order=True)
+            .select("flow", pl.col("lane").alias(f"{word}_lane"), pl.col("start_ns").alias(f"{word}_ns"))
+            for word in ("source", "target")
+        }
+        return ends["source"].join(ends["target"], on="flow", maintain_order="left")
+
+    def _device_work(self, work: pl.DataFrame) -> pl.DataFrame:
+        """What the device did; a computation is named with the type of its numbers, as a kernel's name has it."""
+        told = ["engine", "category", "name", "data_type"]
+        sorts = work.select(told).unique(maintain_order=True)
+        words = [self._strings.gather(sorts[name]).to_list() for name in told[1:]]
+        kinds, named = [], []
+        for engine, category, name, data_type in zip(sorts["engine"], *words, strict=True):
+            kind = names.work_kind(engine, category, name)
+            typed = kind == "compute" and data_type is not None and data_type not in name.lower()
+            kinds.append(kind)
+            named.append(f"{name} ({data_type})" if typed else name)
+        sorts = sorts.with_columns(kind=self._pool.codes(kinds), named=self._pool.codes(named))
+        work = work.join(sorts, on=told, how="left", maintain_order="left", nulls_equal=True)
+        return work.select(
+            "start_ns",
+            "duration_ns",
+            pl.col("home").alias("lane"),
+            pl.col("named").alias("name"),
+            "kind",
+            self._coded(work["on_device"]).alias("device"),
+            self._coded(work["queue"]).alias("queue"),
+            "correlation",
+            "bytes",
+        )
+
+    def _coded(self, texts: pl.Series) -> pl.Series:
+        """Texts, of which few are different, as numbers of the pool."""
+        different = texts.unique()
+        codes: pl.Series = texts.replace_strict(
+            different, self._pool.codes(different.to_list()), return_dtype=pl.UInt32
+        )
+        return codes
+
+    def _launches(self, calls: pl.DataFrame) -> pl.DataFrame:
+        """The calls; one that starts a recipe is named with it."""
+        recipe = self._pool.strings().gather(calls["recipe_name"])
+        starts = (calls["call"] == "graph_launch") & recipe.is_not_null()
+        both = calls["name_text"] + pl.lit(" (") + recipe.fill_null("") + pl.lit(")")
+        named = calls.with_columns(full=pl.when(starts).then(both).otherwise(pl.col("name_text")))
+        return named.select(
+            "start_ns",
+            "duration_ns",
+            "lane",
+            "correlation",
+            "bytes",
+            name=self._pool.codes(named["full"].to_list()),
+            kind=self._pool.codes(named["call"].to_list()),
+        )
+
+    def _add(self, table: str, frame: pl.DataFrame) -> None:
+        """Put rows beside those that torch's own events made."""
+        if frame.is_empty():
+            return
+        torch = self._spill.take(table)
+        self._spill.add({table: frame if torch is None else pl.concat([torch, frame], how="diagonal")})
+
+    def _keep_forward_backward(self, flows: pl.DataFrame | None, strings: pl.Series) -> None:
+        if flows is not None:
+            kept = flows.filter(strings.gather(flows["category"]).is_in(list(FORWARD_BACKWARD_FLOWS)))
+            self._spill.add({"flows": kept})
+
+
+def _calling(host: pl.DataFrame, found: dict[int, int]) -> pl.DataFrame:
+    """The calls by which real threads launch: lane, start_ns, end_ns."""
+    known = list(found)
+    calls = host.filter(pl.col("lane").is_in(known) & pl.col("name_text").str.contains(_CALLING))
+    lane = pl.col("lane").replace(known, [found[one] for one in known]) if known else pl.col("lane")
+    return calls.select(lane=lane, start_ns="start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+
+
+def _inside(calls: pl.DataFrame, calling: pl.DataFrame) -> int | None:
+    """The one thread inside whose own launching calls all launches of a row happen; None if there is no such one."""
+    starts = calls.filter(pl.col("call") == "graph_launch").select("start_ns").sort("start_ns")
+    if starts.height < _FEWEST_CALLS:
+        return None
+    around = []
+    for (lane,), mine in calling.group_by("lane"):
+        spans = mine.sort("start_ns").with_columns(pl.col("end_ns").cum_max())
+        nearest = starts.join_asof(spans.select("start_ns", "end_ns"), on="start_ns")
+        if nearest["end_ns"].is_not_null().all() and (nearest["end_ns"] >= nearest["start_ns"]).all():
+            around.append(int(str(lane)))
+    return around[0] if len(around) == 1 else None
+
+
+EXPLANATIONS: Final = {
+    **kineto.EXPLANATIONS,
+    "hardware_mark": "hardware events that mark a part of what another event measures whole were left out",
+}
+_SIGNS: Final = re.compile(
+    rb'"cat"\s*:\s*"hpu_op"'
+    rb'|"HW event name"\s*:'
+    rb'|"(?:name|labels)"\s*:\s*"(?:/device:HPU:\d|Synapse Logger"|Bridge Logs"|Synapse/)'
+    rb'|"deviceProperties"\s*:\s*\[\s*\{[^\]]{0,400}"name"\s*:\s*"(?:GAUDI|HL-)',
+    re.IGNORECASE,
+)
+_IS_TRACE: Final = re.compile(rb'"traceEvents"\s*:|"ph"\s*:')
+
+
+def recognises(head: bytes) -> bool:
+    """Whether decompressed text is that of a Chrome trace in which Intel's bridge or its hardware tracer wrote."""
+    return kineto.recognises(head) and _IS_TRACE.search(head) is not None and _SIGNS.search(head) is not None
+
+
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+    """Read the events of `source` into `writer`'s tables, and say what the file is and what was repaired.
+
+    Raises:
+        NotATraceError: the file holds no list of trace events.
+        UnreadableTraceError: it holds one, but nothing in it could be read.
+        UsageError: steps were asked for that the trace does not have.
+    """
+    stream = EventStream(source)
+    columns = GaudiColumns(stream.damage)  # also what is after the window: what started what follows from all of it
+    spill = Spill(writer.directory)
+    kineto.gather(source.name, stream, columns, spill)
+    header = kineto.header_of(stream)
+    Sorting(columns, spill).sort()
+    spill.flush()
+    origin_ns, strings = columns.origin_ns or 0, columns.pool.strings()
+    assembly = Assembly(strings, spill, writer, stream.damage, origin_ns, window, steps)
+    assembly.write(columns.lane_rows())
+    spill.clean()
+    kineto.count_endings(stream, source)
+    metadata = kineto.metadata_of(source.name, header, columns, assembly.window)
+    devices = _devices(header.get("deviceProperties"), columns) or metadata.devices
+    return replace(metadata, format="gaudi", devices=devices), warnings(stream.damage, EXPLANATIONS)
+
+
+def _devices(properties: Any, columns: GaudiColumns) -> tuple[Device, ...]:
+    """The devices that worked; the bridge describes one of them, without a number."""
+    told = next((item for item in properties if isinstance(item, dict)), {}) if isinstance(properties, list) else {}
+    name, memory = told.get("name"), told.get("totalGlobalMem")
+    memory = int(memory) if isinstance(memory, str) and memory.isdecimal() and len(memory) < 19 else memory
+    return tuple(
+        Device(
+            device=device,
+            name=name[:100].encode("utf-8", "replace").decode() if isinstance(name, str) and name else None,
+            memory_bytes=memory if isinstance(memory, int) and 0 < memory < 2**62 else None,
+        )
+        for device in sorted({device for device, _ in columns.queues.values()})
+    )
+
+
+READER: Final = Reader("gaudi", recognises, read)

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.readers.event_names import FORWARD_BACKWARD_FLOWS, host_slice_table, is_annotation, synchronisation_kind
 from stepscope.readers.gathering import fitting
-from stepscope.readers.kineto import fields
+from stepscope.readers.kineto import arguments
 from stepscope.readers.kineto.events import LATEST_NS, LONGEST_NS, Damage, Event, difference, nanoseconds
-from stepscope.readers.names import FORWARD_BACKWARD_FLOWS, host_slice_table, is_annotation, synchronisation_kind
 from stepscope.readers.spill import Codes, StringPool
 
 MOST_OPEN: Final = 1_000_000
@@ -163,9 +163,9 @@ class Columns:
 
     def _category_without(self, event: Event) -> str:
         """What stands for the category of an event that has none: by its process in the oldest files, else by name."""
-        category = fields.LEGACY_CATEGORIES.get(event.pid)
+        category = arguments.LEGACY_CATEGORIES.get(event.pid)
         if category is None:
-            category = fields.CATEGORY_OF_TABLE.get(host_slice_table(event.name) or "", "user_annotation")
+            category = arguments.CATEGORY_OF_TABLE.get(host_slice_table(event.name) or "", "user_annotation")
             self.damage["uncategorised"] += 1
         return category
 
@@ -200,7 +200,7 @@ class Columns:
             self.damage["incomplete_event"] += len(group) - len(timed)
         self.complete_events += len(timed)
         # Work that runs after the wanted window may have been launched in it.
-        keep_until_ns = 2 * LATEST_NS if category in fields.DEVICE_CATEGORIES else self._keep_until_ns
+        keep_until_ns = 2 * LATEST_NS if category in arguments.DEVICE_CATEGORIES else self._keep_until_ns
         kept, start, duration = self._times(timed, keep_until_ns)
         if not kept:
             return
@@ -218,19 +218,19 @@ class Columns:
                 self.host_lanes.update(frame["lane"].unique())
 
     def _builder(self, category: str, group: list[Event]) -> tuple[str, Any]:
-        if category in fields.OPERATOR_CATEGORIES:
+        if category in arguments.OPERATOR_CATEGORIES:
             return "operators", self._operators
-        if category in fields.LAUNCH_CATEGORIES:
+        if category in arguments.LAUNCH_CATEGORIES:
             return "launches", self._launches
-        if category in fields.DEVICE_CATEGORIES:
+        if category in arguments.DEVICE_CATEGORIES:
             return "device_work", lambda events: self._device_work(category, events)
-        if category in fields.FRAME_CATEGORIES:
+        if category in arguments.FRAME_CATEGORIES:
             return "frames", self._frames
-        if category in fields.SYNCHRONISATION_CATEGORIES:
+        if category in arguments.SYNCHRONISATION_CATEGORIES:
             return "synchronisations", self._synchronisations
-        if category not in fields.ANNOTATION_CATEGORIES:
+        if category not in arguments.ANNOTATION_CATEGORIES:
             self.damage[f"unknown_category:{category[:40]}"] += len(group)
-        kind = fields.ANNOTATION_CATEGORIES.get(category, "host")
+        kind = arguments.ANNOTATION_CATEGORIES.get(category, "host")
         return "annotations", lambda events: self._annotations(events, kind)
 
     def _times(
@@ -281,11 +281,11 @@ class Columns:
         return pl.Series([lane_of[event.pid, event.tid] for event in events], dtype=pl.Int32)
 
     def _operators(self, events: list[Event]) -> dict[str, pl.Series]:
-        args = fields.decode(events, fields.Operator, self.damage)
+        args = arguments.decode(events, arguments.Operator, self.damage)
         return {
-            "sequence_number": fields.integers([a.sequence_number for a in args]),
-            "forward_thread": fields.integers([a.forward_thread for a in args]),
-            "external_id": fields.integers([a.external_id for a in args]),
+            "sequence_number": arguments.integers([a.sequence_number for a in args]),
+            "forward_thread": arguments.integers([a.forward_thread for a in args]),
+            "external_id": arguments.integers([a.external_id for a in args]),
             "input_shapes": self.pool.raw_codes([a.input_shapes for a in args]),
             "input_types": self.pool.raw_codes([a.input_types for a in args]),
             "input_values": self.pool.raw_codes([a.input_values for a in args]),
@@ -293,19 +293,19 @@ class Columns:
         }
 
     def _launches(self, events: list[Event]) -> dict[str, pl.Series]:
-        args = fields.decode(events, fields.Launch, self.damage)
+        args = arguments.decode(events, arguments.Launch, self.damage)
         return {
-            "correlation": fields.integers([a.correlation for a in args]),
-            "external_id": fields.integers(
+            "correlation": arguments.integers([a.correlation for a in args]),
+            "external_id": arguments.integers(
                 [a.old_external_id if a.external_id is None else a.external_id for a in args]
             ),
-            "bytes": fields.integers([fields.integer(a.bytes) for a in args]),
+            "bytes": arguments.integers([arguments.integer(a.bytes) for a in args]),
         }
 
     def _device_work(self, category: str, events: list[Event]) -> dict[str, pl.Series]:
-        args = fields.decode(events, fields.DeviceWork, self.damage)
+        args = arguments.decode(events, arguments.DeviceWork, self.damage)
         devices = [str(e.pid if a.device is None else a.device) for e, a in zip(events, args, strict=True)]
-        queues = [fields.queue(e.tid if a.stream is None else a.stream) for e, a in zip(events, args, strict=True)]
+        queues = [arguments.queue(e.tid if a.stream is None else a.stream) for e, a in zip(events, args, strict=True)]
         for event, device, queue in zip(events, devices, queues, strict=True):
             self.queues.setdefault(self._lane_of[event.pid, event.tid], (device, queue))
         kinds = _Kinds(category)
@@ -314,51 +314,51 @@ class Columns:
             "kind": self.pool.codes([kinds[e.name, a.direction] for e, a in zip(events, args, strict=True)]),
             "device": self.pool.codes(devices),
             "queue": self.pool.codes(queues),
-            "correlation": fields.integers([a.correlation for a in args]),
-            "external_id": fields.integers(
+            "correlation": arguments.integers([a.correlation for a in args]),
+            "external_id": arguments.integers(
                 [a.old_external_id if a.external_id is None else a.external_id for a in args]
             ),
-            "bytes": fields.integers([a.size if a.bytes is None else fields.integer(a.bytes) for a in args]),
+            "bytes": arguments.integers([a.size if a.bytes is None else arguments.integer(a.bytes) for a in args]),
             "grid": self.pool.raw_codes([a.grid for a in args]),
             "block": self.pool.raw_codes([a.block for a in args]),
             "registers": fitting(
-                "registers", fields.integers([fields.integer(a.registers) for a in args]), pl.Int32, self.damage
+                "registers", arguments.integers([arguments.integer(a.registers) for a in args]), pl.Int32, self.damage
             ),
-            "shared_memory_bytes": fields.integers([fields.integer(a.shared_memory) for a in args]),
+            "shared_memory_bytes": arguments.integers([arguments.integer(a.shared_memory) for a in args]),
             "occupancy": pl.Series([a.occupancy for a in args], dtype=pl.Float64, strict=False) / 100,
             "blocks_per_multiprocessor": pl.Series(
                 [a.blocks_per_multiprocessor for a in args], dtype=pl.Float64, strict=False
             ),
             "collective": self.pool.optional_codes([a.collective for a in args]),
             "group": self.pool.optional_codes([a.group for a in args]),
-            "group_size": fields.integers([a.group_size for a in args]),
-            "message_elements": fields.integers([a.message_elements for a in args]),
+            "group_size": arguments.integers([a.group_size for a in args]),
+            "message_elements": arguments.integers([a.message_elements for a in args]),
             "message_type": self.pool.optional_codes([a.message_type for a in args]),
         }
 
     def _frames(self, events: list[Event]) -> dict[str, pl.Series]:
-        args = fields.decode(events, fields.Frame, self.damage)
-        return {"python_id": fields.integers([a.python_id for a in args])}
+        args = arguments.decode(events, arguments.Frame, self.damage)
+        return {"python_id": arguments.integers([a.python_id for a in args])}
 
     def _annotations(self, events: list[Event], kind: str = "host") -> dict[str, pl.Series]:
-        args = fields.decode(events, fields.Annotation, self.damage)
+        args = arguments.decode(events, arguments.Annotation, self.damage)
         return {
             "kind": self.pool.codes([kind] * len(events)),
             "call_stack": self.pool.optional_codes([a.call_stack or None for a in args]),
         }
 
     def _synchronisations(self, events: list[Event]) -> dict[str, pl.Series]:
-        args = fields.decode(events, fields.Synchronisation, self.damage)
+        args = arguments.decode(events, arguments.Synchronisation, self.damage)
         kinds = [
             synchronisation_kind(a.kind if a.kind is not None else e.name) for e, a in zip(events, args, strict=True)
         ]
         return {
             "kind": self.pool.codes(kinds),
-            "correlation": fields.integers([a.correlation for a in args]),
+            "correlation": arguments.integers([a.correlation for a in args]),
             "device": self.pool.optional_codes([a.device for a in args]),
-            "queue": self.pool.optional_codes([fields.real_queue(a.stream) for a in args]),
-            "waited_queue": self.pool.optional_codes([fields.real_queue(a.waited_stream) for a in args]),
-            "waited_correlation": fields.integers(
+            "queue": self.pool.optional_codes([arguments.real_queue(a.stream) for a in args]),
+            "waited_queue": self.pool.optional_codes([arguments.real_queue(a.waited_stream) for a in args]),
+            "waited_correlation": arguments.integers(
                 [None if a.waited_correlation == -1 else a.waited_correlation for a in args]
             ),
         }
@@ -368,16 +368,16 @@ class Columns:
         if not events:
             return
         start, fits = nanoseconds([event.ts for event in events])
-        args = fields.decode(events, fields.Memory, self.damage)
+        args = arguments.decode(events, arguments.Memory, self.damage)
         frame = pl.DataFrame(
             {
                 "start_ns": start,
                 "lane": self._lane_codes(events),
-                "device": self.pool.codes([fields.memory_device(a) for a in args]),
-                "address": fields.integers([a.address for a in args]),
-                "bytes": fields.integers([a.bytes for a in args]),
-                "total_allocated": fields.integers([a.total_allocated for a in args]),
-                "total_reserved": fields.integers([a.total_reserved for a in args]),
+                "device": self.pool.codes([arguments.memory_device(a) for a in args]),
+                "address": arguments.integers([a.address for a in args]),
+                "bytes": arguments.integers([a.bytes for a in args]),
+                "total_allocated": arguments.integers([a.total_allocated for a in args]),
+                "total_reserved": arguments.integers([a.total_reserved for a in args]),
             }
         )
         self._count("time_out_of_range", ~fits)
@@ -410,7 +410,7 @@ class Columns:
         timed = [event for event in events if event.ts is not None]
         start, fits = nanoseconds([event.ts for event in timed])
         for event, start_ns, fit in zip(timed, start.tolist(), fits.tolist(), strict=True):
-            for series, value in fields.counter_values(event.args).items():
+            for series, value in arguments.counter_values(event.args).items():
                 if fit:
                     rows.append((start_ns, self._lane_of[event.pid, event.tid], event.name, series, value))
         if rows:
@@ -433,14 +433,14 @@ class Columns:
             if key not in self._seen_names:
                 self._seen_names.add(key)
                 fresh.append(event)
-        for event, args in zip(fresh, fields.decode(fresh, fields.Name, self.damage), strict=True):
+        for event, args in zip(fresh, arguments.decode(fresh, arguments.Name, self.damage), strict=True):
             process = str(event.pid)
             if event.name == "process_name" and args.name is not None:
                 self.process_names[process] = args.name
             elif event.name == "process_labels" and args.labels is not None:
                 self.process_labels[process] = args.labels
             elif event.name == "thread_name" and args.name is not None:
-                self.thread_names[process, fields.queue(event.tid)] = args.name
+                self.thread_names[process, arguments.queue(event.tid)] = args.name
 
 
 class _LaneCache(dict[tuple[Any, Any], int]):
@@ -450,7 +450,7 @@ class _LaneCache(dict[tuple[Any, Any], int]):
         self._lanes = lanes
 
     def __missing__(self, key: tuple[Any, Any]) -> int:
-        lane = self[key] = self._lanes[str(key[0]), fields.queue(key[1])]
+        lane = self[key] = self._lanes[str(key[0]), arguments.queue(key[1])]
         return lane
 
 
@@ -461,7 +461,7 @@ class _Kinds(dict[tuple[str, Any], str]):
         self._category = category
 
     def __missing__(self, key: tuple[str, Any]) -> str:
-        kind = self[key] = fields.device_work_kind(self._category, *key)
+        kind = self[key] = arguments.device_work_kind(self._category, *key)
         return kind
 
 

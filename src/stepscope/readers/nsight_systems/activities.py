@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.readers import names
+from stepscope.readers import event_names
 from stepscope.readers.nsight_systems.places import STREAM_KEYS, TableReader
 from stepscope.trace.tables import rows_frame
 
@@ -224,7 +224,7 @@ def _copy(kind: int | None, source: int | None, target: int | None) -> list[str]
 
 
 def _kernel_kind(name: str) -> str:
-    return "communication" if names.is_communication(name) else "compute"
+    return "communication" if event_names.is_communication(name) else "compute"
 
 
 def _without_version(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.readers import names
+from stepscope.readers import event_names
 from stepscope.readers.gathering import Gathering
 from stepscope.readers.nsight_systems.database import Database, Strings
 from stepscope.readers.nsight_systems.places import Places, Selection, TableReader
@@ -217,9 +217,9 @@ def _meaning(name: str, emitted: bool) -> tuple[str, str]:
     """
     if module := _MODULE.match(name):
         return "frames", f"nn.Module: {module[1]}"
-    table = names.host_slice_table(name)
+    table = event_names.host_slice_table(name)
     if table == "frames":
-        return "frames", names.frame_name(name)
+        return "frames", event_names.frame_name(name)
     if table in (None, "launches"):  # a range is never a call of the device's API, whatever it is called
         if may_mark_steps(name):
             return "steps", name

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,16 +14,236 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.readers import event_names
 from stepscope.readers.gathering import Gathering, fitting
-from stepscope.readers.kineto.fields import device_work_kind
-from stepscope.readers.perfetto import meaning
-from stepscope.readers.perfetto.meaning import MEMORY_NAME
+from stepscope.readers.kineto.arguments import (
+    ANNOTATION_CATEGORIES,
+    DEVICE_CATEGORIES,
+    FRAME_CATEGORIES,
+    LAUNCH_CATEGORIES,
+    OPERATOR_CATEGORIES,
+    SYNCHRONISATION_CATEGORIES,
+    device_work_kind,
+)
 from stepscope.readers.perfetto.sequences import Sequence, Tracks, plain
 from stepscope.readers.spill import Spill
 from stepscope.trace.tables import SCHEMAS, VOCABULARY
 
 if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import GpuRenderStageEvent, TrackEvent
+
+
+MEMORY_NAME: Final = "[memory]"
+"""Name of the instants that are rows of `memory`."""
+
+CATEGORIES: Final[Mapping[str, Mapping[str | None, str]]] = {
+    "operators": {None: "cpu_op"},
+    "launches": {None: "cuda_runtime"},
+    "device_work": {
+        None: "kernel",
+        "copy_in": "gpu_memcpy",
+        "copy_out": "gpu_memcpy",
+        "copy_on_device": "gpu_memcpy",
+        "set": "gpu_memset",
+    },
+    "frames": {None: "python_function"},
+    "lines": {None: "user_annotation"},
+    "modules": {None: "user_annotation"},
+    "annotations": {
+        None: "user_annotation",
+        "device": "gpu_user_annotation",
+        "overhead": "overhead",
+        "profiler": "trace",
+    },
+    "synchronisations": {None: "cuda_sync"},
+    "memory": {None: "cpu_instant_event"},
+}
+"""Table -> the row's `kind`, None for all others -> category of its event."""
+
+ANNOTATIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "operators": {
+        "sequence_number": "Sequence number",
+        "forward_thread": "Fwd thread id",
+        "external_id": "External id",
+        "input_shapes": "Input Dims",
+        "input_types": "Input type",
+        "input_values": "Concrete Inputs",
+        "call_stack": "Call stack",
+        "source_file": "source_file",
+        "source_line": "source_line",
+        "source_function": "source_function",
+        "scope": "scope",
+    },
+    "launches": {
+        "kind": "kind",
+        "correlation": "correlation",
+        "external_id": "External id",
+        "bytes": "bytes",
+    },
+    "device_work": {
+        "kind": "kind",
+        "device": "device",
+        "queue": "stream",
+        "correlation": "correlation",
+        "external_id": "External id",
+        "bytes": "bytes",
+        "grid": "grid",
+        "block": "block",
+        "registers": "registers per thread",
+        "shared_memory_bytes": "shared memory",
+        "occupancy": "occupancy",
+        "blocks_per_multiprocessor": "blocks per SM",
+        "collective": "Collective name",
+        "group": "Process Group Name",
+        "group_size": "Group size",
+        "message_elements": "In msg nelems",
+        "message_type": "dtype",
+        "call_stack": "Call stack",
+        "scope": "scope",
+    },
+    "frames": {
+        "python_id": "Python id",
+        "file": "file",
+        "line": "line",
+        "function": "function",
+        "module": "module",
+    },
+    "lines": {"file": "file", "line": "line", "function": "function"},
+    "modules": {},
+    "annotations": {"kind": "kind", "step": "step", "call_stack": "Call stack"},
+    "synchronisations": {
+        "kind": "kind",
+        "correlation": "correlation",
+        "device": "device",
+        "queue": "stream",
+        "waited_queue": "wait_on_stream",
+        "waited_correlation": "wait_on_cuda_event_record_corr_id",
+    },
+    "memory": {
+        "device": "device",
+        "address": "Addr",
+        "bytes": "Bytes",
+        "total_allocated": "Total Allocated",
+        "total_reserved": "Total Reserved",
+        "call_stack": "Call stack",
+    },
+}
+"""Table -> column -> name of the debug annotation that holds it; Kineto's names where Kineto has one."""
+
+
+def category(table: str, kind: str | None) -> str:
+    """Category of the event of a row of that table and kind."""
+    words = CATEGORIES[table]
+    return words.get(kind, words[None])
+
+
+_ROCPROF_CATEGORIES: Final = {
+    "kernel_dispatch": "device_work",
+    "memory_copy": "device_work",
+    "hip_api": "launches",
+    "hsa_api": "launches",
+    "rccl_api": "operators",
+    "marker_api": None,
+}
+"""Of rocprofv3's Perfetto files; a marker is what its name says."""
+_OTHER_NAMES: Final = {
+    "operators": {"external id": "external_id"},
+    "launches": {"external id": "external_id", "corr_id": "correlation"},
+    "device_work": {
+        "external id": "external_id",
+        "corr_id": "correlation",
+        "copy_bytes": "bytes",
+        "size": "bytes",
+        "queue": "queue",
+        "agent": "device",
+        "dst_agent": "device",
+        "group_segment_size": "shared_memory_bytes",
+        "est. achieved occupancy %": "occupancy",
+    },
+    "synchronisations": {"cuda_sync_kind": "kind"},
+    "memory": {"Device Id": "device"},
+}
+"""Further names of the columns, of older files and of other tools."""
+ARGUMENTS: Final = {
+    table: {name: column for column, name in columns.items()} | _OTHER_NAMES.get(table, {})
+    for table, columns in ANNOTATIONS.items()
+}
+"""Table -> name of an argument -> column."""
+
+
+@lru_cache(maxsize=65536)
+def table_of(category: str, name: str) -> tuple[str, str | None]:
+    """The table of a slice and its kind, where the table has kinds; of a category that is not known, by the name."""
+    lowered = category.lower()
+    if lowered in OPERATOR_CATEGORIES:
+        return ("annotations", "host") if event_names.is_annotation(name) else ("operators", None)
+    if lowered in LAUNCH_CATEGORIES or _ROCPROF_CATEGORIES.get(lowered) == "launches":
+        return "launches", event_names.launch_kind(name)
+    if lowered in DEVICE_CATEGORIES:
+        return "device_work", device_work_kind(lowered, name, None)
+    if lowered in ("kernel_dispatch", "memory_copy"):
+        return "device_work", event_names.copy_kind(name) if lowered == "memory_copy" else device_work_kind(
+            "", name, None
+        )
+    if lowered in FRAME_CATEGORIES:
+        return "frames", None
+    if lowered in SYNCHRONISATION_CATEGORIES:
+        return "synchronisations", event_names.synchronisation_kind(name)
+    if lowered in ANNOTATION_CATEGORIES:
+        return "annotations", ANNOTATION_CATEGORIES[lowered]
+    if lowered == "rccl_api":
+        return "operators", None
+    table = event_names.host_slice_table(name)
+    if table == "launches":
+        return "launches", event_names.launch_kind(name)
+    return (table, None) if table in ("operators", "frames") else ("annotations", "host")
+
+
+def is_known(category: str) -> bool:
+    """Whether the category tells the table."""
+    lowered = category.lower()
+    return (
+        lowered in OPERATOR_CATEGORIES | LAUNCH_CATEGORIES | DEVICE_CATEGORIES | FRAME_CATEGORIES
+        or lowered in SYNCHRONISATION_CATEGORIES
+        or lowered in ANNOTATION_CATEGORIES
+        or lowered in _ROCPROF_CATEGORIES
+    )
+
+
+def _percent(value: Any) -> Any:
+    return value / 100 if isinstance(value, (int, float)) else None
+
+
+CHANGES: Final[dict[tuple[str, str], Callable[[Any], Any]]] = {
+    ("device_work", "est. achieved occupancy %"): _percent,
+    ("synchronisations", "cuda_sync_kind"): lambda value: event_names.synchronisation_kind(str(value)),
+    ("memory", "Device Id"): lambda value: "cpu" if value == -1 else value,
+}
+"""(table, name of an argument) -> what is to be done with the value."""
+
+
+def text(value: Any) -> str | None:
+    """An argument as text: what is no text as JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else json.dumps(value)
+
+
+def integer(value: Any) -> int | None:
+    """An argument as a number of 64 bits, None if it is none."""
+    if isinstance(value, str):
+        try:
+            value = int(value)
+        except ValueError:
+            return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and -(2**63) <= value < 2**63 else None
+
+
+def number(value: Any) -> float | None:
+    """An argument as a number with decimals, None if it is none."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e300 else None
 
 
 UNKNOWN_NS: Final = -1
@@ -167,9 +389,9 @@ class Events:
         if name is None:
             self._damage["lost_name"] += 1
             name = ""
-        table, kind = meaning.table_of(category, name)
+        table, kind = table_of(category, name)
         columns: dict[str, Any] = {} if kind is None else {"kind": kind}
-        if not meaning.is_known(category):
+        if not is_known(category):
             self._damage[f"unknown_category:{category[:40]}"] += 1
         self._read_arguments(event, sequence, table, columns)
         number = self._ends.begin(track, time_ns)
@@ -178,18 +400,18 @@ class Events:
         if table in _HOST_TABLES:
             self._host_tracks.add(track)
         elif table == "device_work":
-            self._tracks.works_for(track, meaning.text(columns.get("device")), meaning.text(columns.get("queue")))
+            self._tracks.works_for(track, text(columns.get("device")), text(columns.get("queue")))
         self._hold(table, number, time_ns, name, track, columns)
 
     def _read_arguments(self, event: TrackEvent, sequence: Sequence, table: str, columns: dict[str, Any]) -> None:
-        wanted = meaning.ARGUMENTS[table]
+        wanted = ARGUMENTS[table]
         for annotation in event.debug_annotations:
             name = sequence.annotation_name(annotation)
             column = wanted.get(name)
             if column is None:
                 continue
             value = sequence.value(annotation)
-            change = meaning.CHANGES.get((table, name))
+            change = CHANGES.get((table, name))
             value = value if change is None else change(value)
             if value is not None and not (column == "kind" and table != "synchronisations"):
                 columns[column] = value
@@ -252,14 +474,14 @@ class Events:
             dtype = SCHEMAS[table][column]
             if dtype is pl.String:
                 known = VOCABULARY.get((table, column))
-                texts = [meaning.text(value) for value in values]
+                texts = [text(value) for value in values]
                 series[column] = pool.optional_codes(
                     texts if known is None else [text if text in known else None for text in texts]
                 )
             elif dtype is pl.Float64:
-                series[column] = pl.Series([meaning.number(value) for value in values], dtype=pl.Float64)
+                series[column] = pl.Series([number(value) for value in values], dtype=pl.Float64)
             else:
-                wide = pl.Series([meaning.integer(value) for value in values], dtype=pl.Int64)
+                wide = pl.Series([integer(value) for value in values], dtype=pl.Int64)
                 series[column] = fitting(column, wide, dtype, self._gathering.damage)
         self._spill.add({table: pl.DataFrame(series)})
 

@@ -1,6 +1,438 @@
-"""rocprofv3 JSON (`rocprofv3 --output-format json`), which the rocprofiler-sdk tool writes for programs on AMD GPUs."""
+"""rocprofv3's JSON, as ROCm's profiler writes it for AMD GPUs."""
 
-from stepscope.readers.rocprof.reader import read, recognises
+from __future__ import annotations
 
-NAME = "rocprof"
-__all__ = ["NAME", "read", "recognises"]
+import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import polars as pl
+
+from stepscope.errors import NotATraceError, UnreadableTraceError
+from stepscope.readers import event_names
+from stepscope.readers.gathering import EXPLANATIONS as COMMON
+from stepscope.readers.gathering import Gathering, fitting, warnings
+from stepscope.readers.rocprof.records import (
+    DECODE_ERRORS,
+    Agent,
+    Document,
+    Kernel,
+    KindNames,
+    Message,
+    Path,
+    Record,
+    Size,
+    Wanted,
+    decode_entries,
+    decode_records,
+)
+from stepscope.readers.source import ByteSource, Found, Reader, text_of
+from stepscope.trace.model import Device, Metadata
+from stepscope.trace.store import StoreWriter
+from stepscope.trace.window import StepRange, Window
+
+_GPU: Final = 2
+_DEVICE_MEMORY: Final = (1, 2)
+"""Heaps of a memory bank that are the device's own: visible to the host, or not."""
+_LARGEST_BYTES: Final = {"agents": 2**22, "buffer_records": 2**22}
+"""Of descriptions that are some kilobytes long, and whose entries take many times that in memory."""
+_CALLS: Final = ("hip_api", "hsa_api")
+_HSA_KINDS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    ("synchronise", re.compile(r"signal_wait")),
+    ("copy", re.compile(r"memory_(?:async_)?copy")),
+    ("set", re.compile(r"memory_fill")),
+    ("allocate", re.compile(r"pool_(?:allocate|free)|memory_(?:allocate|free)|vmem_")),
+    ("compile", re.compile(r"executable_|code_object_")),
+)
+_FILLS: Final = "__amd_rocclr_fillBuffer"
+_RUNTIME_KERNELS: Final = (_FILLS, "__amd_rocclr_copyBuffer", "__amd_rocclr_copyImage")
+_RANGE: Final = re.compile(
+    r"(.*?)(?:, seq = (-?\d{1,18}))?(?:, op_id = \d{1,18})?(?:, sizes = (\[.*?\]))?(?:, input_op_ids = .*)?", re.DOTALL
+)
+_RANGE_ARGUMENTS: Final = (", seq = ", ", op_id = ", ", sizes = ")
+
+
+class Process:
+    """One element of the file's list.
+
+    Attributes:
+        number: its process id, "0" until the file tells it.
+        devices: the GPUs it could see, in the order of their numbers.
+    """
+
+    def __init__(self, gathering: Gathering) -> None:
+        self._gathering = gathering
+        self._damage: Counter[str] = gathering.damage
+        self.number = "0"
+        self.devices: tuple[Device, ...] = ()
+        self._device_of: dict[int, str | None] = {}
+        self._kernels: dict[int, Kernel] = {}
+        self._operations: list[KindNames] = []
+        self._messages: dict[int, str] = {}
+
+    # What the file says of the process, before its records
+
+    def describe(self, key: str, text: bytes) -> None:
+        """Take one of the process's values, by the key it stands under."""
+        if len(text) > _LARGEST_BYTES.get(key, len(text)):
+            self._damage["oversized_value"] += 1
+        elif key == "metadata":
+            self.number = str(_field(text, "pid", int) or 0)
+        elif key == "agents":
+            self._describe_agents(decode_entries(text, Agent, self._damage))
+        elif key == "kernel_symbols":
+            self._kernels = {each.kernel_id: each for each in decode_entries(text, Kernel, self._damage) if each.name}
+        elif key == "buffer_records":
+            self._operations = decode_entries(text, KindNames, self._damage)
+        elif key == "marker_api":
+            self._messages = {each.key: each.value for each in decode_entries(text, Message, self._damage)}
+
+    def _describe_agents(self, agents: list[Agent]) -> None:
+        gpus = sorted((agent for agent in agents if agent.type == _GPU), key=lambda agent: agent.node_id)
+        self._device_of = {agent.id.handle: None for agent in agents}
+        self._device_of |= {agent.id.handle: str(number) for number, agent in enumerate(gpus)}
+        self.devices = tuple(_device(str(number), agent) for number, agent in enumerate(gpus))
+
+    # Its records
+
+    def add(self, key: str, records: list[Record]) -> None:
+        """Add records from the list under this key of `buffer_records`."""
+        records = [record for record in records if record.start_timestamp or record.end_timestamp]
+        if key == "kernel_dispatch":
+            self._add_kernels(records)
+        elif key == "memory_copy":
+            self._add_copies(records)
+        elif key == "marker_api":
+            self._add_markers(records)
+        elif key in _CALLS:
+            self._add_calls(records)
+        else:
+            self._add_slices("operators", records, [self._operation(record) for record in records])
+
+    def _add_calls(self, records: list[Record]) -> None:
+        called = [self._operation(record) for record in records]
+        self._add_slices(
+            "launches",
+            records,
+            called,
+            kind=[_call_kind(name) for name in called],
+            correlation=[_int64(record.correlation_id.internal) for record in records],
+        )
+
+    def _add_markers(self, records: list[Record]) -> None:
+        """Ranges of roctx: those of torch are operators, others annotations; calls without a message are left out."""
+        tables: dict[str, list[tuple[Record, Range]]] = {}
+        for record in records:
+            if text := self._messages.get(record.correlation_id.internal):
+                marked = _range(text)
+                table = event_names.host_slice_table(marked.name) or ("operators" if marked.emitted else None)
+                kept = table in ("operators", "frames")
+                tables.setdefault(str(table) if kept else "annotations", []).append((record, marked))
+        for table, marks in tables.items():
+            columns: dict[str, list[Any]] = {}
+            if table == "operators":
+                columns["sequence_number"] = [mark.sequence_number for _, mark in marks]
+                columns["input_shapes"] = [mark.input_shapes for _, mark in marks]
+            elif table == "annotations":
+                columns["kind"] = ["host"] * len(marks)
+            self._add_slices(table, [record for record, _ in marks], [mark.name for _, mark in marks], **columns)
+
+    def _add_kernels(self, records: list[Record]) -> None:
+        pairs = [(record, record.dispatch_info) for record in records if record.dispatch_info is not None]
+        rows, dispatches = [record for record, _ in pairs], [dispatch for _, dispatch in pairs]
+        kernels = [self._kernel(dispatch.kernel_id) for dispatch in dispatches]
+        self._add_work(
+            rows,
+            [kernel.name for kernel in kernels],
+            [self._device(dispatch.agent_id.handle) or "0" for dispatch in dispatches],
+            [f"queue {dispatch.queue_id.handle}" for dispatch in dispatches],
+            kind=[_kernel_kind(kernel.name) for kernel in kernels],
+            grid=[_blocks(dispatch.grid_size, dispatch.workgroup_size) for dispatch in dispatches],
+            block=[_sizes(dispatch.workgroup_size) for dispatch in dispatches],
+            registers=[_int64(kernel.arch_vgpr_count) for kernel in kernels],
+            shared_memory_bytes=[_int64(dispatch.group_segment_size) for dispatch in dispatches],
+        )
+
+    def _kernel(self, number: int) -> Kernel:
+        if number in self._kernels:
+            return self._kernels[number]
+        self._damage["unnamed_kernel"] += 1
+        return Kernel(formatted_kernel_name=f"kernel {number}")
+
+    def _add_copies(self, records: list[Record]) -> None:
+        rows, devices = [], []
+        for record in records:
+            device = self._device(record.dst_agent_id.handle) or self._device(record.src_agent_id.handle)
+            if device is None:
+                self._damage["copy_on_host"] += 1
+                continue
+            rows.append(record)
+            devices.append(device)
+        called = [self._operation(record) for record in rows]
+        self._add_work(
+            rows,
+            called,
+            devices,
+            ["copies"] * len(rows),
+            kind=[event_names.copy_kind(name) for name in called],
+            bytes=[_int64(record.bytes) for record in rows],
+        )
+
+    def _add_work(
+        self,
+        records: list[Record],
+        called: list[str],
+        devices: list[str],
+        queues: list[str],
+        **columns: list[Any],
+    ) -> None:
+        """Add device work; `queues` tells where it ran in files of tools that do not know streams."""
+        queues = [
+            queue if record.stream_id is None else str(record.stream_id.handle)
+            for record, queue in zip(records, queues, strict=True)
+        ]
+        lanes = [
+            self._gathering.lane(
+                ("queue", self.number, device, queue),
+                kind="queue",
+                process=device,
+                thread=queue,
+                name=f"stream {queue}" if queue.isdecimal() else queue,
+                device=device,
+                queue=queue,
+            )
+            for device, queue in zip(devices, queues, strict=True)
+        ]
+        columns |= {
+            "device": devices,
+            "queue": queues,
+            "correlation": [_int64(record.correlation_id.internal) for record in records],
+            "external_id": [_int64(record.correlation_id.external) for record in records],
+        }
+        self._add("device_work", records, called, lanes, columns)
+
+    def _add_slices(self, table: str, records: list[Record], called: list[str], **columns: Sequence[Any]) -> None:
+        lane_of: dict[int, int] = {}
+        for record in records:
+            if record.thread_id not in lane_of:
+                thread = str(record.thread_id)
+                lane_of[record.thread_id] = self._gathering.lane(
+                    ("thread", self.number, thread),
+                    kind="host_thread",
+                    process=self.number,
+                    thread=thread,
+                    name=f"thread {thread}",
+                )
+        self._add(table, records, called, [lane_of[record.thread_id] for record in records], columns)
+
+    def _add(
+        self, table: str, records: list[Record], called: list[str], lanes: list[int], columns: dict[str, Any]
+    ) -> None:
+        if not records:
+            return
+        pool = self._gathering.pool
+        series: dict[str, pl.Series] = {
+            "start_ns": pl.Series([record.start_timestamp for record in records], dtype=pl.Int64),
+            "duration_ns": pl.Series(
+                [record.end_timestamp - record.start_timestamp for record in records], dtype=pl.Int64
+            ),
+            "name": pool.codes(called),
+            "lane": pl.Series(lanes, dtype=pl.Int32),
+        }
+        for name, values in columns.items():
+            is_text = any(isinstance(value, str) for value in values) or name in _TEXTS
+            series[name] = (
+                pool.optional_codes(values) if is_text else fitting(name, values, pl.Int64, self._gathering.damage)
+            )
+        self._gathering.add(table, pl.DataFrame(series))
+
+    def _operation(self, record: Record) -> str:
+        """What was called or copied, by the file's own list of names."""
+        if 0 <= record.kind < len(self._operations):
+            kind = self._operations[record.kind]
+            if 0 <= record.operation < len(kind.operations):
+                return kind.operations[record.operation]
+        self._damage["unnamed_operation"] += 1
+        return f"operation {record.kind}.{record.operation}"
+
+    def _device(self, handle: int) -> str | None:
+        """The number of a GPU, None for a processor of the host; a GPU that the file does not describe is itself."""
+        return self._device_of[handle] if handle in self._device_of else (str(handle) if handle else None)
+
+
+_TEXTS: Final = frozenset({"kind", "device", "queue", "grid", "block", "input_shapes"})
+
+
+@lru_cache(maxsize=4096)
+def _call_kind(name: str) -> str:
+    if name.startswith("hsa_"):
+        return next((kind for kind, pattern in _HSA_KINDS if pattern.search(name)), "other")
+    return event_names.launch_kind(name)
+
+
+@lru_cache(maxsize=4096)
+def _kernel_kind(name: str) -> str:
+    """Kind of a kernel's work: the runtime's own kernels fill and copy where no copy engine does."""
+    if name.startswith(_RUNTIME_KERNELS):
+        return "set" if name.startswith(_FILLS) else "copy_on_device"
+    return "communication" if event_names.is_communication(name) else "compute"
+
+
+class Range(NamedTuple):
+    """The text of a range, taken apart where torch's emit_nvtx wrote it, which appends to every operator's name."""
+
+    name: str
+    sequence_number: int | None = None
+    input_shapes: str | None = None
+    emitted: bool = False
+
+
+def _range(text: str) -> Range:
+    if not any(word in text for word in _RANGE_ARGUMENTS):
+        return Range(text)
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        return Range(text)
+    return Range(found[1], None if found[2] is None else int(found[2]), found[3], emitted=found[1] != text)
+
+
+def _device(number: str, agent: Agent) -> Device:
+    version = agent.gfx_target_version
+    memory = sum(bank.size_in_bytes for bank in agent.mem_banks if bank.heap_type in _DEVICE_MEMORY)
+    return Device(
+        device=number,
+        name=agent.product_name or agent.name or None,
+        memory_bytes=memory if 0 < memory < 2**62 else None,
+        compute_capability=None if not version or version < 0 else f"{version // 10000}.{version // 100 % 100}",
+        multiprocessors=agent.cu_count,
+    )
+
+
+def _blocks(grid: Size, block: Size) -> str:
+    """The grid counts work items; other tools count blocks."""
+    x, y, z = -(-grid.x // max(1, block.x)), -(-grid.y // max(1, block.y)), -(-grid.z // max(1, block.z))
+    return f"[{x}, {y}, {z}]"
+
+
+def _sizes(size: Size) -> str:
+    return f"[{size.x}, {size.y}, {size.z}]"
+
+
+def _int64(value: int | None) -> int | None:
+    return value if value is not None and -(2**63) <= value < 2**63 else None
+
+
+def _field(text: bytes, key: str, kind: type[Any]) -> Any:
+    """A field of a JSON object, None where it is missing or something else."""
+    try:
+        values = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        return msgspec.json.decode(values[key], type=kind)
+    except (*DECODE_ERRORS, KeyError):
+        return None
+
+
+_BEGINNING: Final = re.compile(rb'\A\{\s*"rocprofiler-sdk-tool"\s*:')
+_ROOT: Final = ("rocprofiler-sdk-tool",)
+_ENTERED: Final[tuple[Path, ...]] = (
+    (),
+    _ROOT,
+    (*_ROOT, "[]"),
+    (*_ROOT, "[]", "strings"),
+    (*_ROOT, "[]", "buffer_records"),
+)
+_DESCRIPTIONS: Final = ("metadata", "agents", "kernel_symbols")
+_SMALL_BYTES: Final = 2**16
+_MOST_SMALL_PARTS: Final = 20_000
+"""A file has some twenty for each process that the tool followed."""
+_STRINGS: Final = ("buffer_records", "marker_api")
+_SAMPLES: Final = ("pc_sample_host_trap", "pc_sample_stochastic", "scratch_memory", "memory_allocation")
+"""Lists that no table takes: samples inside of kernels, and memory that the driver handed out."""
+
+EXPLANATIONS: Final = {
+    **COMMON,
+    "truncated": "the file ends before it is complete; the records that stand before that were read",
+    "compressed_data": "{}; what could be unpacked was read",
+    "damaged_record": "records that are no valid JSON, or without a start and an end, were skipped",
+    "damaged_description": "agents, kernels or names that could not be read were left out",
+    "unnamed_kernel": "kernels that the file does not describe are called by their number",
+    "unnamed_operation": "calls and copies that the file does not name are called by their number",
+    "copy_on_host": "copies from host memory to host memory were left out",
+    "oversized_value": "values far longer than any that the tool writes were left out",
+}
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file begins like rocprofv3's JSON."""
+    return _BEGINNING.match(text_of(head)) is not None
+
+
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+    """Read kernels, copies, calls of HIP and HSA, and roctx ranges into `writer`'s tables.
+
+    Raises:
+        NotATraceError: it is of more processes than any profile.
+        UnreadableTraceError: the file holds no record that could be read.
+        UsageError: steps were asked for that the trace does not have.
+    """
+    gathering = Gathering(writer.directory)
+    document = Document(source, _wanted)
+    process = Process(gathering)
+    devices: dict[str, Device] = {}
+    small = 0
+    for path, text in document.parts():
+        key = path[-1]
+        small += len(text) < _SMALL_BYTES
+        if small > _MOST_SMALL_PARTS:
+            raise NotATraceError(
+                f"{source.name} has more than {_MOST_SMALL_PARTS:,} short lists of records, as no profile does"
+            )
+        if path[2:-1] == ("buffer_records",):
+            process.add(key, decode_records(text, gathering.damage))
+        else:
+            if key == "metadata":  # the first value of each process
+                process = Process(gathering)
+            process.describe(key, text)
+            devices |= {device.device: device for device in process.devices}
+    if not gathering.complete_events:
+        raise UnreadableTraceError(
+            f"{source.name} is a rocprofv3 profile without a single kernel, copy, call or range: "
+            "record with rocprofv3 --runtime-trace --output-format json"
+        )
+    _count_damage(gathering, document, source)
+    window = gathering.write(writer, window, steps)
+    metadata = Metadata(
+        path=source.name,
+        format="rocprof",
+        events=gathering.events,
+        complete_events=gathering.complete_events,
+        devices=tuple(devices.values()),
+        window=window,
+    )
+    return metadata, warnings(gathering.damage, EXPLANATIONS)
+
+
+def _wanted(path: Path) -> Wanted:
+    if path in _ENTERED:
+        return "enter"
+    parent, key = path[2:-1], path[-1]
+    if parent == () and key in _DESCRIPTIONS and len(path) == len(_ROOT) + 2:
+        return "whole"
+    if parent == ("strings",) and key in _STRINGS:
+        return "whole"
+    if parent == ("buffer_records",) and key not in _SAMPLES:
+        return "pieces"
+    return "skip"
+
+
+def _count_damage(gathering: Gathering, document: Document, source: ByteSource) -> None:
+    damage = gathering.damage
+    damage["oversized_value"] += document.dropped
+    damage["truncated"] += not document.closed
+    if source.damage:
+        damage[f"compressed_data:{source.damage}"] += 1
+
+
+READER: Final = Reader("rocprof", recognises, read)

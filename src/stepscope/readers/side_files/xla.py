@@ -65,7 +65,7 @@ def _take(report: _Report, kind: str, name: str, key: str, text: str) -> None:
         return
     if key in ("TotalSamples", "Value"):
         if text.strip().isdecimal() and len(text) < 20:
-            known[name].append(min(int(text), LARGEST_COUNT))
+            known[name].append(min(int(text.strip()), LARGEST_COUNT))
     elif key in ("Accumulator", "Counter"):
         time = duration_ns(text.strip())
         if time is not None:

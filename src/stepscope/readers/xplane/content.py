@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.readers.source import ByteSource
+from stepscope.readers.source import ByteSource, Progress
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types; the two others, of groups, no profile has."""
@@ -192,16 +192,15 @@ class Content:
         size: bytes.
     """
 
-    def __init__(self, source: ByteSource, directory: Path, progress: Callable[[int, int | None], None] | None) -> None:
-        self._progress: Callable[[int], None] = lambda _: None
+    def __init__(self, source: ByteSource, directory: Path) -> None:
+        self._progress: Progress = lambda done, total: None
         self._read_bytes = 0
         total = source.total_bytes
         if source.plain_path is not None and total:
             with contextlib.suppress(OSError):  # which it was replaced with, or forbidden, since
                 self._file: IO[bytes] = source.plain_path.open("rb")
                 self.size = total
-                if progress is not None:
-                    self._progress = lambda read: progress(read, total)
+                self._progress = source.progress
                 return
         self._file = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed by close()
             max_size=MEMORY_BYTES, dir=str(directory)
@@ -210,8 +209,6 @@ class Content:
         for block in source.blocks():
             self._file.write(block)
             self.size += len(block)
-            if progress is not None:
-                progress(source.read_bytes, total)
 
     def close(self) -> None:
         """Forget the bytes."""
@@ -222,7 +219,7 @@ class Content:
         self._file.seek(start)
         data = self._file.read(size)
         self._read_bytes = max(self._read_bytes, start + len(data))
-        self._progress(self._read_bytes)
+        self._progress(self._read_bytes, self.size)
         return data
 
     def fields(self, start: int, end: int) -> Iterator[Field]:

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.readers.gathering import Gathering
-from stepscope.readers.xplane import names
+from stepscope.readers.xplane import meanings as names
 from stepscope.readers.xplane.content import Content, Mask, Positions, WireError, signed, text
 from stepscope.readers.xplane.events import Batch, LineReader, Words
 from stepscope.readers.xplane.host import HostFacts, launch_number
@@ -186,7 +186,7 @@ class DeviceReader:
             consumer, has = batch.integers(ROLE["_c"])
             run, has_run = batch.integers(ROLE["run_id"])
             core = batch.integers(ROLE["core_type"])[0]
-            device = int(state.device) if state.device.isdigit() else 0
+            device = int(state.device) if state.device.isdecimal() else 0
             number = np.where(has, consumer, launch_number(run, np.full(len(run), device), core))
             state.executions.add(rows.start[mine], rows.duration[mine], number[mine], (has | has_run)[mine])
         columns = {
@@ -343,7 +343,7 @@ class _Meanings:
         found = [_operation(name, programs) for name in rows.names]
         shown = [name.display or name.name.removesuffix(".kd") for name in rows.names]
         self.name = pooled.codes(shown)
-        self.number = np.array([int(each) if each.isdigit() and len(each) < 18 else -1 for each in shown], np.int64)
+        self.number = np.array([int(each) if each.isdecimal() and len(each) < 18 else -1 for each in shown], np.int64)
         self.is_container = np.array([each.is_container for each, _ in found], np.bool_)
         self.is_handle = np.array([each.is_handle for each, _ in found], np.bool_)
         self.has_containers = bool(self.is_container.any())

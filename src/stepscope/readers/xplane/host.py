@@ -10,19 +10,21 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.readers import names as common
+from stepscope.readers import event_names
 from stepscope.readers.gathering import Gathering
-from stepscope.readers.xplane import names
 from stepscope.readers.xplane.content import Content, Mask, Positions, WireError, signed, text
 from stepscope.readers.xplane.events import Batch, LineReader, Words
 from stepscope.readers.xplane.meanings import (
     HOST_TABLES,
+    PYTHON_THREADS,
     HostMeanings,
     NameRows,
     Origins,
     Pooled,
     UnclearFiles,
     column,
+    copied_bytes,
+    copied_kind,
     nullable,
     role_table,
 )
@@ -143,7 +145,7 @@ class HostReader:
             try:
                 reader.read_head()
                 name = text(reader.head.get(11) or reader.head.get(2) or b"")
-                on_python = names.PYTHON_THREADS.match(name) is not None
+                on_python = PYTHON_THREADS.match(name) is not None
                 lane = None
                 for batch in reader.batches():
                     if lane is None:
@@ -223,9 +225,9 @@ class HostReader:
         details = batch.texts(ROLE["memcpy_details"], line.words)
         for event in mine[details[mine] != -1].tolist():
             told = line.words.of(int(details[event])) or ""
-            kind = names.copied_kind(told) or common.copy_kind(meanings.texts[int(row[event])])
+            kind = copied_kind(told) or event_names.copy_kind(meanings.texts[int(row[event])])
             self._facts.copies[int(calls[event])] = kind
-            moved = names.copied_bytes(told)
+            moved = copied_bytes(told)
             if moved is not None:
                 size[event], has_size[event] = moved, True
         return {

@@ -1,21 +1,316 @@
-"""What each name of a plane's events means, worked out once for each name and looked up for many events at a time."""
+"""What the names of planes, lines, host events and device operations in XLA's profiles mean."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers import names as common
+from stepscope.readers import event_names
 from stepscope.readers.spill import StringPool
-from stepscope.readers.xplane import names
 from stepscope.readers.xplane.content import Mask, Positions
 from stepscope.readers.xplane.events import Batch, Words
-from stepscope.readers.xplane.names import LIBRARY_FILES
 from stepscope.readers.xplane.plane import EventName, Plane, Programs
+
+HOST_PLANES: Final = re.compile(r"/host:(?!metadata)")
+METADATA_PLANE: Final = "/host:metadata"
+ENVIRONMENT_PLANE: Final = "Task Environment"
+DEVICE_PLANE: Final = re.compile(r"/device:(?P<what>[^:]+)(?::(?P<number>\d+))?(?P<part> .+)?", re.DOTALL)
+KNOWN_PLANE: Final = re.compile(rb"\x12[\x01-\x7f](?:/(?:host|device):|Task Environment)")
+
+PYTHON_THREADS: Final = re.compile(r"(?:python[\d.]*|main|MainThread)(?:/|$)")
+"""Names of lines on which programs put marks of their own among XLA's."""
+
+MODULES_LINE: Final = "XLA Modules"
+ASYNCHRONOUS_LINE: Final = "Async"
+"""How lines of work begin that goes on beside the operations, several pieces at a time."""
+STREAM_LINE: Final = re.compile(r"Stream #(\w+)")
+OVERHEAD_LINE: Final = "CUPTI overhead"
+"""What the profiler did for its own business on threads that nobody knows."""
+DESCRIBING_LINES: Final = re.compile(
+    r"Steps|XLA Modules|XLA TraceMe|Overlay|(?:Framework|TensorFlow) (?:Name Scope|Ops)|Source code|Source|Launch Stats"
+    r"|HLO Module|Kernel Launch|Megascale Trace|_counters_|Host Threads.*|CUPTI overhead"
+)
+"""Lines of a device that say of its work what it is for; the work itself stands on other lines."""
+
+_SYNCHRONISING: Final = re.compile(
+    r"np\.asarray\(jax\.Array\)$|(?:\w+::)*BlockHostUntilReady\b|block_until_ready$|(?:\w+::)*GetReadyFuture\b.*wait"
+    r"|\w*ComputationClient::(?:TransferFromDevice|TransferFromServer|WaitDeviceOps)$|TensorCollectionBarrier$"
+    r"|ThunkExecutor::Execute \(wait for completion\)$|(?:\w+::)*Await\b|XrtComputationClient::TransferFromServer$"
+)
+"""Calls in which the host waits until a device has come so far, often to fetch what it made."""
+_ENQUEUEING: Final = re.compile(r"DoEnqueueProgram$|EnqueueProgram$|TpuExecute|tpu::System::EnqueueProgram$")
+"""Calls that give a TPU a program."""
+_XLA: Final = re.compile(
+    r"\w+(?:::~?\w+)+|PjitFunction\(|PjRt|Pjrt|PJRT|Xla[A-Z]|XLA|Tfrt|StepMarker$|Sync(?:Live)?Tensors|CollectSyncTensors"
+    r"|ExtractIR|ScheduleSyncTensors|RunPostOrder$|ParseArguments$|DevicePut|Wait for |Handle (?:input|output)|Allocate"
+    r"|ExecuteReplicated|Execute|MemoryAllocation|MemoryDeallocation|shard_args$|cpp_pjit|backend_compile|backend_compile"
+    r"|lower_sharding_computation$|trace_to_jaxpr|ArrayImpl\.|PythonRefManager|ThenExecuteCallback|RecordUsage"
+    r"|BufferSequencing|Acquire semaphore|Release semaphore|LoadProgram|Codegen$|RunInvariantCheckers$|IrEmitter"
+    r"|ThreadpoolListener|[HD]2[HD] Dispatch|(?:De)?[Ll]inearize|MapDmaBuffer|jit_\w+:XLA|TensorCollectionBarrier$"
+    r"|TransferTo|TransferFrom|ReleaseGil|GilRelease|UnsafeReleaseBuffers|Iterator|InputPipeline"
+)
+"""How events of XLA, its clients and JAX begin; another name on a Python thread is a mark of the program."""
+
+
+class HostName(NamedTuple):
+    """Where a host event belongs.
+
+    Attributes:
+        kind: of launches.
+    """
+
+    table: str
+    name: str
+    kind: str | None = None
+
+
+@lru_cache(maxsize=65536)
+def host_name(name: str, on_python_thread: bool) -> HostName:
+    """The table of a host event, and its name there."""
+    if name.startswith("$"):
+        return HostName("frames", event_names.frame_name(name).removeprefix("$"))
+    if _SYNCHRONISING.match(name):
+        return HostName("launches", name, "synchronise")
+    if _ENQUEUEING.match(name):
+        return HostName("launches", name, "launch")
+    table = event_names.host_slice_table(name)
+    if table == "launches":
+        return HostName(table, name, event_names.launch_kind(name))
+    if table is not None and table != "operators":
+        return HostName(table, name)
+    if on_python_thread and not _XLA.match(name):
+        return HostName("annotations", name)
+    return HostName("operators", name)
+
+
+_COLLECTIVES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
+    (collective, re.compile(pattern, re.IGNORECASE))
+    for collective, pattern in (
+        ("allreduce", r"all-?_?reduce"),
+        ("allgather", r"all-?_?gather"),
+        ("reduce_scatter", r"reduce-?_?scatter"),
+        ("alltoall", r"all-?_?to-?_?all"),
+        ("broadcast", r"collective-?_?broadcast|nccl.*broadcast"),
+        ("collective_permute", r"collective-?_?permute"),
+        ("send", r"^(?:send|nccl.*send)(?:-done)?"),
+        ("recv", r"^(?:recv|nccl.*recv)(?:-done)?"),
+    )
+)
+_HOST_TRANSFERS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    ("copy_in", re.compile(r"infeed|host recv|^recv-?(?:done)? ?from host|MemcpyH2D|memcpyHtoD", re.IGNORECASE)),
+    ("copy_out", re.compile(r"outfeed|host send|MemcpyD2H|memcpyDtoH", re.IGNORECASE)),
+    ("copy_on_device", re.compile(r"MemcpyD2D|MemcpyP2P|MemcpyOther|memcpyDtoD|^copy$|__amd_rocclr_copyBuffer", re.I)),
+    ("set", re.compile(r"memset|__amd_rocclr_fillBuffer", re.IGNORECASE)),
+)
+COPIED_BY_KERNEL: Final = re.compile(r"__amd_rocclr_copyBuffer|MemcpyOther")
+"""Copies whose names do not tell the direction; the call that launched them does."""
+_ASYNCHRONOUS_COPY: Final = re.compile(r"(?:async-)?copy-(?:start|done)")
+_OPCODE: Final = re.compile(r"[ )}]([a-z][\w-]*)\(")
+_GROUPS: Final = re.compile(r"replica_groups=(\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)")
+_SHAPE: Final = re.compile(r"\b((?:pred|bf16|f8\w*|[fsuc]\d+))\[([\d,]*)\]")
+_HOST_MEMORY: Final = "S(5)"
+_TYPES: Final = {"f32": "Float", "bf16": "BFloat16", "f16": "Half", "f64": "Double", "s32": "Int", "s64": "Long"}
+
+
+class DeviceOperation(NamedTuple):
+    """What the name and category of a device's operation tell.
+
+    Attributes:
+        is_container: whether it runs other operations.
+        is_handle: whether it only begins a copy that goes on beside it, or waits for its end.
+    """
+
+    kind: str
+    is_container: bool = False
+    is_handle: bool = False
+    collective: str | None = None
+    group: str | None = None
+    group_size: int | None = None
+    message_elements: int | None = None
+    message_type: str | None = None
+
+
+def device_operation(name: str, category: str) -> DeviceOperation:
+    """What an operation is.
+
+    Args:
+        name: of the operation, or its whole text in HLO.
+        category: XLA's, such as "loop fusion"; "" where it has none.
+    """
+    opcode = _opcode(name, category)
+    if opcode in ("while", "conditional", "call"):
+        return DeviceOperation("other", is_container=True)
+    if _ASYNCHRONOUS_COPY.match(opcode):
+        return DeviceOperation(_copy_direction(name), is_handle=True)
+    if event_names.is_communication(opcode) or any(pattern.search(opcode) for _, pattern in _COLLECTIVES):
+        collective = next((word for word, pattern in _COLLECTIVES if pattern.search(opcode)), None)
+        if collective in ("send", "recv") and "is_host_transfer=true" in name:
+            return DeviceOperation("copy_out" if collective == "send" else "copy_in")
+        group, size = _group(name)
+        elements, number_type = _message(name)
+        return DeviceOperation("communication", False, False, collective, group, size, elements, number_type)
+    for kind, pattern in _HOST_TRANSFERS:
+        if pattern.search(opcode):
+            return DeviceOperation(kind)
+    return DeviceOperation("compute")
+
+
+def _opcode(name: str, category: str) -> str:
+    """What tells an operation's kind: the category, unless that is another word for fused or called code."""
+    if category and category not in ("custom-call", "async-start", "async-done") and "fusion" not in category:
+        return category
+    if name.startswith("%") and " = " in name:
+        match = _OPCODE.search(name, name.index(" = "))
+        written = match[1] if match else name
+        if written == "custom-call" or written.startswith("async"):
+            return name[1 : name.index(" = ")]
+        return category if "fusion" in category and "all-reduce" in category else written
+    return name.removeprefix("%")
+
+
+def _copy_direction(name: str) -> str:
+    """Direction of a TPU's asynchronous copy, which gives (target, source, context); S(5) is the host's memory."""
+    text = name.partition(" = ")[2]
+    if _HOST_MEMORY not in name:
+        return "copy_on_device"
+    shapes = _SHAPE.split(text)
+    # With two groups the pieces are: before, type, dimensions, what follows the first shape, ...
+    if "copy-start(" in name and len(shapes) > 3:
+        return "copy_out" if _HOST_MEMORY in shapes[3] else "copy_in"
+    return "copy_out" if len(shapes) > 3 and _HOST_MEMORY in shapes[3] else "copy_in"
+
+
+def _group(name: str) -> tuple[str | None, int | None]:
+    """Who takes part in a collective, and how many in each group."""
+    match = _GROUPS.search(name)
+    if match is None or match[1] == "{}":
+        return None, None
+    if match[1].startswith("["):
+        sizes = match[1][1 : match[1].index("]")].split(",")
+        return match[1], int(sizes[-1]) if len(sizes) == 2 and sizes[-1].isdecimal() else None
+    return match[1][:1000], match[1][2:].partition("}")[0].count(",") + 1
+
+
+def _message(name: str) -> tuple[int | None, str | None]:
+    """How many numbers of which type a collective gives."""
+    match = _SHAPE.search(name)
+    if match is None:
+        return None, None
+    elements = 1
+    for size in match[2].split(","):
+        elements *= int(size) if size and len(size) < 10 else 1
+    return (elements if elements < 2**62 else None), _TYPES.get(match[1], match[1])
+
+
+class KernelDetails(NamedTuple):
+    """A GPU kernel's launch configuration as XLA writes it."""
+
+    grid: str | None
+    block: str | None
+    registers: int | None
+    shared_memory_bytes: int | None
+    occupancy: float | None
+
+
+_DETAIL: Final = re.compile(r"(\w+):(\S+)")
+
+
+def kernel_details(text: str) -> KernelDetails:
+    """From "regs:32 static_shared:0 dynamic_shared:0 grid:1,1,1 block:512,1,1 occ_pct:25"; what is missing is None."""
+    found = dict(_DETAIL.findall(text))
+    shared = [_whole(found[name]) for name in ("static_shared", "dynamic_shared", "group_mem") if name in found]
+    occupancy = found.get("occ_pct", "")
+    share = float(occupancy) / 100 if re.fullmatch(r"\d{1,3}(?:\.\d{1,12})?", occupancy) else 0.0
+    return KernelDetails(
+        found.get("grid"),
+        found.get("block"),
+        _whole(found.get("regs", "")),
+        sum(each or 0 for each in shared) if shared else None,
+        share if 0 < share <= 1 else None,  # 0 is written where it is not known
+    )
+
+
+def copied_bytes(text: str) -> int | None:
+    """Bytes from "kind_src:pageable kind_dst:device size:1024 dest:0 async:1"; None where no size is told.
+
+    Sets of memory tell it as "kind:device num_bytes:1024 async:1".
+    """
+    found = dict(_DETAIL.findall(text))
+    size = _whole(found.get("size") or found.get("num_bytes") or "")
+    return size or None  # 0 is written where it is not known
+
+
+def copied_kind(text: str) -> str | None:
+    """Direction of the same text."""
+    found = dict(_DETAIL.findall(text))
+    source, target = found.get("kind_src", ""), found.get("kind_dst", "")
+    if not source or not target:
+        return None
+    host = ("pageable", "pinned", "registered")
+    if source in host:
+        return "copy_in"
+    return "copy_out" if target in host else "copy_on_device"
+
+
+def copied_name(text: str) -> str | None:
+    """Name of the copy of the same text, "Memcpy HtoD (Pageable -> Device)": it tells more than XLA's "MemcpyH2D"."""
+    kind, found = copied_kind(text), dict(_DETAIL.findall(text))
+    if kind is None:
+        return None
+    direction = {"copy_in": "HtoD", "copy_out": "DtoH"}.get(kind, "DtoD")
+    return f"Memcpy {direction} ({found['kind_src'].capitalize()} -> {found['kind_dst'].capitalize()})"
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def is_enqueueing(name: str) -> bool:
+    """Whether a host event gives a TPU a program."""
+    return _ENQUEUEING.match(name) is not None
+
+
+# fmt: off
+LIBRARY_FILES: Final = frozenset({
+    "_dtype.py", "_methods.py", "abstract_arrays.py", "ad.py", "ad_checkpoint.py", "ad_util.py", "alias.py",
+    "ann.py", "api.py", "api_util.py", "array.py", "array_api_metadata.py", "array_constructors.py",
+    "array_creation.py", "array_methods.py", "arrayprint.py", "attention.py", "base.py", "basearray.py",
+    "batching.py", "blocked_sampler.py", "buffer_callback.py", "cache_key.py", "callback.py", "checkify.py",
+    "cloud_tpu_init.py", "combine.py", "compilation_cache.py", "compilation_cache_interface.py", "compiler.py",
+    "compute_on.py", "config.py", "convolution.py", "core.py", "cost_estimate.py", "custom_api_util.py",
+    "custom_batching.py", "custom_derivatives.py", "custom_partitioning.py",
+    "custom_partitioning_sharding_rule.py", "debugging.py", "deprecations.py", "discharge.py", "dispatch.py",
+    "distributed.py", "dlpack.py", "dtypes.py", "earray.py", "effects.py", "einshape.py", "einsum.py",
+    "environment_info.py", "error.py", "error_check.py", "errors.py", "eval_jaxpr.py", "ffi.py", "fft.py",
+    "flatten_util.py", "fromnumeric.py", "frozen_dict.py", "functions.py", "hardware_utils.py",
+    "hashable_array.py", "helpers.py", "hijax.py", "hlo_interpreter.py", "index_tricks.py", "indexing.py",
+    "initializers.py", "integrate.py", "jaxpr_util.py", "lax.py", "lax_numpy.py", "lax_reference.py",
+    "layout.py", "lazy_loader.py", "lift.py", "linalg.py", "linear.py", "linear_util.py", "literals.py",
+    "logging_config.py", "lru_cache.py", "mesh.py", "mesh_utils.py", "mlir.py", "module.py", "monitoring.py",
+    "mosaic_gpu.py", "mpmd.py", "multiarray.py", "named_sharding.py", "ndimage.py", "normalization.py",
+    "numeric.py", "numerics.py", "op_shardings.py", "other.py", "pallas_call.py", "parallel.py",
+    "parallel_loader.py", "partial_eval.py", "partition.py", "partition_spec.py", "path.py", "philox2x32.py",
+    "philox4x32.py", "pickle_util.py", "pjit.py", "pmap.py", "polynomial.py", "pretty_printer.py",
+    "primitives.py", "prng.py", "profiler.py", "public_test_util.py", "pxla.py", "rbg.py", "reductions.py",
+    "ref.py", "remat.py", "scalar_types.py", "scaled_dot.py", "scope.py", "setops.py", "shape_base.py",
+    "shard_alike.py", "shard_map.py", "sharding.py", "sharding_impls.py", "signal.py", "slicing.py",
+    "sorting.py", "source_info_util.py", "sourcemap.py", "special.py", "stages.py", "stateful_rng.py",
+    "stochastic.py", "struct.py", "tensor_contractions.py", "test_loader.py", "test_multiprocess.py",
+    "test_util.py", "test_warning_util.py", "threefry2x32.py", "threefry4x32.py", "tpu_custom_call.py",
+    "traceback_util.py", "train_state.py", "transform.py", "tree.py", "tree_util.py", "triton.py", "types.py",
+    "typing.py", "ufunc_api.py", "ufuncs.py", "update.py", "util.py", "utils.py", "vectorize.py",
+    "window_functions.py", "windowed_reductions.py", "xla_bridge.py", "xla_builder.py", "xla_metadata.py",
+    "xla_metadata_lib.py", "xla_model.py", "xla_transform.py",
+})
+# fmt: on
+"""Of JAX's own sources, Flax, Optax, NumPy and torch_xla."""
+
 
 HOST_TABLES: Final = ("operators", "launches", "annotations", "frames")
 MEMORY_EVENTS: Final = ("MemoryAllocation", "MemoryDeallocation")
@@ -110,12 +405,12 @@ class HostMeanings:
 
     def __init__(self, rows: NameRows, on_python: bool, pooled: Pooled, unclear_files: UnclearFiles) -> None:
         self.texts = [name.name or name.display for name in rows.names]
-        found = [names.host_name(text, on_python) for text in self.texts]
+        found = [host_name(text, on_python) for text in self.texts]
         self.table = np.array([HOST_TABLES.index(each.table) for each in found], np.int8)
         parts = [unclear_files.told(each.name) if each.table == "frames" else None for each in found]
         self.name = pooled.codes([part.name if part else each.name for each, part in zip(found, parts, strict=True)])
         self.kind = pooled.codes([each.kind for each in found])
-        self.is_enqueue = np.array([names.is_enqueueing(text) for text in self.texts], np.bool_)
+        self.is_enqueue = np.array([is_enqueueing(text) for text in self.texts], np.bool_)
         self.is_memory = np.array([text in MEMORY_EVENTS for text in self.texts], np.bool_)
         self.is_release = np.array([text == MEMORY_EVENTS[1] for text in self.texts], np.bool_)
         self.file = pooled.codes([each.file if each else None for each in parts])
@@ -146,7 +441,7 @@ class UnclearFiles:
 
     def told(self, name: str) -> HostFrame:
         """A frame "file(line): function" with the file as far as it is known."""
-        file, line, function, _ = common.frame(name)
+        file, line, function, _ = event_names.frame(name)
         if file is None or line is None or "/" in file:
             return HostFrame(name, file, line, function)
         paths = self._paths.get(file, set())

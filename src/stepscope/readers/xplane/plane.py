@@ -345,7 +345,7 @@ def stack_of_text(written: str) -> str | None:
     entries = []
     for each in written.split("\n")[:DEEPEST_STACK]:
         parts = each.rsplit(":", 2)
-        if len(parts) == 3 and parts[1].isdigit() and len(parts[1]) < 10 and parts[0]:
+        if len(parts) == 3 and parts[1].isdecimal() and len(parts[1]) < 10 and parts[0]:
             entries.append(entry(parts[0], int(parts[1]), None))
     return ";".join(reversed(entries)) or None
 

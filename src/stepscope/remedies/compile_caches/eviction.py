@@ -28,7 +28,7 @@ def open_files(folder: Path) -> set[str]:
     root = os.path.realpath(folder)
     found: set[str] = set()
     try:
-        processes = [name for name in os.listdir(_PROCESSES) if name.isdigit()]
+        processes = [name for name in os.listdir(_PROCESSES) if name.isdecimal()]
     except OSError:
         return found
     for process in processes:

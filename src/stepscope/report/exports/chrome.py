@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from stepscope.readers.kineto.fields import RECORDED
-from stepscope.readers.perfetto.meaning import ANNOTATIONS, category
+from stepscope.readers.kineto.arguments import RECORDED
+from stepscope.readers.perfetto.events import ANNOTATIONS, category
 from stepscope.report.exports import json_text
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import KEY, to_json

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers.perfetto.meaning import ANNOTATIONS, MEMORY_NAME, category
+from stepscope.readers.perfetto.events import ANNOTATIONS, MEMORY_NAME, category
 from stepscope.report.exports.json_text import identifier, parts
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows, parents

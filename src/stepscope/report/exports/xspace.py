@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 
 import polars as pl
 
-from stepscope.readers.names import host_slice_table
+from stepscope.readers.event_names import host_slice_table
 from stepscope.report.exports.json_text import by_value, identifier
 from stepscope.trace import Trace
 from stepscope.trace.model import Device

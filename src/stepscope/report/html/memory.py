@@ -11,8 +11,8 @@ from typing import Any, Final
 import polars as pl
 from markupsafe import Markup
 
-from stepscope.analysis.memory_blocks import CATEGORIES
-from stepscope.analysis.memory_growth import MemoryPicture
+from stepscope.analysis.blocks import CATEGORIES
+from stepscope.analysis.memory import MemoryPicture
 from stepscope.analysis.telemetry import Plot, PlotLine, TelemetryPicture
 from stepscope.report.format import cell, count, duration, printable, share, size
 from stepscope.report.html.picture import View

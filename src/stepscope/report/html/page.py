@@ -17,7 +17,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from stepscope.analysis.flame import FlameGraph
-from stepscope.analysis.memory_growth import MemoryPicture
+from stepscope.analysis.memory import MemoryPicture
 from stepscope.analysis.picture import StepPicture
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Unreadable

@@ -6,10 +6,10 @@ import dataclasses
 import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
-from types import ModuleType
 from typing import TypeAlias
 
 from stepscope.diagnosis.finding import Finding, RuleResult
+from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
 from stepscope.trace import Trace
@@ -67,14 +67,14 @@ def true_idle_ns(machine: Machine, causes: Collection[str], *, triggered: bool =
     )
 
 
-def asked(rule: ModuleType, trace: Trace, **settings: float) -> RuleResult:
+def asked(rule: Rule, trace: Trace, **settings: float) -> RuleResult:
     """What a rule says, with thresholds set by their short names."""
-    result = rule.check(View(trace, {f"{rule.ID}.{name}": value for name, value in settings.items()}))
+    result = rule.ask(View(trace, {f"{rule.id}.{name}": value for name, value in settings.items()}))
     assert isinstance(result, RuleResult)
     return result
 
 
-def the_finding(rule: ModuleType, trace: Trace, **settings: float) -> Finding:
+def the_finding(rule: Rule, trace: Trace, **settings: float) -> Finding:
     [found] = asked(rule, trace, **settings).findings
     return found
 

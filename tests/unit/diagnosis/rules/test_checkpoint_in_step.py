@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.diagnosis.rules import checkpoint_in_step as rule
+from stepscope.diagnosis.rules.checkpoint_in_step import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import ProgramFacts
 from tests.unit.diagnosis.rules.cases import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.diagnosis.rules import debug_mode as rule
+from stepscope.diagnosis.rules.debug_mode import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import ProgramFacts
 from stepscope.whatif.build import USUAL_GAP_NS
@@ -71,7 +71,7 @@ def test_tracebacks_and_searching_count() -> None:
     assert finding.saving_ns_per_step == 4 * (50 - 10) + 4 * (10 + 2)
     assert finding.title == "autograd's anomaly detection is on and takes 21% of the step"
     assert figures_of(finding) == [
-        ("share of the step that anomaly detection costs", 0.208, "share", 0.02),
+        ("share of the step that the aid costs", 0.208, "share", 0.02),
         ("autograd nodes searched for NaN", 1.0, "share", 0.5),
         ("searching for NaN, per step", 48, "ns", None),
         ("tracebacks of the forward pass, per step", 160, "ns", None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.diagnosis.rules import device_ping_pong as rule
+from stepscope.diagnosis.rules.device_ping_pong import RULE as rule
 from tests.simulator.programs import PROGRAMS
 from tests.unit.diagnosis.rules.cases import (
     Cases,

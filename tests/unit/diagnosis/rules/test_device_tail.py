@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.diagnosis.rules import device_tail as rule
+from stepscope.diagnosis.rules.device_tail import RULE as rule
 from stepscope.trace import Trace
 from tests.simulator.programs import PROGRAMS
 from tests.unit.diagnosis.rules.cases import (

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from stepscope.diagnosis import diagnose
-from stepscope.diagnosis.finding import RuleResult, Threshold
+from stepscope.diagnosis.finding import RuleResult
 from stepscope.diagnosis.pages import SECTIONS
+from stepscope.diagnosis.rule import Rule, Threshold
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
@@ -21,18 +20,18 @@ from tests.simulator.programs import PROGRAMS
 from tests.unit.diagnosis.rules.cases import Cases, empty_trace, recorded
 from tests.unit.recording import Recording
 
-MODULES = tuple(import_module(f"tests.unit.diagnosis.rules.test_{rule.ID.replace('-', '_')}") for rule in RULES)
-FIRES: dict[str, Cases] = {module.rule.ID: module.FIRES for module in MODULES}
-SILENT: dict[str, Cases] = {module.rule.ID: module.SILENT for module in MODULES}
+MODULES = tuple(import_module(f"tests.unit.diagnosis.rules.test_{rule.id.replace('-', '_')}") for rule in RULES)
+FIRES: dict[str, Cases] = {module.rule.id: module.FIRES for module in MODULES}
+SILENT: dict[str, Cases] = {module.rule.id: module.SILENT for module in MODULES}
 PAGES = Path(__file__).resolve().parents[4] / "docs" / "rules"
 UNITS = {"share", "ns", "bytes", "count"}
 
 
 def cases_of(cases: dict[str, Cases]) -> list[object]:
     return [
-        pytest.param(rule, cases[rule.ID][name], id=f"{rule.ID}: {name}")
+        pytest.param(rule, cases[rule.id][name], id=f"{rule.id}: {name}")
         for rule in RULES
-        for name in cases.get(rule.ID, {})
+        for name in cases.get(rule.id, {})
     ]
 
 
@@ -103,33 +102,33 @@ AWKWARD: Cases = {
 
 
 def test_every_rule_is_tested() -> None:
-    assert list(FIRES) == [rule.ID for rule in RULES]
-    assert all(FIRES[rule.ID] and SILENT[rule.ID] for rule in RULES)
+    assert list(FIRES) == [rule.id for rule in RULES]
+    assert all(FIRES[rule.id] and SILENT[rule.id] for rule in RULES)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.ID)
-def test_a_rule_says_who_it_is(rule: ModuleType) -> None:
-    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.ID)
-    assert rule.__name__.rpartition(".")[2] == rule.ID.replace("-", "_")
-    assert rule.TITLE
-    assert not rule.TITLE.endswith(".")
-    assert rule.THRESHOLDS
-    for name, threshold in rule.THRESHOLDS.items():
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_says_who_it_is(rule: Rule) -> None:
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.id)
+    assert rule.check.__module__.rpartition(".")[2] == rule.id.replace("-", "_")
+    assert rule.title
+    assert not rule.title.endswith(".")
+    assert rule.thresholds
+    for name, threshold in rule.thresholds.items():
         assert re.fullmatch("[a-z_]+", name)
         assert isinstance(threshold, Threshold)
         assert threshold.unit in UNITS
         assert threshold.meaning
-    assert re.findall(r"^# (.+)$", inspect.getdoc(rule) or "", re.MULTILINE) == list(SECTIONS)
-    assert (PAGES / f"{rule.ID}.md").is_file()
+    assert re.findall(r"^# (.+)$", rule.page, re.MULTILINE) == list(SECTIONS)
+    assert (PAGES / f"{rule.id}.md").is_file()
 
 
 def test_names_of_rules_are_unique() -> None:
-    assert len({rule.ID for rule in RULES}) == len({rule.TITLE for rule in RULES}) == len(RULES)
+    assert len({rule.id for rule in RULES}) == len({rule.title for rule in RULES}) == len(RULES)
 
 
-def check_result(rule: ModuleType, view: View, result: RuleResult) -> None:
+def check_result(rule: Rule, view: View, result: RuleResult) -> None:
     for finding in result.findings:
-        assert finding.rule == rule.ID
+        assert finding.rule == rule.id
         assert 0 <= finding.saving_ns_per_step <= view.step_ns
         assert finding.saving_share == finding.saving_ns_per_step / view.step_ns
         assert finding.severity in ("high", "medium", "low", "note")
@@ -140,18 +139,18 @@ def check_result(rule: ModuleType, view: View, result: RuleResult) -> None:
         assert any(figure.threshold is not None for figure in finding.evidence.figures)
         assert all(0 < place.share <= 1 for place in finding.where)
     for question in result.not_answered:
-        assert question.rule == rule.ID
+        assert question.rule == rule.id
         assert question.question.endswith("?")
         assert question.why
         assert question.how
 
 
 @pytest.mark.parametrize(("rule", "make"), cases_of(FIRES))
-def test_it_fires(rule: ModuleType, make: object) -> None:
+def test_it_fires(rule: Rule, make: object) -> None:
     assert callable(make)
     view = View(make())
 
-    result = rule.check(view)
+    result = rule.ask(view)
 
     assert len(result.findings) >= 1
     for finding in result.findings:
@@ -161,11 +160,11 @@ def test_it_fires(rule: ModuleType, make: object) -> None:
 
 
 @pytest.mark.parametrize(("rule", "make"), cases_of(SILENT))
-def test_it_stays_silent(rule: ModuleType, make: object) -> None:
+def test_it_stays_silent(rule: Rule, make: object) -> None:
     assert callable(make)
     view = View(make())
 
-    result = rule.check(view)
+    result = rule.ask(view)
 
     assert result.findings == ()
     check_result(rule, view, result)
@@ -175,11 +174,11 @@ def test_it_stays_silent(rule: ModuleType, make: object) -> None:
 def test_no_rule_fails_on_an_awkward_trace(make: object) -> None:
     assert callable(make)
     trace = make()
-    eager = {f"{rule.ID}.{name}": 0.0 for rule in RULES for name in rule.THRESHOLDS}
+    eager = {f"{rule.id}.{name}": 0.0 for rule in RULES for name in rule.thresholds}
     for settings in ({}, eager):
         view = View(trace, settings)
         for rule in RULES:
-            check_result(rule, view, rule.check(view))
+            check_result(rule, view, rule.ask(view))
         diagnosis = diagnose(trace, settings=settings, minimum_share=0.0)
         assert all(finding.saving_ns_per_step <= diagnosis.step_ns for finding in diagnosis.findings)
 
@@ -189,7 +188,7 @@ def test_no_rule_fails_on_a_program(name: str) -> None:
     view = View(recorded(PROGRAMS[name]()))
 
     for rule in RULES:
-        check_result(rule, view, rule.check(view))
+        check_result(rule, view, rule.ask(view))
 
 
 def test_findings_are_ranked_and_small_ones_counted() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 import polars as pl
 
-from stepscope.diagnosis.rules import exposed_communication as rule
+from stepscope.diagnosis.rules.exposed_communication import RULE as rule
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
 from tests.simulator import Machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.diagnosis.rules import exposed_copy as rule
+from stepscope.diagnosis.rules.exposed_copy import RULE as rule
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import LoaderFacts, ProgramFacts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.diagnosis.finding import Finding
-from stepscope.diagnosis.rules import frequent_logging as rule
+from stepscope.diagnosis.rules.frequent_logging import RULE as rule
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import ProgramFacts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.diagnosis.rules import garbage_collection as rule
+from stepscope.diagnosis.rules.garbage_collection import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import PauseFacts, ProgramFacts
 from tests.unit.diagnosis.rules.cases import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.diagnosis.rules import gradient_clipping as rule
+from stepscope.diagnosis.rules.gradient_clipping import RULE as rule
 from stepscope.trace import Trace
 from tests.unit.diagnosis.rules.cases import (
     US,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.diagnosis.rules import gradient_copies as rule
+from stepscope.diagnosis.rules.gradient_copies import RULE as rule
 from stepscope.trace import Trace
 from stepscope.trace.program_facts import DataParallelFacts, ProgramFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, the_finding

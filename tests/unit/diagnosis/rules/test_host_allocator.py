@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.diagnosis.rules import host_allocator as rule
+from stepscope.diagnosis.rules.host_allocator import RULE as rule
 from stepscope.trace import Trace
 from stepscope.trace.program_facts import StepFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, the_finding

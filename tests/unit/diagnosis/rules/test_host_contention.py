@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.diagnosis.rules import host_contention as rule
+from stepscope.diagnosis.rules.host_contention import RULE as rule
 from tests.unit.diagnosis.rules.cases import US, Cases, asked, busy_device, empty_trace, figures_of, the_finding
 from tests.unit.diagnosis.rules.host_steps import counted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.diagnosis.rules import host_created_tensor as rule
+from stepscope.diagnosis.rules.host_created_tensor import RULE as rule
 from tests.simulator.programs import PROGRAMS
 from tests.unit.diagnosis.rules.cases import (
     Cases,

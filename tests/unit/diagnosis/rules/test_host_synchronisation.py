@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from stepscope.diagnosis import diagnose
-from stepscope.diagnosis.rules import host_synchronisation as rule
+from stepscope.diagnosis.rules.host_synchronisation import RULE as rule
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
 from tests.simulator import Machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.diagnosis.rules import inefficient_kernel as rule
+from stepscope.diagnosis.rules.inefficient_kernel import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
@@ -97,7 +97,7 @@ def test_the_time_above_what_good_kernels_take_is_saved() -> None:
     assert figures_of(finding) == [
         ("time over the attainable time", pytest.approx(6.314367), "count", 1.5),
         ("share of the arithmetic peak", pytest.approx(0.1101274), "share", None),
-        ("share of the step that is lost", pytest.approx(0.3366523), "share", 0.03),
+        ("share of the step that an operator of one shape loses", pytest.approx(0.3366523), "share", 0.03),
         ("TFLOP/s reached", pytest.approx(34.3597384), "", None),
         ("time on the device per step", 4 * MS, "ns", None),
         ("calls per step", 1.0, "count", None),

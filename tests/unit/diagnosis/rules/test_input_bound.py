@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Location
-from stepscope.diagnosis.rules import input_bound as rule
+from stepscope.diagnosis.rules.input_bound import RULE as rule
 from stepscope.trace import Trace
 from tests.simulator import Machine
 from tests.simulator.device import Queue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.diagnosis.rules import large_logits as rule
+from stepscope.diagnosis.rules.large_logits import RULE as rule
 from stepscope.trace import Trace
 from stepscope.trace.program_facts import PaddingFacts, ProgramFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepscope.diagnosis.rules import late_rank as rule
+from stepscope.diagnosis.rules.late_rank import RULE as rule
 from stepscope.trace import Trace
 from tests.unit.diagnosis.rules.cases import US, Cases, asked, busy_device, empty_trace, figures_of, the_finding
 from tests.unit.recording import Recording

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from stepscope.diagnosis.rules import launch_bound as rule
+from stepscope.diagnosis.rules.launch_bound import RULE as rule
 from stepscope.trace import Trace
 from stepscope.whatif.build import USUAL_GAP_NS
 from tests.simulator.programs import backward_thread, input_bound_training, item_every_step, launch_bound_training

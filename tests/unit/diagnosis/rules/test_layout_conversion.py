@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.diagnosis.rules import layout_conversion as rule
+from stepscope.diagnosis.rules.layout_conversion import RULE as rule
 from stepscope.trace import Trace
 from tests.unit.diagnosis.rules.cases import (
     US,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.diagnosis.rules import loader_contention as rule
+from stepscope.diagnosis.rules.loader_contention import RULE as rule
 from stepscope.trace import Trace
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.diagnosis.rules.loaders import MS, facts, loading

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stepscope.diagnosis import diagnose
-from stepscope.diagnosis.rules import loader_restart as rule
+from stepscope.diagnosis.rules.loader_restart import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import ProgramFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
@@ -84,7 +84,7 @@ def test_workers_that_start_explain_why_the_thread_waits_for_a_processor() -> No
     trace = epochs(msgspec.structs.replace(contended, steps=steps))
 
     assert [one.rule for one in diagnose(trace, rules=["host-contention"]).findings] == ["host-contention"]
-    assert [one.rule for one in diagnose(trace, rules=["host-contention", rule.ID]).findings] == [rule.ID]
+    assert [one.rule for one in diagnose(trace, rules=["host-contention", rule.id]).findings] == [rule.id]
 
 
 def test_the_threshold_decides() -> None:

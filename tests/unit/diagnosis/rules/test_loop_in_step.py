@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.diagnosis.rules import loop_in_step as rule
+from stepscope.diagnosis.rules.loop_in_step import RULE as rule
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import ModelFacts, ProgramFacts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.diagnosis.rules import low_occupancy as rule
+from stepscope.diagnosis.rules.low_occupancy import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
@@ -62,7 +62,7 @@ def test_half_of_what_an_even_spread_saves() -> None:
     assert finding.saving_from == "replayed"
     assert finding.title == "a kernel that takes 40% of the step keeps 10 of the device's 100 multiprocessors busy"
     assert figures_of(finding) == [
-        ("share of the step that is lost", pytest.approx(0.18), "share", 0.03),
+        ("share of the step that kernels of one name lose", pytest.approx(0.18), "share", 0.03),
         ("thread blocks", 10, "count", 50.0),
         ("multiprocessors", 100, "count", None),
         ("share of the step in these kernels", pytest.approx(0.4), "share", None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.diagnosis.rules import low_precision as rule
+from stepscope.diagnosis.rules.low_precision import RULE as rule
 from stepscope.trace import Trace
 from stepscope.trace.program_facts import ProgramFacts
 from tests.unit.diagnosis.rules.cases import (

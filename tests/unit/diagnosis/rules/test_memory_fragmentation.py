@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.diagnosis.rules import memory_fragmentation as rule
+from stepscope.diagnosis.rules.memory_fragmentation import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from stepscope.trace.program_facts import ProgramFacts

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.diagnosis.diagnosis import diagnose
-from stepscope.diagnosis.rules import memory_growth as rule
+from stepscope.diagnosis.rules.memory_growth import RULE as rule
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import ProgramFacts

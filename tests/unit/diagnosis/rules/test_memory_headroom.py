@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from stepscope.diagnosis.rules import memory_headroom as rule
+from stepscope.diagnosis.rules.memory_headroom import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from stepscope.trace.program_facts import LoaderFacts, ProgramFacts

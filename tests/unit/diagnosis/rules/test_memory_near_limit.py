@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.diagnosis.rules import memory_near_limit as rule
+from stepscope.diagnosis.rules.memory_near_limit import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.diagnosis.rules import numa_misplacement as rule
+from stepscope.diagnosis.rules.numa_misplacement import RULE as rule
 from stepscope.trace import Trace
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, the_finding
 from tests.unit.diagnosis.rules.host_steps import counted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.diagnosis import diagnose
-from stepscope.diagnosis.rules import python_in_step as rule
+from stepscope.diagnosis.rules.python_in_step import RULE as rule
 from stepscope.trace import Trace
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.recording import Recording
@@ -97,6 +97,6 @@ def test_thresholds() -> None:
 
 
 def test_it_takes_the_place_of_launch_bound() -> None:
-    rules = [finding.rule for finding in diagnose(on_a_device(), rules=["launch-bound", rule.ID]).findings]
+    rules = [finding.rule for finding in diagnose(on_a_device(), rules=["launch-bound", rule.id]).findings]
 
-    assert rules == [rule.ID]
+    assert rules == [rule.id]

@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from stepscope.diagnosis.rules import recompilation as rule
+from stepscope.diagnosis.rules.recompilation import RULE as rule
 from stepscope.trace import Trace
 from stepscope.trace.program_facts import CompilationFacts, ProgramFacts
 from tests.simulator.programs import item_every_step, recompilation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.diagnosis import diagnose
-from stepscope.diagnosis.rules import slow_input_function as rule
+from stepscope.diagnosis.rules.slow_input_function import RULE as rule
 from stepscope.trace import Trace
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.diagnosis.rules.loaders import ALONE, MS, facts, loading

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.diagnosis.rules import slow_transfer as rule
+from stepscope.diagnosis.rules.slow_transfer import RULE as rule
 from stepscope.trace import Trace
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, the_finding
 from tests.unit.recording import Recording

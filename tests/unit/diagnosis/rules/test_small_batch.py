@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.diagnosis.rules import small_batch as rule
+from stepscope.diagnosis.rules.small_batch import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from tests.unit.diagnosis.rules.cases import US, Cases, asked, busy_device, empty_trace, figures_of, the_finding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.diagnosis.rules import small_buckets as rule
+from stepscope.diagnosis.rules.small_buckets import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import DataParallelFacts, ProgramFacts
 from tests.unit.diagnosis.rules.cases import (

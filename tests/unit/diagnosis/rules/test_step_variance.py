@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.diagnosis.finding import Interval
-from stepscope.diagnosis.rules import step_variance as rule
+from stepscope.diagnosis.rules.step_variance import RULE as rule
 from stepscope.trace import Trace
 from tests.simulator.programs import item_every_step, two_queue_dependency
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, recorded, the_finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.diagnosis.rules import thread_oversubscription as rule
+from stepscope.diagnosis.rules.thread_oversubscription import RULE as rule
 from stepscope.trace import Trace
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, the_finding
 from tests.unit.diagnosis.rules.host_steps import counted

@@ -10,7 +10,7 @@ import pytest
 from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rules import RULES
-from stepscope.diagnosis.rules import trace_health as rule
+from stepscope.diagnosis.rules.trace_health import RULE as rule
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.tables import SCHEMAS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from stepscope.diagnosis.rules import unaligned_dimensions as rule
+from stepscope.diagnosis.rules.unaligned_dimensions import RULE as rule
 from stepscope.trace import Trace
 from tests.unit.diagnosis.rules.cases import (
     US,

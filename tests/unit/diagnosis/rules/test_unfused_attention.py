@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.diagnosis.rules import unfused_attention as rule
+from stepscope.diagnosis.rules.unfused_attention import RULE as rule
 from stepscope.trace import Trace
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.shaped import Shaped

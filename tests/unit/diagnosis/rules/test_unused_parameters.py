@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.diagnosis.rules import unused_parameters as rule
+from stepscope.diagnosis.rules.unused_parameters import RULE as rule
 from stepscope.trace import Trace
 from stepscope.trace.program_facts import DataParallelFacts, ProgramFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, the_finding

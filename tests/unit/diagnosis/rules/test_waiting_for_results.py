@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.diagnosis.rules import waiting_for_results as rule
+from stepscope.diagnosis.rules.waiting_for_results import RULE as rule
 from stepscope.trace import Metadata, Trace
 from tests.unit.diagnosis.rules.cases import Cases, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.recording import Recording
@@ -44,7 +44,9 @@ def test_the_saving_is_the_idle_time_while_the_host_waits() -> None:
     # The last step's wait ends no idle time of the device: nothing follows.
     assert finding.saving_ns_per_step == pytest.approx(400 * (STEPS - 1) / STEPS)
     share = 400 * (STEPS - 1) / (1_000 * STEPS)
-    assert figures_of(finding) == [("share of the step idle while the host waits", share, "share", 0.02)]
+    assert figures_of(finding) == [
+        ("share of the step in which the device is idle while the host waits", share, "share", 0.02)
+    ]
     assert finding.saving_from == "attributed"
     assert places_of(finding)[0][:2] == ("/home/user/train.py", 7)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.diagnosis.rules import wrong_backend as rule
+from stepscope.diagnosis.rules.wrong_backend import RULE as rule
 from stepscope.trace import Metadata, Trace
 from tests.unit.diagnosis.rules.cases import (
     US,

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stepscope.commands.shared import output
-from stepscope.errors import UsageError
+from stepscope.commands.shared.options import add_report_options
+from stepscope.commands.shared.output import counted
+from stepscope.commands.shared.values import number
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.format import count, printable, share, size
 
 if TYPE_CHECKING:
+    from stepscope.record.run_folder import RunFolder
     from stepscope.remedies.compile_caches import CompileCache, Entry, Eviction
 
 VERBS: Final = ("show", "prune", "watch")
@@ -28,8 +34,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     of.add_argument(
         "--folder", metavar="KIND=DIR", type=_cache, action="append", help="only this cache: inductor, triton, xla, hpu"
     )
-    of.add_argument("--look", metavar="SECONDS", type=_seconds, default=5.0, help="watch: time between two looks (5)")
-    of.add_argument("--json", metavar="FILE", type=output.target, help="show: write it for programs; - prints it")
+    seconds = number("is no number of seconds from 0.1 to 86400", least=0.1, most=86_400)
+    of.add_argument("--look", metavar="SECONDS", type=seconds, default=5.0, help="watch: time between two looks (5)")
+    add_report_options(of, json="show: write it for programs; - prints it")
 
 
 def run(arguments: argparse.Namespace, verb: str) -> int:
@@ -55,41 +62,44 @@ def _show(caches: Sequence[CompileCache], arguments: argparse.Namespace) -> int:
 
     held = [(cache, entries_of(cache)) for cache in caches]
     hits = _hits()
-    if arguments.json is not None:
-        from stepscope.report.json import json_bytes
-
-        output.write_output(arguments.json, json_bytes(_report(held, hits)))
-    if arguments.json != "-":
-        output.print_text("".join(f"{line}\n" for line in _lines(held, hits)))
+    output.write_reports(
+        arguments,
+        lambda: "".join(f"{line}\n" for line in _lines(held, hits)),
+        json=lambda: _report(held, hits),
+    )
     return 0
 
 
-def _lines(held: Sequence[tuple[CompileCache, list[Entry]]], hits: dict[str, tuple[int, int, int]]) -> Iterator[str]:
+def _lines(held: Sequence[tuple[CompileCache, list[Entry]]], hits: Sequence[Hits]) -> Iterator[str]:
     if not held:
         yield "There is no compile cache here; --folder KIND=DIR names one."
     now = time.time()
     for cache, entries in held:
-        taken = sum(entry.bytes for entry in entries)
         most = f" of at most {size(cache.limit_bytes)}" if cache.limit_bytes else ", no limit,"
         by = "where it lies by default" if cache.said_by == "default" else cache.said_by
-        yield f"{_NAMES[cache.kind]}: {size(taken)}{most} in {printable(str(cache.folder))} ({by})"
+        taken = size(sum(entry.bytes for entry in entries))
+        yield f"{_NAMES[cache.kind]}: {taken}{most} in {printable(str(cache.folder))} ({by})"
         if not entries:
             yield "  no entries"
             continue
-        oldest, latest = now - min(entry.made_unix for entry in entries), now - max(e.made_unix for e in entries)
-        number = "1 entry" if len(entries) == 1 else f"{count(len(entries))} entries"
-        unused = _age(now - entries[0].used_unix)
-        yield f"  {number}, made {_age(oldest)} to {_age(latest)} ago; longest unused: {unused}"
+        made = sorted(now - entry.made_unix for entry in entries)
         again = sum(entry.was_read_again for entry in entries)
-        part = share(again / len(entries))
-        yield f"  read again after they were made, as the file system tells: {count(again)} ({part})"
-    for name, (found, missed, runs) in hits.items():
-        of = "the latest run" if runs == 1 else f"{runs} of the latest runs"
-        asked = found + missed
-        yield f"hit rate of {printable(name)} in {of}: {share(found / asked)} ({count(found)} of {count(asked)})"
+        yield (
+            f"  {counted(len(entries), 'entry', 'entries')}, made {_age(made[-1])} to {_age(made[0])} ago; longest "
+            f"unused: {_age(now - entries[0].used_unix)}"
+        )
+        yield (
+            f"  read again after they were made, by the file system's times: {count(again)} "
+            f"({share(again / len(entries))})"
+        )
+    for each in hits:
+        of = "the latest run" if each.runs == 1 else f"{each.runs} of the latest runs"
+        asked = each.hits + each.misses
+        rate = f"{share(each.hits / asked)} ({count(each.hits)} of {count(asked)})"
+        yield f"hit rate of {printable(each.cache)} in {of}: {rate}"
 
 
-def _report(held: Sequence[tuple[CompileCache, list[Entry]]], hits: dict[str, tuple[int, int, int]]) -> dict[str, Any]:
+def _report(held: Sequence[tuple[CompileCache, list[Entry]]], hits: Sequence[Hits]) -> dict[str, Any]:
     caches = [
         {
             "kind": cache.kind,
@@ -110,8 +120,7 @@ def _report(held: Sequence[tuple[CompileCache, list[Entry]]], hits: dict[str, tu
         }
         for cache, entries in held
     ]
-    rates = [{"cache": name, "hits": each[0], "misses": each[1], "runs": each[2]} for name, each in hits.items()]
-    return {"schema": 1, "caches": caches, "hit_counts": rates}
+    return {"schema": 1, "caches": caches, "hit_counts": [each._asdict() for each in hits]}
 
 
 def _prune(limited: Sequence[tuple[CompileCache, int]]) -> int:
@@ -153,13 +162,13 @@ def _watch(limited: Sequence[tuple[CompileCache, int]], look_s: float) -> int:
 
 def _sentence(cache: CompileCache, eviction: Eviction) -> str:
     """Such as "torch.compile, /tmp/x: removed 12 entries, 1.1 GB; 9.8 GB are left"."""
-    number = "1 entry" if len(eviction.removed) == 1 else f"{count(len(eviction.removed))} entries"
-    gone = size(eviction.before_bytes - eviction.after_bytes)
-    text = (
-        f"removed {number}, {gone}; {size(eviction.after_bytes)} are left" if eviction.removed else "nothing to remove"
-    )
-    if eviction.removed == () and eviction.before_bytes:
-        text += f", it holds {size(eviction.before_bytes)}"
+    if eviction.removed:
+        gone = size(eviction.before_bytes - eviction.after_bytes)
+        removed = counted(len(eviction.removed), "entry", "entries")
+        text = f"removed {removed}, {gone}; {size(eviction.after_bytes)} are left"
+    else:
+        text = "nothing to remove"
+        text += f", it holds {size(eviction.before_bytes)}" if eviction.before_bytes else ""
     if not eviction.is_below:
         is_one = len(eviction.in_use) == 1
         stay, was = ("1 entry is", "was") if is_one else (f"{count(len(eviction.in_use))} entries are", "were")
@@ -167,44 +176,50 @@ def _sentence(cache: CompileCache, eviction: Eviction) -> str:
     return f"{_NAMES[cache.kind]}, {printable(str(cache.folder))}: {text}."
 
 
-def _hits() -> dict[str, tuple[int, int, int]]:
-    """Hits, misses and in how many runs: of the latest recorded runs, and of Gaudi's metrics file."""
-    import os
+class Hits(NamedTuple):
+    """How often what was needed stood in a cache, in how many runs."""
 
-    from stepscope.errors import StepscopeError
+    cache: str
+    hits: int
+    misses: int
+    runs: int
+
+
+def _hits() -> list[Hits]:
+    """Of the latest recorded runs, and of Gaudi's metrics file."""
     from stepscope.record.run_folder import RunFolder
     from stepscope.record.runs import RunIndex
 
-    found: dict[str, tuple[int, int, int]] = {}
     try:
         records = [record for record in RunIndex().all() if not record.is_gone]
     except (OSError, StepscopeError):
         records = []
-    for record in sorted(records, key=lambda record: record.started_unix_s)[-_RUNS_ASKED:]:
-        for name, (hits, misses) in _hits_of(RunFolder(record.path)).items():
-            before = found.get(name, (0, 0, 0))
-            found[name] = (before[0] + hits, before[1] + misses, before[2] + 1)
+    latest = sorted(records, key=lambda record: record.started_unix_s)[-_RUNS_ASKED:]
+    counts: defaultdict[str, list[Counter[str]]] = defaultdict(list)
+    for record in latest:
+        for name, found in _counts_of(RunFolder(record.path)).items():
+            counts[name].append(found)
     metrics = os.environ.get("PT_HPU_METRICS_FILE")
     if metrics and Path(metrics).is_file():
         from stepscope.readers.side_files.gaudi import read_gaudi_metrics
 
         evidence = read_gaudi_metrics(metrics)
         if evidence.cached or evidence.missed:
-            found["recipes"] = (evidence.cached or 0, evidence.missed or 0, 1)
-    return found
+            counts["recipes"] = [Counter(hits=evidence.cached or 0, misses=evidence.missed or 0)]
+    totals = {name: sum(runs, Counter()) for name, runs in counts.items()}
+    return [Hits(name, total["hits"], total["misses"], len(counts[name])) for name, total in totals.items()]
 
 
-def _hits_of(folder: Any) -> dict[str, tuple[int, int]]:
-    """Of all processes of a run that were recorded."""
-    found: dict[str, tuple[int, int]] = {}
+def _counts_of(folder: RunFolder) -> dict[str, Counter[str]]:
+    """Hits and misses by cache, of all processes of a run that were recorded."""
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for recording in folder.recordings():
         facts = recording.get("facts")
         counts = facts.get("compile_caches") if isinstance(facts, dict) else None
         for name, pair in (counts if isinstance(counts, dict) else {}).items():
             if isinstance(pair, list) and len(pair) == 2 and all(isinstance(each, int) and each >= 0 for each in pair):
-                before = found.get(str(name), (0, 0))
-                found[str(name)] = (before[0] + pair[0], before[1] + pair[1])
-    return {name: pair for name, pair in found.items() if sum(pair)}
+                found[str(name)].update(hits=pair[0], misses=pair[1])
+    return {name: counter for name, counter in found.items() if counter.total()}
 
 
 def _age(seconds: float) -> str:
@@ -233,13 +248,3 @@ def _size(text: str) -> int:
         return size_in_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.1 <= value <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.1 to 86400")
-    return value

@@ -1,8 +1,7 @@
-"""What every command that places costs in the user's code shares: which files are the user's."""
+"""Finds and reads the user's source files that a trace names."""
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import tokenize
@@ -14,48 +13,14 @@ from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.diagnosis.diffs import UserSource
-    from stepscope.trace.naming import UserCode
-
-
-def add_user_code_options(parser: argparse.ArgumentParser) -> None:
-    """--user-code and --not-user-code."""
-    group = parser.add_argument_group("your code is what is no library's; patterns are folders, files or globs")
-    group.add_argument(
-        "--user-code",
-        metavar="PATTERN",
-        type=_pattern,
-        action="append",
-        default=[],
-        help="also these, such as megatron or '*/site-packages/mine/*'; may be repeated",
-    )
-    group.add_argument(
-        "--not-user-code",
-        metavar="PATTERN",
-        type=_pattern,
-        action="append",
-        default=[],
-        help="not these, such as src/utils: what they do belongs to the line that called them; may be repeated",
-    )
-
-
-def user_code_from(arguments: argparse.Namespace) -> UserCode:
-    """What the options and the environment say."""
-    from stepscope.trace.naming import UserCode
-
-    always = UserCode.from_environment(os.environ)
-    return UserCode((*always.also, *arguments.user_code), (*always.not_those, *arguments.not_user_code))
-
-
-def _pattern(text: str) -> str:
-    if not text.strip("/ "):
-        raise argparse.ArgumentTypeError("the pattern of files is empty")
-    return text
-
 
 LARGEST_BYTES: Final = 2**20
+"""The largest file that is patched."""
+LARGEST_SHOWN_BYTES: Final = 8 * 2**20
 MOST_FILES: Final = 64
 """A trace can name any number of files."""
 _INSTALLED: Final = ("site-packages", "dist-packages")
+_ENDINGS: Final = (".py", ".pyi", ".pyx", ".pyw")
 
 
 class UserSources:
@@ -83,24 +48,24 @@ def _source(recorded: str, folder: Path) -> UserSource | None:
         return None
     try:
         place = Path(os.path.realpath(folder / recorded))
-        if not place.is_file():
+        data = _content(place, LARGEST_BYTES) if place.is_file() else None
+        if data is None:
             return None
-        with place.open("rb") as file:
-            data = file.read(LARGEST_BYTES + 1)
         encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
         encoding = "utf-8" if encoding == "utf-8-sig" else encoding  # the mark stays part of the text
         text = data.decode(encoding)
     except (OSError, SyntaxError, ValueError, LookupError):
         return None
-    if len(data) > LARGEST_BYTES or "\0" in text:
-        return None
     inside = place.is_relative_to(folder)
-    path = place.relative_to(folder).as_posix() if inside else place.as_posix()
-    return UserSource(path if inside else path.lstrip("/"), text, encoding, inside)
+    path = place.relative_to(folder).as_posix() if inside else place.as_posix().lstrip("/")
+    return UserSource(path, text, encoding, inside)
 
 
-LARGEST_SOURCE_BYTES: Final = 8 * 2**20
-_ENDINGS: Final = (".py", ".pyi", ".pyx", ".pyw")
+def _content(place: Path, largest: int) -> bytes | None:
+    """What a file of text holds; None where it is larger, or no text."""
+    with place.open("rb") as file:
+        data = file.read(largest + 1)
+    return None if len(data) > largest or b"\0" in data else data
 
 
 def recorded_file(wanted: str, recorded: Sequence[str]) -> str:
@@ -135,7 +100,7 @@ def source_lines(recorded: str, wanted: str, root: str | None) -> tuple[str, lis
         raise UsageError(f"--source-root {root} is no folder")
     for place in _candidates(recorded, wanted, root):
         if os.path.isfile(place):  # False also for names that no file can have
-            return str(place), _read(place)
+            return str(place), _lines(place)
     return None
 
 
@@ -147,13 +112,12 @@ def _candidates(recorded: str, wanted: str, root: str | None) -> list[Path]:
     return [Path(wanted), *([Path(recorded)] if recorded.endswith(_ENDINGS) else [])]
 
 
-def _read(place: Path) -> list[str]:
+def _lines(place: Path) -> list[str]:
     try:
-        with place.open("rb") as file:
-            data = file.read(LARGEST_SOURCE_BYTES + 1)
+        data = _content(place, LARGEST_SHOWN_BYTES)
     except OSError as error:
         raise UsageError(f"{place} cannot be read: {error.strerror}") from error
-    if len(data) > LARGEST_SOURCE_BYTES or b"\0" in data:
+    if data is None:
         raise UsageError(f"{place} is no source text")
     try:
         encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]

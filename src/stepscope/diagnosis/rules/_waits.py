@@ -1,8 +1,9 @@
-"""The kinds of calls that make the host wait for a device, and what to do about each."""
+"""The calls that make the host wait for a device: their kinds, what to do about each, and which are the program's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -11,8 +12,8 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.diagnosis.finding import Remedy
-from stepscope.diagnosis.rules._copies import outermost_logging
 from stepscope.diagnosis.view import View
+from stepscope.trace.naming import cause_of_name
 from stepscope.trace.nesting import Rows, inherit
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -24,11 +25,20 @@ class Kind:
 
     Attributes:
         what: the call, as the subject of a sentence.
-        remedy: what to do instead; "{every}" in its code stands for a number of steps.
+        remedy: what to do instead; "{every}" stands for a number of steps, "{torch}" for torch.cuda or the like.
     """
 
     what: str
     remedy: Remedy
+
+    def told_for(self, view: View, every: int = 100) -> Kind:
+        """The kind in words for this view's device, with values read every so many steps."""
+
+        def filled(text: str) -> str:
+            return text.replace("{every}", str(every)).replace("{torch}", view.torch_device)
+
+        remedy = replace(self.remedy, text=filled(self.remedy.text), code=filled(self.remedy.code))
+        return Kind(filled(self.what), remedy)
 
 
 KINDS: Final[dict[str, Kind]] = {
@@ -119,17 +129,17 @@ KINDS: Final[dict[str, Kind]] = {
         ),
     ),
     "device": Kind(
-        "torch.cuda.synchronize()",
+        "{torch}.synchronize()",
         Remedy(
-            "Remove torch.cuda.synchronize() from the step, or keep it for measuring only.",
-            "# torch.cuda.synchronize()   <- drains the queues in every step",
+            "Remove {torch}.synchronize() from the step, or keep it for measuring only.",
+            "# {torch}.synchronize()   <- drains the queues in every step",
         ),
     ),
     "queue": Kind(
         "waiting for a queue or an event",
         Remedy(
             "Let the device wait instead of the host; read the time between two events after the last step.",
-            "torch.cuda.current_stream().wait_event(event)      # instead of event.synchronize()",
+            "{torch}.current_stream().wait_event(event)      # instead of event.synchronize()",
         ),
     ),
 }
@@ -246,3 +256,57 @@ def _backward_ends(view: View) -> Rows:
     engine = view.trace.operators.filter(pl.col("name").str.starts_with("autograd::engine"))
     ends: Rows = (engine["start_ns"] + engine["duration_ns"]).to_numpy()
     return ends
+
+
+BACKWARD_NODE: Final = "autograd::engine::evaluate_function"
+"""Beginning of what the engine calls a node's run. Values read right inside are not the program's: anomaly detection
+asks whether they are NaN."""
+
+
+_REDUCER: Final = r"^torch(\.|::)distributed(\.ddp\.|::)reducer::"
+"""What DistributedDataParallel's reducer calls its own work."""
+
+
+_EVERY: Final = (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+
+
+def every_steps(cost_ns: int, length_ns: int, share: float) -> int:
+    """The smallest round number of steps between two logs at which they cost no more than this share of the rest."""
+    wanted = math.ceil(cost_ns / (share * max(length_ns - cost_ns, 1)))
+    return next((number for number in _EVERY if number >= wanted), _EVERY[-1])
+
+
+def reads_of_reducer(view: View) -> Rows:
+    """The rows in `operators` of values that DistributedDataParallel reads, which are not the program's.
+
+    Where it looks for unused parameters, it reads for each one whether any rank used it: `used[number].item()` on the
+    line of the backward pass.
+    """
+    place = pl.format("{}:{}", "source_file", "source_line")
+    operators = view.trace.operators.with_row_index("row").select(
+        "row", "name", "lane", "start_ns", "parent", place=place
+    )
+    lines = operators.filter(pl.col("name").str.contains(_REDUCER))["place"].drop_nulls().unique()
+    if lines.is_empty():
+        return np.zeros(0, np.int64)
+    outermost = operators.filter(pl.col("parent").is_null()).sort("lane", "start_ns", maintain_order=True)
+    found = outermost.with_columns(before=pl.col("name").shift(1).over("lane")).filter(
+        (pl.col("name") == "aten::item") & (pl.col("before") == "aten::select") & pl.col("place").is_in(lines.implode())
+    )
+    return found["row"].to_numpy().astype(np.int64)
+
+
+def outermost_logging(view: View) -> Rows:
+    """For each slice, the outermost logging call around it or itself, -1 for none."""
+    activity = view.activity
+    is_logging = np.zeros(len(activity.row), np.bool_)
+    for code, table in enumerate(TABLES):
+        names = view.trace.table(table)["name"]
+        wanted = names.is_in([name for name in names.unique() if cause_of_name(name) == "logging"]).to_numpy()
+        mine = np.flatnonzero(activity.table == code)
+        is_logging[mine] = wanted[activity.row[mine]]
+    inside = inherit(np.where(is_logging, 1, -1), activity.around) > 0
+    around = activity.around
+    is_inner = (around >= 0) & inside[np.maximum(around, 0)]
+    rows = np.arange(len(inside))
+    return inherit(np.where(is_logging & ~is_inner, rows, -1), around)

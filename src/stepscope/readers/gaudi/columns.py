@@ -12,11 +12,11 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from stepscope.readers.kineto import fields
+from stepscope.readers.event_names import copy_kind, launch_kind
+from stepscope.readers.kineto import arguments
+from stepscope.readers.kineto.arguments import MISSING, OptionalIdentifier, OptionalInt
 from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import Damage, Event
-from stepscope.readers.kineto.fields import MISSING, OptionalIdentifier, OptionalInt
-from stepscope.readers.names import copy_kind, launch_kind
 
 CATEGORIES: Final = frozenset(
     {
@@ -189,7 +189,7 @@ class GaudiColumns(Columns):
         return super()._builder(category, group)
 
     def _hardware(self, category: str, events: list[Event]) -> dict[str, pl.Series]:
-        args = fields.decode(events, Hardware, self.damage)
+        args = arguments.decode(events, Hardware, self.damage)
         recipes = [a.recipe_handle if a.recipe in (None, 0, "0", "") else a.recipe for a in args]
         return {
             "category": self.pool.codes([category] * len(events)),

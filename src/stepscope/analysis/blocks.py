@@ -13,6 +13,7 @@ import polars as pl
 from stepscope.analysis.attribution import attribute, parse, user_entries
 from stepscope.analysis.host import HostActivity
 from stepscope.analysis.module_paths import BACKWARD_NAME, backward_source
+from stepscope.analysis.rows import conformed, gathered, row_numbers
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.nesting import Rows, inherit, innermost_at
@@ -90,7 +91,7 @@ def blocks(trace: Trace) -> pl.DataFrame:
         start_ns=pl.lit(None, pl.Int64), end_ns=pl.col("start_ns"), row=pl.lit(None, pl.UInt32), operator=pl.lit(-1)
     )
     found = pl.concat([before, table.filter(pl.Series(begins))], how="diagonal_relaxed")
-    return found.select([pl.col(name).cast(dtype) for name, dtype in BLOCK_SCHEMA.items()])
+    return conformed(found, BLOCK_SCHEMA)
 
 
 def _operators_at(trace: Trace, memory: pl.DataFrame) -> Rows:
@@ -103,13 +104,13 @@ def _operators_at(trace: Trace, memory: pl.DataFrame) -> Rows:
         operators["lane"].to_numpy(),
         operators["start_ns"].to_numpy(),
         operators["duration_ns"].to_numpy(),
-        operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy(),
+        row_numbers(operators["parent"]),
     )
 
 
 def outermost_operators(trace: Trace) -> Rows:
     """For each operator, the row of the outermost around it or itself; shape (operators,)."""
-    parent = trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    parent = row_numbers(trace.operators["parent"])
     top = np.arange(len(parent))
     while (active := np.flatnonzero(parent[top] >= 0)).size:
         top[active] = parent[top[active]]
@@ -146,7 +147,7 @@ def block_categories(trace: Trace, blocks: pl.DataFrame, first_step_ns: int | No
     """The category of each of `blocks`, one of CATEGORIES.
 
     Args:
-        blocks: as `stepscope.analysis.memory_blocks.blocks` gives them.
+        blocks: as `stepscope.analysis.blocks.blocks` gives them.
         first_step_ns: when the first step began, where steps are known.
     """
     if blocks.is_empty():
@@ -192,7 +193,7 @@ class _Phases:
         finish = (operators["start_ns"] + operators["duration_ns"]).to_numpy()
         self.operator_end = np.where(top >= 0, finish[np.maximum(top, 0)], -1) if len(finish) else top
         is_node = operators["name"].str.contains(BACKWARD_NAME).fill_null(False).to_numpy()
-        parent = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+        parent = row_numbers(operators["parent"])
         backward = inherit(np.where(is_node, 1, -1), parent) > 0
         self._outer = np.unique(outermost)
         self._outer_backward = backward[self._outer] if len(self._outer) else np.zeros(0, np.bool_)
@@ -307,7 +308,7 @@ def allocating_operators(trace: Trace, operator: Rows) -> Rows:
 
     What has no operator, -1, stays -1.
     """
-    parent = trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    parent = row_numbers(trace.operators["parent"])
     if not len(parent):
         return operator
     primitive = trace.operators["name"].is_in(_PRIMITIVES).fill_null(False).to_numpy()
@@ -319,7 +320,7 @@ def block_places(trace: Trace, blocks: pl.DataFrame, operator: Rows, activity: H
     """Where in the user's code each block was asked for; columns as in PLACE_SCHEMA, null where unknown.
 
     Args:
-        blocks: as `stepscope.analysis.memory_blocks.blocks` gives them.
+        blocks: as `stepscope.analysis.blocks.blocks` gives them.
         operator: row in operators of each, -1 for none.
         activity: as `host_activity` gives it, if it was computed already.
     """
@@ -334,13 +335,6 @@ def block_places(trace: Trace, blocks: pl.DataFrame, operator: Rows, activity: H
     table = pl.DataFrame(rows, schema={"stack": pl.String, **PLACE_SCHEMA}, orient="row")
     by_stack = pl.DataFrame({"stack": own}).join(table, on="stack", how="left", maintain_order="left")
     return pl.DataFrame([by_stack[name].fill_null(found[name]) for name in PLACE_SCHEMA])
-
-
-def gathered(table: pl.DataFrame, rows: Rows) -> pl.DataFrame:
-    """These rows of a table, null for -1."""
-    index = pl.Series(rows, dtype=pl.Int64)
-    known = pl.select(pl.when(index >= 0).then(index)).to_series()
-    return pl.DataFrame([table[name].gather(known) for name in table.columns])
 
 
 def user_place(call_stack: str) -> tuple[str | None, int | None, str | None]:
@@ -406,4 +400,4 @@ def out_of_memory(trace: Trace) -> pl.DataFrame:
     places = [user_place(stack) if stack else (None, None, None) for stack in rows["call_stack"]]
     columns = {name: [place[at] for place in places] for at, name in enumerate(("file", "line", "function"))}
     rows = rows.with_columns(pl.Series(name, values) for name, values in columns.items())
-    return rows.select([pl.col(name).cast(dtype) for name, dtype in OUT_OF_MEMORY_SCHEMA.items()])
+    return conformed(rows, OUT_OF_MEMORY_SCHEMA)

@@ -1,0 +1,70 @@
+"""Columns that refer to rows as arrays: -1 stands for what a table holds as null."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.trace.nesting import Rows
+
+_T = TypeVar("_T")
+
+
+def row_numbers(column: pl.Series) -> Rows:
+    """A column that refers to rows, -1 for null; shape (n,)."""
+    numbers: Rows = column.cast(pl.Int64).fill_null(-1).to_numpy()
+    return numbers
+
+
+def nullable(rows: Rows) -> pl.Series:
+    """Rows as a column of UInt32, null for -1."""
+    numbers = pl.Series(rows, dtype=pl.Int64)
+    return pl.select(pl.when(numbers >= 0).then(numbers).cast(pl.UInt32)).to_series()
+
+
+def at(values: npt.NDArray[np.signedinteger[Any]], index: Rows) -> Rows:
+    """The values at these positions, -1 for position -1."""
+    if not len(values):
+        return np.full(len(index), -1, np.int64)
+    return np.where(index >= 0, values[np.maximum(index, 0)], -1).astype(np.int64)
+
+
+def gathered(table: pl.DataFrame, rows: Rows) -> pl.DataFrame:
+    """These rows of a table, null for -1."""
+    known = nullable(rows)
+    return pl.DataFrame([table[name].gather(known) for name in table.columns])
+
+
+def by_value(table: pl.DataFrame | pl.Series, number_of: Callable[..., int]) -> Rows:
+    """A number for each row, asked once for each different one, in order of appearance; -1 for null."""
+    table = table if isinstance(table, pl.DataFrame) else table.to_frame()
+    different = table.unique(maintain_order=True)
+    numbers = [-1 if set(row) == {None} else number_of(*row) for row in different.iter_rows()]
+    known = different.with_columns(pl.Series("number", numbers, dtype=pl.Int64))
+    return row_numbers(
+        table.join(known, on=table.columns, how="left", nulls_equal=True, maintain_order="left")["number"]
+    )
+
+
+def conformed(table: pl.DataFrame, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
+    """The schema's columns of a table, in its order and with its types."""
+    return table.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+
+
+class Numbering(Generic[_T]):
+    """Gives each thing a number, from 0 on."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[_T, int] = {}
+
+    def __getitem__(self, thing: _T) -> int:
+        return self._numbers.setdefault(thing, len(self._numbers))
+
+    @property
+    def words(self) -> tuple[_T, ...]:
+        """The things by their numbers."""
+        return tuple(self._numbers)

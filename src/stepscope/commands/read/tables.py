@@ -1,0 +1,256 @@
+"""The commands that read a trace, compute one table from it and write that: `stepscope steps`, `idle` and so on."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from stepscope.commands.shared import output
+from stepscope.commands.shared.command import Command, CommandParser
+from stepscope.commands.shared.options import add_reading_options, add_trace, add_user_code_options, user_code_from
+from stepscope.commands.shared.reading import open_from
+from stepscope.commands.shared.tables import add_table_options, check_columns, write_table
+from stepscope.commands.shared.values import column_names
+from stepscope.report.format import count
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from stepscope.trace import Trace
+
+MOST_DEVICES: Final = 16
+"""Devices whose duty cycle is shown."""
+
+
+def _table_command(
+    name: str,
+    help: str,
+    table: Callable[[Trace, argparse.Namespace], tuple[pl.DataFrame, str] | None],
+    examples: str,
+    add_options: Callable[[CommandParser], None] = lambda _: None,
+) -> Command:
+    """A command that writes what `table` makes of a trace: the rows and what they are, or None where it printed it."""
+
+    def prepare_parser(parser: CommandParser) -> None:
+        add_trace(parser)
+        add_options(parser)
+        add_table_options(parser)
+        add_reading_options(parser)
+
+    def run(arguments: argparse.Namespace) -> int:
+        found = table(open_from(arguments, arguments.trace), arguments)
+        if found is not None:
+            write_table(found[0], arguments, found[1])
+        return 0
+
+    return Command(name, help, prepare_parser, run, f"examples:\n{examples}")
+
+
+def _add_grouping(parser: argparse._ActionsContainer, default: str, help: str) -> None:
+    columns = column_names(default)
+    parser.add_argument("--group-by", metavar="COLUMNS", type=column_names, default=columns, help=help)
+
+
+def _steps(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame, str]:
+    import polars as pl
+
+    from stepscope.analysis.device_time import step_busy_shares
+    from stepscope.analysis.steps import step_table
+
+    steps = step_table(trace)
+    busy = step_busy_shares(trace, steps)
+    busy = busy.select(busy.columns[:MOST_DEVICES])
+    return pl.concat([steps, busy], how="horizontal") if busy.width else steps, "steps"
+
+
+STEPS: Final = _table_command(
+    "steps",
+    "A table of the steps: their durations, and how much of each the devices worked.",
+    _steps,
+    """\
+  stepscope steps trace.json
+  stepscope steps trace.json --sort duration_ns --top 5      the slowest ones
+""",
+)
+
+
+def _add_idle_options(parser: CommandParser) -> None:
+    detail = parser.add_mutually_exclusive_group()
+    detail.add_argument("--pieces", action="store_true", help="one row for each piece of idle time")
+    _add_grouping(
+        detail,
+        "device,cause,trigger",
+        "one row for each value of these columns of --pieces (default: device,cause,trigger)",
+    )
+
+
+def _idle(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame, str] | None:
+    from stepscope.analysis.idle import idle_time
+
+    pieces = idle_time(trace)
+    if pieces.is_empty() and trace.device_work.is_empty() and not arguments.format and arguments.output == "-":
+        output.print_text(
+            "No device was recorded, so none was idle; stepscope diagnose says where the host's time went.\n"
+        )
+        return None
+    if arguments.pieces:
+        return pieces, "pieces of idle time"
+    return _grouped(pieces, arguments.group_by), "causes of idle time"
+
+
+def _grouped(pieces: pl.DataFrame, columns: tuple[str, ...]) -> pl.DataFrame:
+    """Columns as asked for, then count, ns, idle_share (of all idle time); the largest first."""
+    import polars as pl
+
+    check_columns(columns, pieces.columns)
+    sums = pieces.group_by(columns).agg(pl.len().alias("count"), pl.col("duration_ns").sum().alias("ns"))
+    total = max(int(sums["ns"].sum()), 1)
+    return sums.with_columns(idle_share=pl.col("ns") / total).sort(
+        "ns", *columns, descending=[True] + [False] * len(columns)
+    )
+
+
+IDLE: Final = _table_command(
+    "idle",
+    "A table of the devices' idle time and its causes.",
+    _idle,
+    """\
+  stepscope idle trace.json                                  by cause and trigger
+  stepscope idle trace.json --pieces --sort duration_ns      the longest waits, one by one
+  stepscope idle trace.json --group-by cause,lane
+""",
+    _add_idle_options,
+)
+
+
+def _add_operator_options(parser: CommandParser) -> None:
+    _add_grouping(parser, "name", "one row for each value of these columns, such as name,input_shapes (default: name)")
+    add_user_code_options(parser)
+
+
+def _operators(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame, str]:
+    from stepscope.analysis.operators import operator_table
+
+    user_code = user_code_from(arguments)
+    return operator_table(trace, group_by=arguments.group_by, user_code=user_code), "operators"
+
+
+OPERATORS: Final = _table_command(
+    "operators",
+    "A table of the framework's operators and their time on host and device.",
+    _operators,
+    """\
+  stepscope operators trace.json
+  stepscope operators trace.json --group-by name,input_shapes --top 50
+  stepscope operators trace.json --output operators.csv
+""",
+    _add_operator_options,
+)
+
+
+def _input(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame, str]:
+    from stepscope.analysis.input_pipeline import input_table
+
+    return input_table(trace), "functions of an input pipeline"
+
+
+INPUT: Final = _table_command(
+    "input",
+    "The functions that load the data: items, transforms, collate, in the process and in its workers.",
+    _input,
+    """\
+  stepscope input trace.json                     the costliest first
+  stepscope input trace.json --sort total_ns     with the functions that they call
+  stepscope input trace.json --output input.csv
+""",
+)
+
+
+def _add_kernel_options(parser: CommandParser) -> None:
+    _add_grouping(parser, "name", "one row for each value of these columns, such as name,queue (default: name)")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--launches", action="store_true", help="how each device was given its work instead: queue depth, delays"
+    )
+    instead.add_argument(
+        "--ncu",
+        metavar="FILE",
+        help="hardware counters of these kernels, as ncu --csv writes them: throughput, occupancy, tensor pipe",
+    )
+
+
+def _kernels(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame, str]:
+    if arguments.launches:
+        from stepscope.analysis.kernels import launch_table
+
+        return launch_table(trace), "devices"
+    from stepscope.analysis.kernels import kernel_table
+
+    table = kernel_table(trace, group_by=arguments.group_by)
+    return table if arguments.ncu is None else _with_counters(table, trace, arguments), "kernels"
+
+
+def _with_counters(table: pl.DataFrame, trace: Trace, arguments: argparse.Namespace) -> pl.DataFrame:
+    """The table with what Nsight Compute measured; says how many measurements found their kernel."""
+    from stepscope.analysis.kernels import join_counters, with_counters
+    from stepscope.readers.side_files.ncu import read_ncu
+
+    joined = join_counters(trace, read_ncu(arguments.ncu))
+    found = f"{count(joined.matched)} of {count(trace.device_work.height)} works have counters of {arguments.ncu}"
+    if joined.ambiguous:
+        found += (
+            f"; of {count(joined.ambiguous)} the kernel was measured another number of times than it ran, so no "
+            "measurement can be assigned"
+        )
+    if joined.lost:
+        found += f"; {count(joined.lost)} of {count(joined.measured)} measurements are of kernels this trace lacks"
+    output.say(found)
+    return with_counters(table, trace, joined, group_by=arguments.group_by)
+
+
+KERNELS: Final = _table_command(
+    "kernels",
+    "A table of the kernels and copies that ran on the devices.",
+    _kernels,
+    """\
+  stepscope kernels trace.json
+  stepscope kernels trace.json --group-by name,queue
+  stepscope kernels trace.json --launches                    queue depth, launch delays, kernels shorter than a launch
+  stepscope kernels trace.json --ncu counters.csv            beside what Nsight Compute measured: ncu --csv --page raw
+  stepscope kernels trace.json --format json | jq '.[0]'
+""",
+    _add_kernel_options,
+)
+
+
+def _add_roofline_options(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--tensor-cores",
+        action="store_true",
+        help="instead: the operators that tensor cores can speed up, and whether they used them",
+    )
+
+
+def _roofline(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame, str]:
+    from stepscope.analysis.roofline import roofline_table, tensor_core_table
+
+    if not arguments.tensor_cores:
+        return roofline_table(trace), "operators with work on a device"
+    columns = ["operator", "input_shapes", "precision", "used", "calls", "device_ns", "share", "kernel"]
+    table = tensor_core_table(trace)
+    rest = [name for name in table.columns if name not in columns]
+    return table.select(*columns, *rest), "operators that tensor cores can work for"
+
+
+ROOFLINE: Final = _table_command(
+    "roofline",
+    "A table of the operators by shape: TFLOP/s and GB/s that they reached, as a share of the device's peak.",
+    _roofline,
+    """\
+  stepscope roofline trace.json
+  stepscope roofline trace.json --sort share --ascending     the least efficient first
+  stepscope roofline trace.json --tensor-cores               which operators could use tensor cores, and which did
+""",
+    _add_roofline_options,
+)

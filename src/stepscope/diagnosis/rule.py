@@ -1,0 +1,202 @@
+"""What a rule is, and how one is asked: the engine reads thresholds, drops what is below them and replays the rest."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from stepscope.diagnosis.finding import (
+    Confidence,
+    Evidence,
+    Figure,
+    Finding,
+    Interval,
+    Location,
+    NotAnswered,
+    Remedy,
+    RuleResult,
+    Severity,
+)
+from stepscope.diagnosis.view import Framework, View, clipped, rows_of, tally_figures
+from stepscope.whatif import Change
+
+__all__ = [
+    "Answers",
+    "Figure",
+    "Found",
+    "Limits",
+    "Remedy",
+    "Rule",
+    "Threshold",
+    "View",
+    "clipped",
+    "note_from_files",
+    "rows_of",
+    "severity",
+    "tally_figures",
+]
+PartName: TypeAlias = Literal["steps", "lines", "operators", "shapes", "types", "messages", "memory", "grids"]
+"""Something that a recording may lack; see `stepscope.diagnosis.parts`."""
+HIGH_SHARE = 0.2
+MEDIUM_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A number that users may set.
+
+    Attributes:
+        value: the default.
+        meaning: what is held against it; "{period}" stands for the step, or for the recording where there are no steps.
+    """
+
+    value: float
+    unit: Literal["share", "ns", "bytes", "count"]
+    meaning: str
+
+    def meant(self, period: str = "step") -> str:
+        """The meaning as users read it."""
+        return self.meaning.replace("{period}", period)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a rule found. It becomes a finding if its cost reaches the rule's threshold.
+
+    Attributes:
+        title: one sentence with the number that matters.
+        cost_ns: what it costs over the span; the saving where no replay of `change` gives one.
+        basis: how the cost was obtained, in words.
+        figures: evidence beside the share of the step, which the engine adds.
+        limit: the threshold that the cost is held against.
+        weighed_ns: what is held against it instead of the cost.
+        share_at: the place among the figures where the engine adds the share; None where it does not.
+        severity: where it does not follow from the saving, as for notes, which no threshold is held against.
+        ends_run_in_ns: see `Finding`.
+        for_every_framework: whether the remedy holds whatever the rule prescribes for other frameworks.
+    """
+
+    title: str
+    cost_ns: float
+    basis: str
+    confidence: Confidence
+    remedy: Remedy
+    figures: Sequence[Figure] = ()
+    intervals: Sequence[Interval] = ()
+    where: tuple[Location, ...] = ()
+    change: Change | None = None
+    limit: str = "share"
+    weighed_ns: float | None = None
+    share_at: int | None = 0
+    severity: Severity | None = None
+    ends_run_in_ns: int | None = None
+    for_every_framework: bool = False
+
+
+def note_from_files(title: str, figures: Sequence[Figure], remedy: Remedy, where: tuple[Location, ...] = ()) -> Found:
+    """What only files beside the trace report: a note, which claims no saving."""
+    basis = "no saving: the files beside the trace count, and do not show what the device waited for"
+    return Found(title, 0, basis, "high", remedy, figures, where=where, severity="note")
+
+
+Answers: TypeAlias = Iterator[Found | NotAnswered]
+
+
+class Limits:
+    """A rule's thresholds for one view, as the user set them or by default."""
+
+    def __init__(self, rule: Rule, view: View) -> None:
+        self._rule, self._view = rule, view
+
+    def __getitem__(self, name: str) -> float:
+        return self._view.settings.get(f"{self._rule.id}.{name}", self._rule.thresholds[name].value)
+
+    def reached(self, ns: float, name: str = "share") -> bool:
+        """Whether time over the span is any, and reaches a threshold that is a share of the step."""
+        return ns > 0 and self._view.share(ns) >= self[name]
+
+    def figure(self, name: str, value: float) -> Figure:
+        """A value with the threshold that it was held against."""
+        threshold = self._rule.thresholds[name]
+        return Figure(threshold.meant(self._view.period), value, threshold.unit, self[name])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """One reason why steps are slow, and everything that stepscope says about it.
+
+    Attributes:
+        check: yields what is found in a view and what cannot be answered.
+        needs: parts of a recording without which the rule cannot look.
+        replaces: rules whose cause this one tells more precisely.
+        remedies: what to do in other frameworks than PyTorch on a GPU, instead of what `check` prescribes.
+    """
+
+    id: str
+    title: str
+    thresholds: Mapping[str, Threshold]
+    check: Callable[[View, Limits], Answers]
+    needs: tuple[PartName, ...] = ()
+    replaces: tuple[str, ...] = ()
+    remedies: Mapping[Framework, Remedy] = field(default_factory=dict)
+
+    @property
+    def page(self) -> str:
+        """The user's page: the docstring of the rule's module, with the headings of `pages.SECTIONS`."""
+        return inspect.cleandoc(sys.modules[self.check.__module__].__doc__ or "")
+
+    def limits(self, view: View) -> Limits:
+        """The rule's thresholds as the view's user set them."""
+        return Limits(self, view)
+
+    def ask(self, view: View) -> RuleResult:
+        """What the rule finds in a view and what it cannot answer."""
+        limits = self.limits(view)
+        answers = list(self.check(view, limits))
+        found = [each for each in answers if isinstance(each, Found) and self._counts(each, limits)]
+        return RuleResult(
+            tuple(self._finding(each, view, limits) for each in found),
+            tuple(replace(each, rule=self.id) for each in answers if isinstance(each, NotAnswered)),
+        )
+
+    @staticmethod
+    def _counts(found: Found, limits: Limits) -> bool:
+        weighed_ns = found.cost_ns if found.weighed_ns is None else found.weighed_ns
+        return found.severity is not None or (found.cost_ns > 0 and limits.reached(weighed_ns, found.limit))
+
+    def _finding(self, found: Found, view: View, limits: Limits) -> Finding:
+        """The finding, whose saving a replay of its change gives, or else what it cost."""
+        saving_ns, change = view.saving_ns(found.cost_ns, found.change)
+        share = saving_ns / view.step_ns
+        figures = list(found.figures)
+        if found.severity is None and found.share_at is not None:
+            weighed_ns = found.cost_ns if found.weighed_ns is None else found.weighed_ns
+            figures.insert(found.share_at, limits.figure(found.limit, view.share(weighed_ns)))
+        remedy = found.remedy
+        if view.framework is not None and not found.for_every_framework:
+            remedy = self.remedies.get(view.framework, remedy)
+        return Finding(
+            self.id,
+            found.title,
+            found.severity or severity(share),
+            saving_ns,
+            share,
+            found.basis,
+            found.confidence,
+            Evidence(tuple(figures), tuple(found.intervals)),
+            remedy,
+            found.where,
+            ends_run_in_ns=found.ends_run_in_ns,
+            saving_from="attributed" if change is None else "replayed",
+            change=change,
+        )
+
+
+def severity(share: float) -> Severity:
+    """How a saving of this share of the step is called."""
+    if share >= HIGH_SHARE:
+        return "high"
+    return "medium" if share >= MEDIUM_SHARE else "low"
