@@ -58,7 +58,8 @@ Run = Callable[..., dict[str, Any]]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Runs a program in a process of its own; an error of that kind comes up in the entry, if one is named."""
     root = tmp_path_factory.mktemp("guest")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    tree = Path(__file__).parents[2]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree)])}
     environment |= {name: str(root / name) for name in ("STEPSCOPE_DATA_DIR", "TMPDIR")}
     (root / "TMPDIR").mkdir()
     for name in ("STEPSCOPE_RUN", "STEPSCOPE_RUN_OPTIONS"):

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -18,8 +19,17 @@ from stepscope.record.schedule import RecordOptions
 PATIENCE_S: Final = 60.0
 
 
+class RecorderState(Enum):
+    """How far a recorder is; it goes through these in order, and STOPPED at once where something fails."""
+
+    NEW = auto()
+    PREPARED = auto()
+    RECORDING = auto()
+    STOPPED = auto()
+
+
 class Recording(Protocol):
-    """What the controller needs of `stepscope.record.recorder.Recorder`."""
+    """What the controller needs of a recorder."""
 
     notice: str | None
 
@@ -75,6 +85,57 @@ class CaptureResult:
     problem: str | None = None
     cancelled: bool = False
     gave_way: bool = False
+
+
+class ProfilerRecording:
+    """The part of a recorder that is the same for torch and XLA.
+
+    Only `save` raises: whatever else goes wrong is said on stderr once, kept in `problem`, and leaves the program as it
+    was. Calls out of order do nothing, so that each may be repeated.
+
+    Attributes:
+        problem: what went wrong, in a sentence; None as long as nothing did.
+        notice: what is not recorded although it was asked for, in a sentence; None for nothing.
+        step_number: number of the step that is recorded now, or next.
+    """
+
+    def __init__(self, options: RecordOptions, first_step: int) -> None:
+        self.options = options
+        self.problem: str | None = None
+        self.notice: str | None = None
+        self.step_number = first_step
+        self._state = RecorderState.NEW
+        self._lock = threading.RLock()
+        self._annotation: Any = None
+        self._held: object = None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether steps are being recorded now."""
+        return self._state is RecorderState.RECORDING
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Keep an error out of the training loop, and say it once."""
+        with guard.attempt() as doing:
+            yield
+        if doing.error is None:
+            return
+        if self.problem is None:
+            self.problem = f"{what}: {guard.sentence(doing.error)}"
+            guard.tell(self.problem)
+        self._after_error()
+
+    def _after_error(self) -> None: ...
+
+    def _mark_step(self, annotation: Any) -> None:
+        self._annotation = annotation
+        annotation.__enter__()
+
+    def _close_step(self) -> None:
+        annotation, self._annotation = self._annotation, None
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
 
 
 class CaptureHandle:

@@ -9,8 +9,6 @@ import contextlib
 import shutil
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, Final, Protocol
 from stepscope import guard
 from stepscope.errors import UsageError
 from stepscope.files import private_folder, whole_file
+from stepscope.record.captures import ProfilerRecording, RecorderState
 from stepscope.record.run_folder import xplane_name
 from stepscope.record.schedule import RecordOptions
 
@@ -89,68 +88,46 @@ def torch_xla_event(name: str, **stats: Any) -> AbstractContextManager[Any]:
 
 
 _COPY_BYTES: Final = 1 << 20
-_NEW, _PREPARED, _RECORDING, _STOPPED = range(4)
 
 
-class XlaRecorder:
-    """Records what XLA's profiler sees: the host's events and the devices'.
-
-    Only `save` raises: whatever else goes wrong is told on stderr once, kept in `problem`, and leaves the program as it
-    was. Calls out of order do nothing. Any call may come from any thread.
+class XlaRecorder(ProfilerRecording):
+    """Records what XLA's profiler sees: the host's events and the devices'. Any call may come from any thread.
 
     Args:
-        profiler: of JAX, or of PyTorch/XLA.
-        options: what is recorded besides times; only `stacks` means anything here.
-        first_step: number of the first recorded step.
+        options: only `stacks` means anything here.
         marks_steps: mark the steps; not where the program does so itself.
-
-    Attributes:
-        problem: what went wrong, in a sentence; None as long as nothing did.
-        notice: what is not recorded although it was asked for; nothing ever is.
-        step_number: number of the step that is recorded now, or next.
     """
 
     def __init__(
         self, profiler: XlaProfiler, options: RecordOptions, *, first_step: int = 0, marks_steps: bool = True
     ) -> None:
-        self.problem: str | None = None
-        self.notice: str | None = None
-        self.step_number = first_step
+        super().__init__(options, first_step)
         self._profiler = profiler
-        self._options = options
         self._marks_steps = marks_steps
-        self._state = _NEW
-        self._lock = threading.RLock()
         self._folder: Path | None = None
-        self._held: object = None
-        self._mark: AbstractContextManager[Any] | None = None
-
-    @property
-    def is_recording(self) -> bool:
-        return self._state == _RECORDING
 
     def prepare(self) -> None:
         """Start the profiler once and stop it, since its first start takes longest; nothing of that is kept."""
         with self._lock, self._guarded("the profiler could not be prepared"):
-            if self._state == _NEW:
-                self._state = _STOPPED  # unless what follows succeeds
+            if self._state is RecorderState.NEW:
+                self._state = RecorderState.STOPPED  # unless what follows succeeds
                 self._begin()
                 self._end()
-                self._state = _PREPARED
+                self._state = RecorderState.PREPARED
 
     def start(self) -> None:
         """Begin to record, with the step `step_number`."""
         self.prepare()
         with self._lock, self._guarded("the recording could not be started"):
-            if self._state == _PREPARED:
-                self._state = _STOPPED
+            if self._state is RecorderState.PREPARED:
+                self._state = RecorderState.STOPPED
                 self._begin()
-                self._state = _RECORDING
+                self._state = RecorderState.RECORDING
                 self._open_step()
 
     def step(self) -> None:
         with self._lock, self._guarded("a step could not be marked"):
-            if self._state == _RECORDING:
+            if self._state is RecorderState.RECORDING:
                 self._close_step()
                 self.step_number += 1
                 self._open_step()
@@ -158,8 +135,8 @@ class XlaRecorder:
     def stop(self) -> None:
         """End the recording when the devices have done the recorded work; what was recorded can be saved."""
         with self._lock:
-            if self._state == _RECORDING:
-                self._state = _STOPPED
+            if self._state is RecorderState.RECORDING:
+                self._state = RecorderState.STOPPED
                 with self._guarded("the last step could not be marked"):
                     self._close_step()
                 with self._guarded("the devices could not be waited for"):
@@ -191,19 +168,16 @@ class XlaRecorder:
     def discard(self) -> None:
         with self._lock:
             self.stop()
-            self._state = _STOPPED
+            self._state = RecorderState.STOPPED
             self._remove_folder()
 
     def _begin(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="stepscope-"))
         self._held = guard.on_failure("the recording under way", self._abandon)
-        is_on = False
-        try:
-            self._profiler.start(self._folder, self._options)
-            is_on = True
-        finally:
-            if not is_on:
-                self._remove_folder()
+        with contextlib.ExitStack() as unless_it_starts:
+            unless_it_starts.callback(self._remove_folder)
+            self._profiler.start(self._folder, self.options)
+            unless_it_starts.pop_all()
 
     def _end(self) -> None:
         try:
@@ -213,7 +187,7 @@ class XlaRecorder:
 
     def _abandon(self) -> None:
         """After an error of ours: stop the profiler by the shortest way, and keep nothing."""
-        was_on, self._state = self._state == _RECORDING, _STOPPED
+        was_on, self._state = self._state is RecorderState.RECORDING, RecorderState.STOPPED
         guard.attempted(self._close_step)
         if was_on:
             guard.attempted(self._profiler.stop)
@@ -227,21 +201,4 @@ class XlaRecorder:
 
     def _open_step(self) -> None:
         if self._marks_steps:
-            self._mark = self._profiler.step(self.step_number)
-            self._mark.__enter__()
-
-    def _close_step(self) -> None:
-        mark, self._mark = self._mark, None
-        if mark is not None:
-            mark.__exit__(None, None, None)
-
-    @contextlib.contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
-        """Keep an error out of the training loop: tell it once."""
-        with guard.attempt() as doing:
-            yield
-        if doing.error is None:
-            return
-        if self.problem is None:
-            self.problem = f"{what}: {guard.sentence(doing.error)}"
-            guard.tell(self.problem)
+            self._mark_step(self._profiler.step(self.step_number))
