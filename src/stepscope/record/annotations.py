@@ -1,7 +1,7 @@
 """`stepscope.step` and `stepscope.annotate`: names in the trace of whichever profiler runs.
 
-An annotation costs a fraction of a microsecond while no profiler runs. Nothing is imported for it: a profiler is told
-only where the program has imported its package.
+An annotation costs a fraction of a microsecond while no profiler runs. Nothing is imported for it: a profiler
+hears of it only where the program has imported its package.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Captures of the running program: which are asked for, and when they begin and end.
 
-One controller a process. It is told of every step's end, and between two steps it has the recorder prepared, started
+One controller a process. It hears of every step's end, and between two steps it has the recorder prepared, started
 or stopped. Imports only the standard library; the recorder, which needs torch, comes when the first capture does.
 """
 
@@ -67,7 +67,7 @@ MakeRecording = Callable[[RecordOptions, int], Recording]
 
 
 class StepListener(Protocol):
-    """Is told of steps on the thread that takes them."""
+    """Hears of steps, on the thread that takes them."""
 
     def step_ended(self, step: int) -> None:
         """A step has ended, and `step` is about to begin; captures that begin with it may still be asked for."""

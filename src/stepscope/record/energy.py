@@ -274,7 +274,7 @@ class DeviceLimits:
             UsageError: that is not allowed.
         """
         with guard.attempt() as setting, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # zeus warns of what the next line tells
+            warnings.simplefilter("ignore")  # zeus warns of what the error says
             for gpu in self._gpus:
                 gpu.set_power_management_limit(round(watts * 1000))
         if setting.error is not None:  # of drivers and the library
@@ -305,7 +305,7 @@ def device_limits() -> DeviceLimits:
     """The power limits of this machine's devices.
 
     Raises:
-        UsageError: there is none whose limit can be known, or zeus is not installed.
+        UsageError: no device has a limit that can be read, or zeus is not installed.
     """
     gpus: Any = ()
     with guard.attempt() as finding, warnings.catch_warnings():
@@ -334,7 +334,7 @@ def measure_limits(
 
     Args:
         run_program: runs it, measuring energy into the folder, and returns its exit code.
-        say: is told what is about to happen.
+        say: called with what is about to happen.
 
     Raises:
         UsageError: a limit cannot be set, or the devices' own not be put back.

@@ -162,7 +162,7 @@ class AllHooks:
 
 
 def watch_steps() -> StepController:
-    """This process's controller, made and told of steps by hooks where there is none yet; torch or jax is imported."""
+    """This process's controller, made with hooks that call it where it has none yet; torch or jax is imported."""
     found = controller()
     if found is None:
         found = StepController()
@@ -190,7 +190,7 @@ def _is_loader_worker() -> bool:
 
 
 def _compiling() -> Callable[[], bool]:
-    """What tells whether torch.compile follows the code, which is not to see ours."""
+    """A function that says whether torch.compile follows the code, which is not to see ours."""
     found: Callable[[], bool] = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", lambda: False)
     return found
 

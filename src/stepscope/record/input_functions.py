@@ -67,7 +67,7 @@ def start_method(loader: Any) -> str:
 def stage_functions(dataset: Any, collate: Any) -> list[StageFunction]:
     """The pipeline's item and collate functions, and after them the transforms that the dataset holds.
 
-    The same for the same objects in every process, so that an index into it tells a stage everywhere.
+    The same for the same objects in every process, so that an index into it means the same stage everywhere.
     """
     inner = _innermost(dataset)
     method = _method_of(type(inner))

@@ -36,7 +36,7 @@ from stepscope.record.input_functions import (
 from stepscope.trace.program_facts import InputStageFacts, LoaderFacts
 
 _MOST: Final = 100
-"""Loaders that are told apart; the first are forgotten."""
+"""Loaders that are distinguished; the first are forgotten."""
 _Key = tuple[str, str, "str | None", "int | None", bool]
 _Sums = dict[_Key, list[int]]
 

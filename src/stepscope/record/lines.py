@@ -109,7 +109,7 @@ Notes = list[Any]
 
 
 class Watch(Protocol):
-    """One way to be told of lines.
+    """One way to hear of lines.
 
     Attributes:
         threads: each thread's number, its notes, and those of calls of modules.
@@ -141,7 +141,7 @@ _TRACE: Final = "record.lines.Tracing"
 _MONITOR: Final = "record.lines.Monitoring"
 guard.INLINE.update((_TRACE, _MONITOR))
 _CALLER: Final = 2
-"""Frames between a callback, which the guard calls, and the code that it is told of."""
+"""Frames between a callback, which the guard calls, and the code that it is called about."""
 
 
 def _line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
@@ -207,7 +207,7 @@ class Tracing:
             return "source lines were not recorded: a debugger or a coverage tool traces the program"
         self._before = threading.gettrace()
         self._on_call, on_line = self._functions(frame)
-        while frame is not None:  # functions that run already are told of only by their frames
+        while frame is not None:  # functions that run already are traced only through their frames
             if _is_user[frame.f_code.co_filename] and frame.f_trace is None:
                 frame.f_trace = on_line
                 self._marked.append(frame)
@@ -285,14 +285,12 @@ class Tracing:
                     note_call((now(), frame.f_locals.get("self")))
                     frame.f_trace_lines = False
                     return on_module
-                if not is_user[code.co_filename]:
+                if not is_user[code.co_filename] or busy.get(code, 0) > 1:
                     return None
                 if not self._is_on:
                     sys.settrace(None)
                     return None
                 if code in busy:
-                    if busy[code] > 1:
-                        return None
                     note((now(), code, code.co_firstlineno))
                     frame.f_trace_lines = False
                 elif code.co_flags & _RESUMABLE:  # goes on in the middle of a line
@@ -325,6 +323,7 @@ class Monitoring:
         self._here = _ThreadNotes(self.threads)
         self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         self._tool: int | None = None
+        self._module_call: CodeType | None = None
         self._codes: dict[int, CodeType] = {}
         self._busy = _BusyFunctions()
 
@@ -334,8 +333,8 @@ class Monitoring:
         if self._tool is None:
             return "source lines were not recorded: other tools monitor the program"
         api.use_tool_id(self._tool, "stepscope")
-        here, now = self._here, time.time_ns
-        most, module_call = MOST_NOTES * STRIDE, call_code()
+        here, now, most = self._here, time.time_ns, MOST_NOTES * STRIDE
+        self._module_call = call_code()
 
         def on_line(code: CodeType, line: int) -> None:
             try:
@@ -357,48 +356,48 @@ class Monitoring:
             if code in found:
                 here.note((now(), code, code.co_firstlineno))
 
-        @guard.inline(_MONITOR)
-        def on_return(code: CodeType, offset: int, value: object) -> None:
-            if code is module_call:
-                here.note_call((now(), None))
-            else:
-                here.note((now(), *_line_of(sys._getframe(_CALLER).f_back)))
-
-        @guard.inline(_MONITOR)
-        def on_unwind(code: CodeType, offset: int, error: object) -> None:
-            if code is module_call:
-                here.note_call((now(), None))
-
-        @guard.inline(_MONITOR)
-        def on_resume(code: CodeType, offset: int) -> None:
-            here.note((now(), code, sys._getframe(_CALLER).f_lineno))
-
-        @guard.inline(_MONITOR)
-        def on_start(code: CodeType, offset: int) -> Any:
-            if code is module_call:
-                here.note_call((now(), sys._getframe(_CALLER).f_locals.get("self")))
-                return None
-            if code in self._busy:
-                here.note((now(), code, code.co_firstlineno))
-                return None
-            if _is_user[code.co_filename]:
-                self._watch(code)
-            return api.DISABLE  # for this function, until the next recording
-
-        _hide_from_compiler(on_line, on_return, on_unwind, on_resume, on_start)
-        callbacks = dict(
-            zip(self._events(), (on_line, on_return, on_return, on_resume, on_start, on_unwind), strict=True)
-        )
-        for event, function in callbacks.items():
+        callbacks = (on_line, self._returned, self._returned, self._resumed, self._started, self._unwound)
+        _hide_from_compiler(*callbacks)
+        for event, function in zip(self._events(), callbacks, strict=True):
             api.register_callback(self._tool, event, function)
         self._watch_running()
         here.note((now(), *_line_of(frame)))
-        if module_call is not None:
-            self._codes[id(module_call)] = module_call
-            api.set_local_events(self._tool, module_call, events.PY_RETURN)
-        api.set_events(self._tool, events.PY_START | (events.PY_UNWIND if module_call is not None else 0))
+        everywhere = events.PY_START
+        if self._module_call is not None:
+            self._codes[id(self._module_call)] = self._module_call
+            api.set_local_events(self._tool, self._module_call, events.PY_RETURN)
+            everywhere |= events.PY_UNWIND
+        api.set_events(self._tool, everywhere)
         api.restart_events()
         return None
+
+    @guard.inline(_MONITOR)
+    def _returned(self, code: CodeType, offset: int, value: object) -> None:
+        if code is self._module_call:
+            self._here.note_call((time.time_ns(), None))
+        else:
+            self._here.note((time.time_ns(), *_line_of(sys._getframe(_CALLER).f_back)))
+
+    @guard.inline(_MONITOR)
+    def _unwound(self, code: CodeType, offset: int, error: object) -> None:
+        if code is self._module_call:
+            self._here.note_call((time.time_ns(), None))
+
+    @guard.inline(_MONITOR)
+    def _resumed(self, code: CodeType, offset: int) -> None:
+        self._here.note((time.time_ns(), code, sys._getframe(_CALLER).f_lineno))
+
+    @guard.inline(_MONITOR)
+    def _started(self, code: CodeType, offset: int) -> Any:
+        if code is self._module_call:
+            self._here.note_call((time.time_ns(), sys._getframe(_CALLER).f_locals.get("self")))
+            return None
+        if code in self._busy:
+            self._here.note((time.time_ns(), code, code.co_firstlineno))
+            return None
+        if _is_user[code.co_filename]:
+            self._watch(code)
+        return self._api.DISABLE  # for this function, until the next recording
 
     def _events(self) -> list[int]:
         names = ("LINE", "PY_RETURN", "PY_YIELD", "PY_RESUME", "PY_START", "PY_UNWIND")
@@ -425,7 +424,7 @@ class Monitoring:
             self._api.set_local_events(self._tool, code, wanted)
 
     def _watch_less(self, code: CodeType) -> None:
-        """Be told only of the calls of a busy function, or no more of it."""
+        """Note only the calls of a busy function, or nothing of it any more."""
         if self._tool is not None:
             events = self._api.events
             is_new = self._busy[code] == 1
@@ -433,7 +432,7 @@ class Monitoring:
             self._api.restart_events()
 
     def _watch_running(self) -> None:
-        """Functions that run already, on every thread; they have no start that would be told."""
+        """Functions that run already, on every thread; they do not start any more."""
         for running in sys._current_frames().values():
             frame: FrameType | None = running
             while frame is not None:
@@ -519,14 +518,14 @@ def _new_watch() -> Watch:
 
 
 _running: set[LineTracker] = set()
-_child_is_told = False
+_stops_in_children = False
 
 
 def _stop_in_forked_children() -> None:
     """A worker that the program forks is not recorded, so it needs no lines."""
-    global _child_is_told
-    if not _child_is_told and hasattr(os, "register_at_fork"):
-        _child_is_told = True
+    global _stops_in_children
+    if not _stops_in_children and hasattr(os, "register_at_fork"):
+        _stops_in_children = True
         os.register_at_fork(after_in_child=_stop_all)
 
 

@@ -159,11 +159,11 @@ class ProfileBlock:
             use_python_export: torch's handlers pass it; nothing depends on it.
 
         Raises:
-            UsageError: there is no trace. A file that cannot be written is told of, and no reason to end a program.
+            UsageError: there is no trace. A file that cannot be written is reported on stderr and ends no program.
         """
         if not self._traces:
             raise UsageError("profile: no trace was saved yet")
-        with self._told_instead_of_raised("the trace was not copied", StepscopeError, OSError):
+        with self._reported("the trace was not copied", StepscopeError, OSError):
             copy_trace(self._traces[-1], Path(path))
 
     def _enter(self, action: str) -> None:
@@ -209,7 +209,7 @@ class ProfileBlock:
         if not is_new or self._on_trace_ready is None:
             return
         if failed:
-            with self._told_instead_of_raised("on_trace_ready failed", Exception):
+            with self._reported("on_trace_ready failed", Exception):
                 self._on_trace_ready(self)
         else:
             self._on_trace_ready(self)
@@ -219,7 +219,7 @@ class ProfileBlock:
         with contextlib.suppress(StepscopeError, OSError):  # the list of runs is not what this program is for
             self._places.ended(failed=failed)
         if self._diagnose and self._traces and rank_and_world_size()[0] == 0:
-            with self._told_instead_of_raised("the trace could not be diagnosed", OSError):
+            with self._reported("the trace could not be diagnosed", OSError):
                 print(_diagnosis_text(self._traces[-1]), flush=True)
 
     def _save(self) -> None:
@@ -229,23 +229,23 @@ class ProfileBlock:
         first = recorder.first_step
         recorder.stop()
         self.problem = self.problem or recorder.problem
-        if recorder.problem is not None:  # which the recorder has told
+        if recorder.problem is not None:  # which the recorder has reported
             recorder.discard()
             return
-        with self._told_instead_of_raised("the trace was not saved", StepscopeError, OSError):
+        with self._reported("the trace was not saved", StepscopeError, OSError):
             self._traces.append(recorder.save(self._places.next()))
             self._is_new = True
         recorder.discard()
         if self._is_new and rank_and_world_size()[0] == 0:
-            _tell(f"{_steps(first, recorder.step_number)} recorded: {self._traces[-1]}")
+            guard.tell(f"{_steps(first, recorder.step_number)} recorded: {self._traces[-1]}")
 
     @contextlib.contextmanager
-    def _told_instead_of_raised(self, what: str, *kinds: type[Exception]) -> Iterator[None]:
+    def _reported(self, what: str, *kinds: type[Exception]) -> Iterator[None]:
         try:
             yield
         except kinds as error:
             self.problem = self.problem or f"{what}: {error}"
-            _tell(f"{what}: {error}")
+            guard.tell(f"{what}: {error}")
 
 
 @guard.entry(otherwise=NullProfile(), raises=UsageError)
@@ -346,7 +346,3 @@ def _diagnosis_text(path: Path) -> str:
 
 def _steps(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
-
-
-def _tell(sentence: str) -> None:
-    print(f"stepscope: {sentence}", file=sys.stderr, flush=True)

@@ -172,7 +172,7 @@ def check_name(name: str) -> None:
     """Refuse what cannot be the name of a run on every file system.
 
     Raises:
-        UsageError: the name is none.
+        UsageError: the name cannot be one.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(

@@ -1,7 +1,7 @@
 """The index of runs: a SQLite file that finds them by name.
 
 The run folders hold everything; the index only remembers where they are. It can be lost, and is made again from the
-folders: also a damaged row of it, which its checksum tells. Any number of processes may use it at once.
+folders: also a row whose checksum is wrong. Any number of processes may use it at once.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class RunIndex:
             if columns == _COLUMNS:  # of the first version
                 database.execute("alter table runs add column checksum integer")
             elif columns != [*_COLUMNS, "checksum"]:
-                raise sqlite3.DatabaseError("this is no index of runs")
+                raise sqlite3.DatabaseError("this is not an index of runs")
             if is_new:
                 with database:
                     _put(database, self._found())

@@ -225,7 +225,7 @@ def write_agent_file(path: Path, content: AgentFile) -> Path:
 
 
 def read_agent_file(path: Path) -> AgentFile | None:
-    """What the file says; None where there is none, or it is no file of an agent, or not its owner's."""
+    """The agent that a file describes; None for a missing or invalid file, or one that another user owns."""
     try:
         with path.open("rb") as file:
             state = os.fstat(file.fileno())

@@ -80,7 +80,7 @@ def address_of(target: str) -> str | None:
 
 def _through_files(target: str, run: RunFolder | None) -> list[AgentClient]:
     if run is None:
-        raise UsageError(f"--through-files needs a run, and {target!r} is none that can be found")
+        raise UsageError(f"--through-files needs a run, and there is no run {target!r}")
     return [
         AgentClient(FileTransport(run.requests, agent.rank), f"rank {agent.rank}", rank=agent.rank, run=run.path)
         for agent in _agents_of(run)
@@ -209,6 +209,6 @@ def _first_bytes(address: str, request: bytes, connect_s: float, answer_s: float
     except ConnectionError:
         return b""
     except UnicodeError:  # of IDNA, which splits a name into its parts
-        raise AgentError(f"{address} cannot be reached: {host[:100]!r} is no name of a host") from None
+        raise AgentError(f"{address} cannot be reached: {host[:100]!r} is not a host name") from None
     except OSError as error:
         raise AgentError(f"{address} cannot be reached: {error.strerror or error}") from error

@@ -129,7 +129,7 @@ class NotSwapped(Exception):
 
 @lru_cache(maxsize=256)
 def source_of(file: str) -> str | None:
-    """The text of a source file; None for what is no file of reasonable size, or no text."""
+    """The text of a source file; None for a missing or very large file, or one that is not text."""
     path = os.path.abspath(file)
     if file.startswith("<") or not os.path.isfile(path):
         return None

@@ -354,7 +354,7 @@ class _Autocast:
         self._flag = flag
         self._dtype: Any = getattr(torch, dtype)
         self._name = dtype
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
         self._has_scaler = False
         self._scaling = LossScaling(applying) if flag == "fp16" else None
         if self._scaling is not None:
@@ -395,8 +395,8 @@ class _Autocast:
             self._applying.could_not(self._flag, f"the program calls {name} under autocast to {self._name} itself")
             return None
         context = torch.autocast(device, dtype=self._dtype)
-        if name not in self._told:
-            self._told.add(name)
+        if name not in self._announced:
+            self._announced.add(name)
             place = users_place()
             called = f"{name} called at {place}" if place else name
             self._applying.did(self._flag, f"{called} computes under autocast to {self._name}")

@@ -312,7 +312,7 @@ class OutermostCalls:
 
 
 def compiling() -> Callable[[], bool]:
-    """What tells whether torch.compile is tracing, which is not to see what stands around calls."""
+    """A function that says whether torch.compile is tracing, which is not to see what stands around calls."""
     import torch
 
     found: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)

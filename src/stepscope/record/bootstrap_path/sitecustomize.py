@@ -19,7 +19,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Imports:
-    """Sees torch, JAX and PyTorch/XLA being imported, and has stepscope told when that is done."""
+    """Sees torch, JAX and PyTorch/XLA being imported, and calls stepscope when that is done."""
 
     def __init__(self) -> None:
         self._awaited = {"torch", "jax", "torch_xla.debug.profiler"}

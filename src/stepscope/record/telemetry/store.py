@@ -264,7 +264,7 @@ class Writer:
 
 
 def _close_with_child(writer: Writer) -> None:
-    """A child that multiprocessing forked ends without what atexit was told, but calls its own finalizers."""
+    """A child that multiprocessing forked ends without what atexit holds, but calls its own finalizers."""
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
         from multiprocessing import util
