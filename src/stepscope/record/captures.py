@@ -219,11 +219,7 @@ class Capture:
 
 _XLA: Final = {"start_trace": True, "stop_trace": False, "stop_and_get_fdo_profile": False}
 _FUNCTIONS: Final = {
-    "torch.autograd.profiler": {
-        "_prepare_profiler": True,
-        "_enable_profiler": True,
-        "_disable_profiler": False,
-    },
+    "torch.autograd.profiler": {"_prepare_profiler": True, "_enable_profiler": True, "_disable_profiler": False},
     "jax.profiler": _XLA,
     "jax._src.profiler": _XLA,  # which jax.profiler.trace calls
     "torch_xla.debug.profiler": _XLA,

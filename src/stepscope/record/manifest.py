@@ -109,11 +109,7 @@ class RunManifest:
             started_unix_s=started_unix_s,
             git=git_state(_place_of(command), redact=redact),
             versions={"stepscope": __version__},
-            system={
-                "platform": platform.platform(),
-                "processor": platform.machine(),
-                "cpus": os.cpu_count(),
-            },
+            system={"platform": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count()},
             environment=speed_environment(os.environ, redact=redact),
             options=dict(options),
         )

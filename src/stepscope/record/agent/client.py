@@ -20,16 +20,7 @@ import msgspec
 
 from stepscope.errors import AgentError
 from stepscope.files import whole_file
-from stepscope.record.agent.protocol import (
-    DONE,
-    ENDED,
-    MAX_WAIT_S,
-    TOO_LATE,
-    VERSION,
-    WAITING,
-    CaptureOrder,
-    Reply,
-)
+from stepscope.record.agent.protocol import DONE, ENDED, MAX_WAIT_S, TOO_LATE, VERSION, WAITING, CaptureOrder, Reply
 
 _MAX_ANSWER_BYTES: Final = 16 * 2**20
 _COPY_BYTES: Final = 1 << 20

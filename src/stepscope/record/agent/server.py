@@ -417,11 +417,7 @@ def _inert() -> Agent:
 
 @guard.entry(otherwise=_inert(), raises=(UsageError, AgentError))
 def start_server(
-    port: int = 0,
-    *,
-    address: str = "127.0.0.1",
-    token: str | None = None,
-    socket: str | os.PathLike[str] | None = None,
+    port: int = 0, *, address: str = "127.0.0.1", token: str | None = None, socket: str | os.PathLike[str] | None = None
 ) -> Agent:
     """Let other processes record steps of this one, with `stepscope attach`.
 

@@ -384,10 +384,7 @@ class _Batching:
         import torch
 
         self._applying = applying
-        self._not_users = (
-            os.path.dirname(torch.__file__) + os.sep,
-            PACKAGE,
-        )
+        self._not_users = (os.path.dirname(torch.__file__) + os.sep, PACKAGE)
         self._compiling = getattr(torch.compiler, "is_compiling", lambda: False)
         self._judged: dict[int, CodeType] = {}
         """By identity; holding them keeps the identities theirs."""

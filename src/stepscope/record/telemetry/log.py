@@ -29,14 +29,7 @@ from stepscope.errors import UsageError
 from stepscope.files import private_folder
 from stepscope.record.telemetry.sampler import DEFAULT_INTERVAL_S, Sampler
 from stepscope.record.telemetry.store import Series, Writer
-from stepscope.record.telemetry.values import (
-    Logged,
-    ModelWatch,
-    OptimizerWatch,
-    ScalarReader,
-    Watch,
-    chosen_modules,
-)
+from stepscope.record.telemetry.values import Logged, ModelWatch, OptimizerWatch, ScalarReader, Watch, chosen_modules
 
 RUN_VARIABLE: Final = "STEPSCOPE_RUN"
 """The run folder of a program that `stepscope run` started."""
